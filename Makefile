@@ -1,0 +1,89 @@
+# Every target does its own set-up: on a fresh machine only Python >= 3.11 (and make) has to be there.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+LOWEST_VENV := .venv-lowest
+LOWEST := $(LOWEST_VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Extra words for pytest, for example: make test ARGS="-k diff"
+ARGS ?=
+WORKERS ?= 2
+# Two files test the tools around the package rather than the package.
+LOWEST_TESTS ?= tests --ignore=tests/test_packaging.py --ignore=tests/test_examples.py \
+	-m "not torch and not transformers and not stub and not gpu"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint format types dev extras wheel lowest clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+
+demo: $(RUNTIME) ## convert two trained models, run them, print the accuracy before and after
+	@$(BIN)/python examples/demo.py
+
+test: $(DEV) ## run the tests
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: lint types test ## lint, types and tests: what has to be green before a commit
+
+lint: $(DEV) ## ruff check and ruff format --check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(DEV) ## let ruff put the files in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(DEV) ## mypy --strict
+	$(BIN)/mypy
+
+dev: $(DEV) ## set up .venv for work on the package
+
+extras: $(DEV) ## add PyTorch and transformers to .venv, for the tests marked torch and transformers
+	$(PIP) -e '.[dev,export]'
+
+wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere, run the command from there
+	rm -rf build/wheel
+	$(BIN)/python -m hatchling build -t wheel -d build/wheel
+	@set -eu; away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
+	cp examples/models/digits_cnn.onnx build/wheel/*.whl "$$away"; \
+	uv=$$(cd $(BIN) && pwd)/uv; $$uv venv --quiet --python $(BIN)/python "$$away/venv"; \
+	$$uv pip install --quiet --python "$$away/venv" "$$away"/*.whl; \
+	unset PYTHONPATH; export PATH="$$away/venv/bin:$$PATH"; cd "$$away"; set -x; \
+	amp-rewrite --version; \
+	amp-rewrite lists MatMul; \
+	amp-rewrite digits_cnn.onnx -o digits_cnn.float16.onnx; \
+	amp-rewrite diff digits_cnn.onnx digits_cnn.onnx --fail-on raised,casts; \
+	code=0; amp-rewrite diff digits_cnn.onnx digits_cnn.float16.onnx || code=$$?; test $$code -eq 1
+
+lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
+	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
+
+clean: ## remove what these targets made, the environments included
+	rm -rf $(VENV) $(LOWEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, \
+	this is {v[0]}.{v[1]}: set PYTHON, as in make test PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $(RUNTIME) $@
+
+# The tools that run the tests come in their newest version; only the package's own needs are lowest.
+$(LOWEST): pyproject.toml $(DEV)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST_VENV)
+	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e .
+	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-xdist hypothesis jsonschema
+	$(BIN)/uv pip list --quiet --python $(LOWEST_VENV)
+	@touch $@

@@ -1,0 +1,150 @@
+"""The state of one painting: which vertices are low, which are denied, which are frozen, and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from amp_rewrite.color import Coloring, Paint
+from amp_rewrite.dtypes import DType
+from amp_rewrite.entry import Color, Entry
+from amp_rewrite.gate import Gate
+from amp_rewrite.lists import Level
+from amp_rewrite.pin import Cluster, Pin
+from amp_rewrite.vertices import Vertices
+from amp_rewrite.view import Op, OpId, View
+
+
+@dataclass
+class Canvas:
+    """What the rules read and write. `low` and `denied` hold the paint of vertices, `frozen` that of ops.
+
+    `pins` are ops that stay float32, `clusters` groups that share one colour; `norms` are those that
+    the runtime fuses (see `unit`).
+    """
+
+    view: View
+    vertices: Vertices
+    gate: Gate
+    to: DType
+    level: Level
+    gray_follows_allow: bool
+    keep: dict[OpId, str]
+    lower: dict[OpId, str]
+    pins: Sequence[Pin]
+    clusters: Sequence[Cluster]
+    norms: Sequence[Cluster]
+    low: dict[int, Paint] = field(default_factory=dict)
+    denied: dict[int, Paint] = field(default_factory=dict)
+    frozen: dict[OpId, Paint] = field(default_factory=dict)
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    def color(self, v: int) -> Color:
+        """The list a vertex stands on; an op that the user lowers counts as allowed."""
+        vertex = self.vertices.all[v]
+        return Color.ALLOW if vertex.op in self.lower else vertex.entry.color
+
+    def can(self, v: int) -> bool:
+        """Neither frozen nor refused by the gate."""
+        vertex = self.vertices.all[v]
+        return vertex.op not in self.frozen and vertex.refusal is None
+
+    def free(self, v: int) -> bool:
+        return v not in self.low and v not in self.denied and self.can(v)
+
+    def clear(self, v: int) -> bool:
+        return self.color(v) is Color.CLEAR
+
+    def op(self, v: int) -> Op:
+        """The op that a vertex belongs to."""
+        return self.view.ops[self.vertices.all[v].op]
+
+    def lowered(self, op: OpId) -> bool:
+        """Whether any variable of an op is low; an op without float32 counts as lowered."""
+        mine = self.vertices.by_op.get(op, ())
+        return not mine or any(v in self.low for v in mine)
+
+    def reads_low(self, op_id: OpId, slot: int) -> bool:
+        """Whether an op reads one of its inputs in the low type."""
+        op = self.view.ops[op_id]
+        name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
+        return name is not None and self.vertices.of.get((op_id, name), -1) in self.low
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
+        """The paint of what stays float32."""
+        return Paint(DType.FLOAT, rule, because, note)
+
+    def raise_ops(self, ops: Iterable[OpId], why: Paint) -> None:
+        """Take ops back to float32."""
+        for op in ops:
+            for v in self.vertices.by_op.get(op, ()):
+                if self.low.pop(v, None) is not None:
+                    self.denied[v] = why if why.because != op else self.high("unpainted", None)
+
+    def walk(
+        self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
+    ) -> dict[int, OpId]:
+        """Everything reached from `starts` through vertices that may be entered, with the op before each."""
+        queue = deque(starts)
+        seen = set(queue)
+        reached: dict[int, OpId] = {}
+        while queue:
+            v = queue.popleft()
+            for w in near(v):
+                if w not in seen and enter(w):
+                    seen.add(w)
+                    reached[w] = self.vertices.all[v].op
+                    queue.append(w)
+        return reached
+
+    # -- the result --------------------------------------------------------------------------------
+
+    def coloring(self, entries: tuple[Entry, ...]) -> Coloring:
+        """The paint of every float32 variable, the reason of those that no rule lowered included."""
+        paints: dict[tuple[OpId, str], Paint] = {}
+        by_op: dict[OpId, tuple[str, ...]] = {}
+        for op in self.view.ops:
+            mine = self.vertices.by_op.get(op.id, ())
+            for v in mine:
+                for name in self.vertices.all[v].variables:
+                    paints[op.id, name] = self.low.get(v) or self._reason(v)
+                    by_op[op.id] = (*by_op.get(op.id, ()), name)
+            if not mine and (edge := self._edge(op)) is not None:
+                paints[op.id, ""] = edge
+                by_op[op.id] = ("",)
+        return Coloring(self.to, paints, entries, by_op)
+
+    def _reason(self, v: int) -> Paint:
+        """Why a vertex is not low, the strongest reason first."""
+        vertex = self.vertices.all[v]
+        if vertex.op in self.frozen:
+            return self.frozen[vertex.op]
+        if v in self.denied:
+            return self.denied[v]
+        if vertex.refusal is not None and (self.color(v) is not Color.UNLISTED or vertex.op in self.lower):
+            return self.high(vertex.refusal.rule, None, vertex.refusal.note)
+        if self.color(v) is Color.UNLISTED:
+            return self.high("unlisted", None, vertex.entry.because)
+        return self.high("unpainted", None, _UNPAINTED[self.color(v)].format(low=self.to.spelling))
+
+    def _edge(self, op: Op) -> Paint | None:
+        values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+        if op.signature is None and any(self.view.types[v] is None for v in values):
+            return self.high("unknown_type", None, f"{op.kind} is no known operator and its types are unknown")
+        if not any(self.view.dtype(v) is DType.FLOAT for v in values):
+            return None
+        note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"
+        return self.high("boundary", None, note)
+
+
+_UNPAINTED = {
+    Color.ALLOW: "not lowered",
+    Color.GRAY: "gray: not between two {low} ops",
+    Color.CLEAR: "clear: no {low} op beside it",
+    Color.DENY: "on the deny list",
+    Color.UNLISTED: "on no list",
+}

@@ -1,0 +1,117 @@
+"""The group of all commands: routes a first word that is a model to `convert`, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.render import plain
+
+FOUND = 1
+USAGE = 2
+INTERRUPTED = 130  # as shells report death by SIGINT
+PIPE_CLOSED = 141  # as shells report death by SIGPIPE
+
+
+class Door(click.Group):
+    """`amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
+
+    default = "convert"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, self._routed(ctx, args))
+
+    def _routed(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words with `convert` before them, where the first is an option of it or a file."""
+        first = args[0]
+        own = {name for option in self.get_params(ctx) for name in option.opts}
+        if first in self.commands or first in own:
+            return args
+        if first.startswith("-") or Path(first).exists():
+            return [self.default, *args]
+        near = difflib.get_close_matches(first, [*self.commands, *_models_near(first)], 1)
+        hint = f"did you mean {near[0]!r}?" if near else "name a model or a command"
+        raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run, print what went wrong in one line, and exit."""
+        if "_AMP_REWRITE_COMPLETE" in os.environ:  # a shell asks for completions
+            super().main(args, "amp-rewrite", **extra)
+        sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
+
+    def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
+        extra.pop("standalone_mode", None)
+        _print_anything()
+        try:
+            with self.make_context("amp-rewrite", args, **extra) as ctx:
+                code = self.invoke(ctx)
+            sys.stdout.flush()
+            return code or 0
+        except click.exceptions.Exit as stop:
+            return stop.exit_code
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else "amp-rewrite"
+            return _fail(f"{_misused(error)}; see '{path} --help'")
+        except click.ClickException as error:
+            return _fail(error.format_message())
+        except AmpRewriteError as error:
+            return _fail(str(error))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            return _hang_up()
+        except OSError as error:
+            if not error.filename:
+                _hang_up()  # a full disk behind stdout would fail again at the last flush
+            where = error.filename or "output"
+            return _fail(f"{where}: {error.strerror or error}")
+
+
+def _fail(message: str) -> int:
+    click.echo(f"error: {plain(' '.join(message.split(chr(10))))}", err=True)
+    return USAGE
+
+
+def _misused(error: click.UsageError) -> str:
+    """What is wrong with the words; click itself words it differently from version to version."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message().rstrip(".")
+    near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+    return f"no such option {error.option_name}{near}"
+
+
+def _models_near(word: str) -> list[str]:
+    """The models in the folder that a word points into, spelled as the word is."""
+    folder = Path(word).parent
+    try:
+        return [str(file) for file in sorted(folder.iterdir()) if file.suffix == ".onnx"]
+    except OSError:
+        return []
+
+
+def _print_anything() -> None:
+    """Let a stream that knows few characters escape the others instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _hang_up() -> int:
+    """The reader of our output is gone: say nothing, not even at the interpreter's last flush."""
+    with contextlib.suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return PIPE_CLOSED

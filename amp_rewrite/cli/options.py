@@ -1,0 +1,101 @@
+"""The options that commands share, and the settings that they come to together with file and environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from amp_rewrite.config import Settings, settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
+
+# The choices are written out because reading them from their modules would make `--help` slow.
+KINDS = "lowered|raised|retyped|added|removed|casts"
+LEVELS = "default|tensor-cores-only|treat-gray-as-deny|unsafe-force-all|lower-all"
+
+model = click.argument("model", type=FILE)
+output = click.option("-o", "--output", type=FILE, metavar="OUT", help="[default: MODEL-stem.float16.onnx]")
+config = click.option("--config", type=FILE, metavar="FILE", help="Settings in TOML.  [default: ./amp.toml]")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+verbose = click.option("-v", "--verbose", is_flag=True, help="Print every op.")
+fail_on = click.option(
+    "--fail-on",
+    metavar="KIND,…",
+    callback=lambda _context, _option, text: tuple(filter(None, text.split(","))) if text else (),
+    help=f"Exit with 1 for these alone: {KINDS.replace('|', ', ')}.  [default: all]",
+)
+form = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown", "github"]),
+    default="text",
+    show_default=True,
+    help="How to print it; github: annotations of a workflow.",
+)
+
+_to = click.option("--to", metavar="float16|bfloat16", help="The type to lower to.  [default: float16]")
+_lists = click.option(
+    "--lists", multiple=True, metavar="FILE|NAME", help="Op lists on top of the default ones; repeatable."
+)
+_level = click.option("--level", metavar=LEVELS, help="How far to go.  [default: default]")
+
+# What the op lists in force depend on.
+LISTING = (_to, _lists, _level, config)
+
+# What a conversion depends on.
+CONVERSION = (
+    _to,
+    _lists,
+    _level,
+    click.option("--target", metavar="ort-cuda|onnx|tensorrt", help="What will run the model.  [default: ort-cuda]"),
+    click.option("--safety", metavar="default|none", help="Rules that protect numbers, on top of the lists; or none."),
+    click.option(
+        "--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax; repeatable."
+    ),
+    click.option("--lower", multiple=True, metavar="PATTERN", help="Ops to lower, whatever the lists say; repeatable."),
+    click.option("--io", multiple=True, metavar="keep|low|GLOB=TYPE", help="Types of inputs and outputs; repeatable."),
+    click.option(
+        "--gray-follows-allow/--no-gray-follows-allow",
+        default=None,
+        help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
+    ),
+    config,
+)
+
+# What convert does with the outcome.
+WRITING = (
+    click.option(
+        "--external-data/--no-external-data",
+        default=None,
+        help="Weights in a file of their own.  [default: above 1.5 GB]",
+    ),
+    click.option("--overwrite", is_flag=True, default=None, help="Replace an output that is there already."),
+    click.option("--dry-run", is_flag=True, help="Print what would happen; write no model."),
+    click.option("--report", "report_file", type=FILE, metavar="FILE", help="Write the report as JSON."),
+)
+TALKING = (
+    as_json,
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json asks for."),
+    verbose,
+)
+
+
+def take(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """A decorator that adds options to a command, in the order of its help."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def in_force(given: dict[str, Any]) -> Settings:
+    """The settings of one run, from the options given, the environment and a file."""
+    return settings(given, os.environ, config=given.pop("config", None))

@@ -1,0 +1,71 @@
+"""What people see: text in color and a progress bar on a terminal, plain text elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from amp_rewrite.render import plain
+
+if TYPE_CHECKING:
+    from amp_rewrite.finding import Finding
+
+Progress = Callable[[int, int], None]
+
+_STYLES = {
+    r"\b(float16|bfloat16|allow|added|lowered)\b": "green",
+    r"\b(float32|deny|removed|raised)\b": "yellow",
+    r"\b(gray|clear|unlisted)\b": "cyan",
+    r"^(warning|error):": "bold red",
+}
+
+
+def show(text: str) -> None:
+    """Print what was asked for."""
+    _write(text, sys.stdout, err=False)
+
+
+def talk(text: str, *, quiet: bool) -> None:
+    """Say something to the person who is watching, if one is."""
+    if not quiet:
+        _write(text, sys.stderr, err=True)
+
+
+def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
+    """One line per kind of finding: how many there are, and the first."""
+    for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
+        same = list(group)
+        more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
+        talk(f"warning: {kind}: {plain(same[0].subject)}: {plain(same[0].message)}{more}", quiet=quiet)
+
+
+@contextmanager
+def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
+    """A callback that draws a bar on stderr while the body runs; None where nobody sees it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _write(text: str, stream: TextIO, *, err: bool) -> None:
+    if not stream.isatty():
+        click.echo(text.rstrip("\n"), err=err)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    styled = Text(text.rstrip("\n"))
+    for expression, style in _STYLES.items():
+        styled.highlight_regex(expression, style)
+    Console(file=stream, highlight=False).print(styled, soft_wrap=True)

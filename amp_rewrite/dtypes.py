@@ -1,0 +1,177 @@
+"""Element types of ONNX tensors, and the numbers that bound the floating ones."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from amp_rewrite.errors import PolicyError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class DType(Enum):
+    """An ONNX element type; the value is its `TensorProto.DataType` code."""
+
+    FLOAT = 1
+    UINT8 = 2
+    INT8 = 3
+    UINT16 = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    STRING = 8
+    BOOL = 9
+    FLOAT16 = 10
+    DOUBLE = 11
+    UINT32 = 12
+    UINT64 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+    BFLOAT16 = 16
+    FLOAT8E4M3FN = 17
+    FLOAT8E4M3FNUZ = 18
+    FLOAT8E5M2 = 19
+    FLOAT8E5M2FNUZ = 20
+    UINT4 = 21
+    INT4 = 22
+    FLOAT4E2M1 = 23
+    FLOAT8E8M0 = 24
+    UINT2 = 25
+    INT2 = 26
+
+    @property
+    def code(self) -> int:
+        """The `TensorProto.DataType` code."""
+        return int(self.value)
+
+    @property
+    def spelling(self) -> str:
+        """The name that people type and reports print: "float32", "float16", "int64" …"""
+        return _SPELLING.get(self, self.name.lower())
+
+    @property
+    def onnx_name(self) -> str:
+        """The name inside ONNX type strings such as "tensor(float)"."""
+        return self.name.lower()
+
+    @property
+    def floating(self) -> bool:
+        """Whether this is one of the four types that the pass reasons about."""
+        return self in _LIMITS
+
+    @property
+    def low(self) -> bool:
+        """Whether this is a type that mixed precision lowers to."""
+        return self in (DType.FLOAT16, DType.BFLOAT16)
+
+    @property
+    def bits(self) -> int:
+        """Bits per element; 0 for strings."""
+        return _BITS[self]
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes of `elements` packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
+        return (elements * self.bits + 7) // 8
+
+    @property
+    def max(self) -> float:
+        """The largest finite value. ValueError for a type that is not floating."""
+        return self._limits()[0]
+
+    @property
+    def tiny(self) -> float:
+        """The smallest positive normal value. ValueError for a type that is not floating."""
+        return self._limits()[1]
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive value. ValueError for a type that is not floating."""
+        return self.tiny * self.eps
+
+    @property
+    def eps(self) -> float:
+        """The distance from 1.0 to the next value. ValueError for a type that is not floating."""
+        return self._limits()[2]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype, from ml_dtypes where numpy has none. ValueError for strings."""
+        import numpy as np
+
+        name = _NUMPY.get(self, self.name.lower())
+        if self is DType.STRING:
+            raise ValueError("strings have no fixed-size numpy dtype")
+        if self.code <= DType.COMPLEX128.code:
+            return np.dtype(name)
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+
+    def _limits(self) -> tuple[float, float, float]:
+        try:
+            return _LIMITS[self]
+        except KeyError:
+            raise ValueError(f"{self.spelling} is not a floating type of the pass") from None
+
+    @classmethod
+    def of(cls, code: int) -> DType | None:
+        """The type of a `TensorProto.DataType` code; None for UNDEFINED and codes unknown here."""
+        return _BY_CODE.get(code)
+
+    @classmethod
+    def parse(cls, spelling: str) -> DType:
+        """The type spelled "float16", "f16", "half", "bf16", "float32" …; PolicyError for anything else."""
+        found = _PARSE.get(spelling.strip().lower())
+        if found is None:
+            names = "float16 (f16, half), bfloat16 (bf16), float32 (f32, float)"
+            raise PolicyError(f"unknown element type {spelling!r}; use one of {names}")
+        return found
+
+
+# IEEE 754 binary16/32/64; bfloat16 is binary32 with the low 16 bits of the significand dropped.
+_LIMITS: dict[DType, tuple[float, float, float]] = {
+    DType.FLOAT16: (65504.0, 2.0**-14, 2.0**-10),
+    DType.BFLOAT16: ((2.0 - 2.0**-7) * 2.0**127, 2.0**-126, 2.0**-7),
+    DType.FLOAT: ((2.0 - 2.0**-23) * 2.0**127, 2.0**-126, 2.0**-23),
+    DType.DOUBLE: (math.ldexp(2.0 - 2.0**-52, 1023), 2.0**-1022, 2.0**-52),
+}
+_SPELLING = {DType.FLOAT: "float32", DType.DOUBLE: "float64"}
+_NUMPY = {
+    DType.FLOAT: "float32",
+    DType.DOUBLE: "float64",
+    DType.FLOAT8E4M3FN: "float8_e4m3fn",
+    DType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    DType.FLOAT8E5M2: "float8_e5m2",
+    DType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    DType.FLOAT4E2M1: "float4_e2m1fn",
+    DType.FLOAT8E8M0: "float8_e8m0fnu",
+}
+_BITS = {
+    DType.STRING: 0,
+    **dict.fromkeys((DType.UINT8, DType.INT8, DType.BOOL), 8),
+    **dict.fromkeys((DType.UINT16, DType.INT16, DType.FLOAT16, DType.BFLOAT16), 16),
+    **dict.fromkeys((DType.FLOAT, DType.INT32, DType.UINT32), 32),
+    **dict.fromkeys((DType.DOUBLE, DType.INT64, DType.UINT64, DType.COMPLEX64), 64),
+    DType.COMPLEX128: 128,
+    **dict.fromkeys((DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2), 8),
+    **dict.fromkeys((DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0), 8),
+    **dict.fromkeys((DType.UINT4, DType.INT4, DType.FLOAT4E2M1), 4),
+    **dict.fromkeys((DType.UINT2, DType.INT2), 2),
+}
+_BY_CODE = {d.code: d for d in DType}
+_PARSE = {
+    **{d.spelling: d for d in DType},
+    "f16": DType.FLOAT16,
+    "fp16": DType.FLOAT16,
+    "half": DType.FLOAT16,
+    "bf16": DType.BFLOAT16,
+    "f32": DType.FLOAT,
+    "fp32": DType.FLOAT,
+    "float": DType.FLOAT,
+    "f64": DType.DOUBLE,
+    "double": DType.DOUBLE,
+}

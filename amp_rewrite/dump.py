@@ -1,0 +1,43 @@
+"""A record of a conversion in a folder: reports of the model before and after, and the four lists as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_rewrite.entry import Color
+from amp_rewrite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from amp_rewrite.lists import OpLists
+    from amp_rewrite.report import Report
+
+
+def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[Path, ...]:
+    """The files written: `NAME.before.json`, `NAME.after.json` and `NAME.paintbuckets.txt`.
+
+    NAME is the stem of the model's name, "model" where it has none. The folder is made if need be; files of
+    an earlier run with the same name are replaced. ConfigError if the folder cannot be written.
+    """
+    stem = Path(after.model.name).stem or "model"
+    texts = {
+        f"{stem}.before.json": before.to_json(),
+        f"{stem}.after.json": after.to_json(),
+        f"{stem}.paintbuckets.txt": paint_buckets(lists),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        advice = "name a folder that can be written in AMP_REWRITE_LOG_PATH, or unset it"
+        raise ConfigError(f"{folder}: cannot be written ({error.strerror}); {advice}") from error
+    return tuple(folder / name for name in texts)
+
+
+def paint_buckets(lists: OpLists) -> str:
+    """The four lists as text: a heading for each, one op per line."""
+    buckets = ((color, lists.ops(color)) for color in Color if color is not Color.UNLISTED)
+    return "\n".join(
+        "".join(f"{line}\n" for line in (f"{color.value}:", *(f"  {op}" for op in ops))) for color, ops in buckets
+    )

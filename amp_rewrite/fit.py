@@ -1,0 +1,96 @@
+"""How well the values of a tensor fit into a lower floating type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_rewrite.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What rounding to nearest even would do to values. absmax and absmin are of finite, nonzero values;
+    0.0 if there are none.
+
+    count: all values; nonfinite: infinities and NaN; overflow: finite values that round to infinity;
+    flushed: nonzero values that round to zero; subnormal: values that round to a subnormal.
+    """
+
+    count: int = 0
+    nonfinite: int = 0
+    absmax: float = 0.0
+    absmin: float = 0.0
+    overflow: int = 0
+    flushed: int = 0
+    subnormal: int = 0
+
+    def merge(self, other: Fit) -> Fit:
+        """The fit of both sets of values together."""
+        least = [fit.absmin for fit in (self, other) if fit.absmin]
+        return Fit(
+            count=self.count + other.count,
+            nonfinite=self.nonfinite + other.nonfinite,
+            absmax=max(self.absmax, other.absmax),
+            absmin=min(least, default=0.0),
+            overflow=self.overflow + other.overflow,
+            flushed=self.flushed + other.flushed,
+            subnormal=self.subnormal + other.subnormal,
+        )
+
+    @classmethod
+    def of(cls, chunks: Iterable[NDArray[Any]], to: DType) -> Fit:
+        """The fit of flat arrays of floating values against the floating type `to`. O(values)."""
+        fit = cls()
+        for chunk in chunks:
+            fit = fit.merge(_of_chunk(chunk, to))
+        return fit
+
+
+def _of_chunk(values: NDArray[Any], to: DType) -> Fit:
+    count = values.size
+    if values.dtype not in (np.float32, np.float64):
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            values = values.astype(np.float32)  # exact: what is lower is a subset
+    if not count:
+        return Fit()
+    low, high = values.min(), values.max()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        values = values[np.isfinite(values)]
+        if not values.size:
+            return Fit(count=count, nonfinite=count)
+    sizes = np.abs(values)
+    absmax, absmin = sizes.max(), sizes.min()
+    if not absmin:
+        sizes = sizes[sizes != 0]
+        absmin = sizes.min() if sizes.size else absmin
+    limit, half, normal = _thresholds(to, sizes.dtype)
+    flushed = subnormal = 0
+    if 0 < absmin < normal:
+        flushed = int(np.count_nonzero(sizes <= half))
+        subnormal = int(np.count_nonzero(sizes < normal)) - flushed
+    return Fit(
+        count=count,
+        nonfinite=count - values.size,
+        absmax=float(absmax),
+        absmin=float(absmin),
+        overflow=int(np.count_nonzero(sizes >= limit)) if absmax >= limit else 0,
+        flushed=flushed,
+        subnormal=subnormal,
+    )
+
+
+def _thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
+    """From which size values round to infinity, up to which to zero, and below which to a subnormal.
+
+    Halfway between two numbers the even one wins: infinity, zero and the smallest normal.
+    """
+    half = to.smallest_subnormal / 2
+    last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values
+    with np.errstate(all="ignore"):
+        limit, zero, normal = np.array([to.max + last / 2, half, to.tiny - half]).astype(dtype)
+    return limit, zero, normal

@@ -1,0 +1,138 @@
+"""The gate: which type variables of an op may be lowered, alone or only together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.kernels import Kernels, load_kernels
+from amp_rewrite.policy import Target
+from amp_rewrite.schema import KEPT_VARIABLES
+from amp_rewrite.view import Op, Variable, View
+
+_NEVER = {
+    "BitCast": "BitCast reads bits, not numbers",
+    "Constant": "a constant is baked for the readers that want it low",
+    "MeanVarianceNormalization": "its function body holds float32 constants",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a variable stays float32: the rule ("schema_gate", "kernel_gate" …) and one line for people."""
+
+    rule: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What the gate says of one op: groups of variables that are lowered together, and refusals by variable."""
+
+    groups: tuple[tuple[str, ...], ...]
+    refusals: Mapping[str, Refusal]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The gate of one target and one low type. Ask it op by op; O(1) for each."""
+
+    target: Target
+    to: DType
+    kernels: Kernels | None
+    _seen: dict[tuple[object, ...], Passage] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, target: Target, to: DType) -> Gate:
+        return cls(target, to, load_kernels("cuda") if target is Target.ORT_CUDA else None)
+
+    def passage(self, view: View, op: Op) -> Passage:
+        """Which float32 variables of the op may be lowered."""
+        variables = view.variables[op.id]
+        key = (op.domain, op.op_type, *((v.name, str(v.type), len(v.inputs) > 0) for v in variables))
+        if key not in self._seen:
+            self._seen[key] = self._passage(view, op, variables)
+        return self._seen[key]
+
+    def _passage(self, view: View, op: Op, variables: tuple[Variable, ...]) -> Passage:
+        assert op.signature is not None
+        floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
+        unknown = any(v.type is None or (v.type.dtype is None and v.type.container != "map") for v in variables)
+        if unknown:
+            refusal = Refusal("unknown_type", "the element type of an input is unknown")
+            return Passage((), {v.name: refusal for v in floats})
+        refusals: dict[str, Refusal] = {}
+        for variable in floats:
+            found = self._schema_refusal(op, variable)
+            if found is not None:
+                refusals[variable.name] = found
+        candidates = [v.name for v in floats if v.name not in refusals]
+        if self.target is Target.TENSORRT:
+            return Passage((tuple(candidates),) if candidates else (), refusals)
+        if self.kernels is None or not candidates:
+            return Passage(tuple((c,) for c in candidates), refusals)
+        groups = self._kernel_groups(view, op, candidates)
+        passed = {name for group in groups for name in group}
+        for name in candidates:
+            if name not in passed:
+                refusals[name] = Refusal("kernel_gate", self._kernel_note(view, op, (name,)))
+        return Passage(groups, refusals)
+
+    def _schema_refusal(self, op: Op, variable: Variable) -> Refusal | None:
+        assert op.signature is not None
+        if variable.name in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
+            return Refusal("kept_variable", f"{variable.name} of {op.kind} is computed in float32 by its kernels")
+        if op.kind in _NEVER:
+            return Refusal("schema_gate", _NEVER[op.kind])
+        if op.domain == "ai.onnx.ml":
+            return Refusal("schema_gate", f"{op.op_type} holds its parameters in float32 attributes")
+        if variable.type is not None and "optional" in variable.type.container:
+            return Refusal("boundary", "optional values keep their type")
+        if self.target is Target.TENSORRT and op.domain not in ("", "ai.onnx.ml"):
+            return Refusal("schema_gate", f"TensorRT has no {op.kind}")
+        if not op.signature.admits(variable.name, self.to):
+            since = f"version {op.signature.since}"
+            return Refusal("schema_gate", f"{op.kind} {since} does not admit {self.to.spelling} for {variable.name}")
+        return None
+
+    def _kernel_groups(self, view: View, op: Op, candidates: list[str]) -> tuple[tuple[str, ...], ...]:
+        """Singles where a kernel runs every mixture of them, else all together, else the first that runs alone."""
+        unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
+        if all(self.runs(view, op, union) for union in unions):
+            return tuple((name,) for name in candidates)
+        if self.runs(view, op, tuple(candidates)):
+            return (tuple(candidates),)
+        return tuple((name,) for name in candidates if self.runs(view, op, (name,)))[:1]
+
+    def runs(self, view: View, op: Op, lowered: tuple[str, ...]) -> bool:
+        """Whether the target runs the op with exactly these float32 variables lowered."""
+        if self.kernels is None or op.signature is None:
+            return True
+        types = self._types(view, op, lowered)
+        return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
+
+    def _kernel_note(self, view: View, op: Op, lowered: tuple[str, ...]) -> str:
+        assert self.kernels is not None and op.signature is not None
+        types = self._types(view, op, lowered)
+        said = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        return f"{self.kernels.runtime}: {said}"
+
+    def _types(self, view: View, op: Op, lowered: tuple[str, ...]) -> dict[str, str]:
+        """The type string of each of the schema's variables under an assignment, as kernels name them."""
+        assert op.signature is not None
+        types: dict[str, str] = {}
+        sides = (
+            (op.inputs, op.signature.input, op.signature.input_variable),
+            (op.outputs, op.signature.output, op.signature.output_variable),
+        )
+        for actual, formal_at, variable_at in sides:
+            for slot, value in enumerate(actual):
+                formal = formal_at(slot)
+                found = view.types[value] if value is not None else None
+                if formal is None or found is None or formal.type not in op.signature.types:
+                    continue
+                dtype = self.to if variable_at(slot) in lowered and found.dtype is DType.FLOAT else found.dtype
+                types.setdefault(formal.type, found.of(dtype).onnx_spelling)
+        return types

@@ -1,0 +1,273 @@
+"""The walk that indexes a model: its scopes, ops, values and uses, each value with its element type."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.inference import handed_in, result_type, settle, state_pairs
+from amp_rewrite.op import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
+from amp_rewrite.schema import TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What the walk finds; see `View`, which holds the same."""
+
+    opsets: Mapping[str, int]
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    scopes: tuple[Scope, ...]
+    types: tuple[ValueType | None, ...]
+    uses: tuple[tuple[Use, ...], ...]
+    carried: tuple[tuple[ValueId, ValueId], ...]
+    names: frozenset[str]
+
+
+def index(proto: ModelProto) -> Index:
+    """Index a model. ModelError, naming the node, when the graph is not one that can run. O(nodes + uses)."""
+    walk = _Walk(proto)
+    walk.graph(proto.graph, None, "", "", ChainMap(), [])
+    for function in proto.functions:
+        walk.names.update(_names(function.node))
+    settle(walk.ops, walk.values, walk.uses, walk.types, walk.scopes)
+    return Index(
+        walk.opsets,
+        tuple(walk.ops),
+        tuple(walk.values),
+        tuple(walk.scopes),
+        tuple(walk.types),
+        tuple(tuple(uses) for uses in walk.uses),
+        tuple(walk.carried),
+        frozenset(walk.names),
+    )
+
+
+def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """The graphs in a node's attributes, each with the attribute's name."""
+    for a in node.attribute:
+        if a.type == AttributeProto.GRAPH:
+            yield a.name, a.g
+        elif a.type == AttributeProto.GRAPHS:
+            yield from ((a.name, graph) for graph in a.graphs)
+
+
+def _names(nodes: Iterable[NodeProto]) -> Iterator[str]:
+    for node in nodes:
+        yield from (node.name, *node.input, *node.output)
+        for _, graph in bodies(node):
+            yield from _names(graph.node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The graph being walked: what its names mean, what it declares, what it gives out."""
+
+    scope: ScopeId
+    path: str
+    main: bool
+    visible: ChainMap[str, ValueId]
+    declared: Mapping[str, ValueType]
+    outputs: frozenset[str]
+
+    def define(self, name: str, value: ValueId) -> None:
+        if name in self.visible.maps[0]:
+            where = f"graph {self.path or 'main'!r}"
+            raise ModelError(f"{where}: value {name!r} is defined twice; rename one of the two")
+        self.visible[name] = value
+
+
+@dataclass
+class _Walk:
+    proto: ModelProto
+    ops: list[Op] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    scopes: list[Scope] = field(default_factory=list)
+    types: list[ValueType | None] = field(default_factory=list)
+    uses: list[list[Use]] = field(default_factory=list)
+    carried: list[tuple[ValueId, ValueId]] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.opsets = {normal_domain(o.domain): o.version for o in self.proto.opset_import}
+        self.functions = {(normal_domain(f.domain), f.name) for f in self.proto.functions}
+
+    # -- graphs --------------------------------------------------------------------------------------
+
+    def graph(
+        self,
+        graph: GraphProto,
+        parent: ScopeId | None,
+        attribute: str,
+        path: str,
+        visible: ChainMap[str, ValueId],
+        outer: list[ValueType | None],
+    ) -> ScopeId:
+        """Index one graph. `outer` are the types that the owner hands to the formal inputs."""
+        scope = Scope(ScopeId(len(self.scopes)), parent, None, attribute, path, graph, (), (), ())
+        self.scopes.append(scope)
+        declared = ((v.name, type_of_proto(v.type)) for v in (*graph.value_info, *graph.output))
+        frame = _Frame(
+            scope.id,
+            path,
+            parent is None,
+            visible.new_child(),
+            {name: t for name, t in declared if t is not None},
+            frozenset(o.name for o in graph.output) if parent is None else frozenset(),
+        )
+        self.names.update(v.name for v in (*graph.value_info, *graph.output))
+        inputs = self._inputs(graph, frame, outer)
+        ops = tuple(self._op(node, i, frame) for i, node in enumerate(graph.node))
+        outputs = []
+        for out in graph.output:
+            if out.name not in frame.visible:
+                where = f"graph {path or 'main'!r}"
+                raise ModelError(f"{where}: output {out.name!r} is produced by nothing; mend the model's graph")
+            outputs.append(frame.visible[out.name])
+        self.scopes[scope.id] = replace(scope, inputs=inputs, outputs=tuple(outputs), ops=ops)
+        return scope.id
+
+    def _inputs(self, graph: GraphProto, frame: _Frame, outer: list[ValueType | None]) -> tuple[ValueId, ...]:
+        """Define formal inputs and initializers; the inputs that a caller may feed, in order."""
+        constants = {t.name: t for t in graph.initializer}
+        may_override = frame.main and self.proto.ir_version >= 4
+        inputs = []
+        for i, formal in enumerate(graph.input):
+            tensor = constants.pop(formal.name, None)
+            if tensor is not None:
+                value = self._initializer(frame, tensor, public=may_override, overridable=may_override)
+            else:
+                vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
+                value = self._value(frame, formal.name, Role.INPUT, vtype, public=frame.main)
+            frame.define(formal.name, value)
+            if tensor is None or may_override:
+                inputs.append(value)
+        for tensor in constants.values():
+            value = self._initializer(frame, tensor, public=tensor.name in frame.outputs, overridable=False)
+            frame.define(tensor.name, value)
+        for sparse in graph.sparse_initializer:
+            name, vtype = sparse.values.name, ValueType(TENSOR, DType.of(sparse.values.data_type))
+            value = self._value(frame, name, Role.INITIALIZER, vtype, public=name in frame.outputs)
+            frame.define(name, value)
+        return tuple(inputs)
+
+    def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
+        vtype = ValueType(TENSOR, DType.of(tensor.data_type))
+        return self._value(
+            frame, tensor.name, Role.INITIALIZER, vtype, public=public, tensor=tensor, overridable=overridable
+        )
+
+    def _value(
+        self,
+        frame: _Frame,
+        name: str,
+        role: Role,
+        vtype: ValueType | None,
+        *,
+        public: bool,
+        producer: OpId | None = None,
+        overridable: bool = False,
+        tensor: TensorProto | None = None,
+    ) -> ValueId:
+        value = Value(ValueId(len(self.values)), frame.scope, name, role, producer, public, overridable, tensor)
+        self.values.append(value)
+        self.types.append(vtype)
+        self.uses.append([])
+        self.names.add(name)
+        return value.id
+
+    # -- nodes ---------------------------------------------------------------------------------------
+
+    def _op(self, node: NodeProto, position: int, frame: _Frame) -> OpId:
+        domain = normal_domain(node.domain)
+        name = node.name or f"{frame.path}{node.op_type}_{position}"
+        self.names.add(node.name)
+        inputs = tuple(self._read(frame, name, node.op_type, read) for read in node.input)
+        mine = self._bodies(node, domain, name, frame, inputs)
+        schema = self._signature(node, domain)
+        op = Op(OpId(len(self.ops)), frame.scope, domain, node.op_type, name, node, inputs, (), mine, schema)
+        op = replace(op, outputs=tuple(self._result(op, slot, out, frame) for slot, out in enumerate(node.output)))
+        self.ops.append(op)
+        for slot, value in enumerate(inputs):
+            if value is not None:
+                self.uses[value].append(Use(op.id, slot))
+        for body in mine:
+            self.scopes[body] = replace(self.scopes[body], owner=op.id)
+        return op.id
+
+    def _read(self, frame: _Frame, node: str, op_type: str, name: str) -> ValueId | None:
+        if name and name not in frame.visible:
+            raise ModelError(
+                f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
+                "the graph is cyclic, unsorted, or lacks an input"
+            )
+        return frame.visible[name] if name else None
+
+    def _bodies(
+        self, node: NodeProto, domain: str, name: str, frame: _Frame, inputs: tuple[ValueId | None, ...]
+    ) -> tuple[ScopeId, ...]:
+        given = [self.types[v] if v is not None else None for v in inputs]
+        found = []
+        for attribute, graph in bodies(node):
+            outer = handed_in(node, domain, given, self.opsets.get("", 1))
+            path = f"{frame.path}{name}/{attribute}/"
+            body = self.graph(graph, frame.scope, attribute, path, frame.visible, outer)
+            self.carried.extend(state_pairs(node, domain, self.scopes[body]))
+            found.append(body)
+        return tuple(found)
+
+    def _result(self, op: Op, slot: int, name: str, frame: _Frame) -> ValueId | None:
+        if not name:
+            return None
+        vtype = result_type(op, slot, self.types, self.scopes)
+        if op.signature is None and (vtype is None or vtype.dtype is None):
+            vtype = frame.declared.get(name, vtype)  # an unknown op: the declaration is all there is
+        tensor = _constant_tensor(op.node) if op.kind == "Constant" else None
+        public = name in frame.outputs
+        value = self._value(frame, name, Role.RESULT, vtype, public=public, producer=op.id, tensor=tensor)
+        frame.define(name, value)
+        return value
+
+    def _signature(self, node: NodeProto, domain: str) -> Signature | None:
+        if (domain, node.op_type) in self.functions:
+            return None
+        opset = self.opsets.get(domain)
+        if opset is None and domain == "" and self.proto.ir_version >= 3:
+            raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
+        found = signature(domain, node.op_type, opset or 1)
+        if found is None and domain == "":
+            raise ModelError(
+                f"node {node.name or node.op_type!r}: ai.onnx opset {opset} has no operator {node.op_type!r} "
+                f"that onnx {onnx.__version__} knows; upgrade onnx or correct the opset import"
+            )
+        return found
+
+
+def _constant_tensor(node: NodeProto) -> TensorProto | None:
+    """What a Constant node holds, as a tensor; None for sparse values."""
+    for a in node.attribute:
+        if a.name == "value":
+            tensor: TensorProto = a.t
+            return tensor
+        if a.name in _PLAIN:
+            code, field_name = _PLAIN[a.name]
+            found = getattr(a, field_name)
+            listed = a.name.endswith("s")
+            return onnx.helper.make_tensor(
+                "", code, (len(found),) if listed else (), list(found) if listed else [found]
+            )
+    return None
+
+
+_PLAIN = {
+    "value_float": (TensorProto.FLOAT, "f"),
+    "value_floats": (TensorProto.FLOAT, "floats"),
+    "value_int": (TensorProto.INT64, "i"),
+    "value_ints": (TensorProto.INT64, "ints"),
+}

@@ -1,0 +1,173 @@
+"""Element types from schemas alone: what an op gives, from what it reads and from what its attributes state.
+
+No shapes, and no trust in declarations: `value_info` may be absent or wrong. Where neither inputs nor
+attributes tell (an unknown op, an untyped body input), the consumers may: `settle`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from onnx import NodeProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.op import Op, Scope, Use, Value, ValueId
+from amp_rewrite.schema import TENSOR, ValueType, attribute, parse_type, stated_dtype
+
+Types = Sequence[ValueType | None]
+
+
+def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
+    """The type of an op's output; None, or a dtype of None, where nothing tells it. ModelError on a clash."""
+    if op.bodies and not op.domain:
+        return _body_result(op, slot, types, scopes)
+    if op.signature is None:
+        return None
+    formal = op.signature.output(slot)
+    if formal is None:
+        raise ModelError(f"node {op.name!r} ({op.kind}) has more outputs than its schema; remove output {slot}")
+    if formal.type not in op.signature.types:
+        return parse_type(formal.type)
+    match = bound(op, types).get(op.signature.output_variable(slot) or "")
+    legal = [parse_type(t) for t in op.signature.types[formal.type]]
+    dtype = match.dtype if match else stated_dtype(op.node, [types[v] if v is not None else None for v in op.inputs])
+    if dtype is None and len({t.dtype for t in legal}) == 1:
+        dtype = legal[0].dtype
+    containers = {t.container for t in legal}
+    return ValueType(containers.pop() if len(containers) == 1 else _container(op, match), dtype)
+
+
+def _container(op: Op, match: ValueType | None) -> str:
+    """For variables that may be tensors, sequences or optionals alike."""
+    container = match.container if match else TENSOR
+    if op.op_type == "OptionalGetElement":
+        return "seq" if "seq" in container else TENSOR
+    if op.op_type == "Optional":
+        return "optional(seq)" if container == "seq" else "optional"
+    return container
+
+
+def bound(op: Op, types: Types) -> dict[str, ValueType]:
+    """The type of each variable that the op's inputs bind. ModelError when two inputs disagree."""
+    found: dict[str, ValueType] = {}
+    first: dict[str, int] = {}
+    if op.signature is None:
+        return found
+    for slot, value in enumerate(op.inputs):
+        formal = op.signature.input(slot)
+        if formal is None:
+            raise ModelError(f"node {op.name!r} ({op.kind}) has more inputs than its schema; remove input {slot}")
+        actual = types[value] if value is not None else None
+        if actual is None or actual.dtype is None or formal.type not in op.signature.types:
+            continue
+        if actual.onnx_spelling not in op.signature.types[formal.type]:
+            raise ModelError(
+                f"node {op.name!r} ({op.kind}): input {slot} is {actual}, which version {op.signature.since} of "
+                f"{op.kind} does not admit; the model is invalid"
+            )
+        variable = op.signature.input_variable(slot) or ""
+        known = found.setdefault(variable, actual)
+        if known.dtype is not actual.dtype:
+            raise ModelError(
+                f"node {op.name!r} ({op.kind}): inputs {first[variable]} and {slot} must have one element type, "
+                f"but they are {known} and {actual}; the model is invalid"
+            )
+        first.setdefault(variable, slot)
+    return found
+
+
+# -- bodies ------------------------------------------------------------------------------------------
+
+
+def handed_in(node: NodeProto, domain: str, given: list[ValueType | None], opset: int) -> list[ValueType | None]:
+    """The types of a body's formal inputs, from the types that its owner reads."""
+    if domain:
+        return []
+    if node.op_type == "Loop":
+        return [ValueType(TENSOR, DType.INT64), ValueType(TENSOR, DType.BOOL), *given[2:]]
+    if node.op_type == "Scan":
+        return given[1:] if opset < 9 else given  # Scan-8 has a first input, sequence_lens
+    if node.op_type == "SequenceMap":
+        return [ValueType(TENSOR, t.dtype) if t and t.container == "seq" else t for t in given]
+    return []
+
+
+def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterator[tuple[ValueId, ValueId]]:
+    """(body output, body input) for each state that a Loop or Scan carries to its next iteration."""
+    if domain or node.op_type not in ("Loop", "Scan"):
+        return iter(())
+    if node.op_type == "Loop":
+        return zip(body.outputs[1:], body.inputs[2:], strict=False)
+    scanned = attribute(node, "num_scan_inputs")
+    states = len(body.inputs) - (scanned.i if scanned is not None else 0)
+    return zip(body.outputs[:states], body.inputs[:states], strict=False)
+
+
+def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
+    at = slot + 1 if op.op_type == "Loop" else slot
+    for body in op.bodies if op.op_type == "If" else op.bodies[:1]:
+        outputs = scopes[body].outputs
+        found = types[outputs[at]] if at < len(outputs) else None
+        if found is not None and found.dtype is not None:
+            return ValueType("seq", found.dtype) if op.op_type == "SequenceMap" else found
+    return None
+
+
+# -- what only consumers tell --------------------------------------------------------------------------
+
+
+def settle(
+    ops: Sequence[Op],
+    values: Sequence[Value],
+    uses: Sequence[Sequence[Use]],
+    types: list[ValueType | None],
+    scopes: Sequence[Scope],
+) -> None:
+    """Fill in the types that are still unknown, as far as consumers tell them; carry each discovery on.
+
+    A consumer tells when its port has one fixed type, or when another input binds the same variable. What
+    stays unknown stays so: it is never guessed.
+    """
+    queue = deque(v.id for v in values if _unknown(types[v.id]))
+    queued = set(queue)
+    while queue:
+        value = queue.popleft()
+        queued.discard(value)
+        made_by = values[value].producer
+        found = _again(ops[made_by], value, types, scopes) if made_by is not None else None
+        found = found if found is not None and found.dtype is not None else _demanded(ops, uses[value], types)
+        if found is None or found.dtype is None or not _unknown(types[value]):
+            continue
+        types[value] = found
+        for use in uses[value]:
+            for near in (*ops[use.op].inputs, *ops[use.op].outputs):
+                if near is not None and near not in queued and _unknown(types[near]):
+                    queue.append(near)
+                    queued.add(near)
+
+
+def _unknown(found: ValueType | None) -> bool:
+    return found is None or (found.dtype is None and found.container != "map")
+
+
+def _again(op: Op, value: ValueId, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
+    return result_type(op, op.outputs.index(value), types, scopes)
+
+
+def _demanded(ops: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType | None:
+    for use in uses:
+        op = ops[use.op]
+        formal = op.signature.input(use.slot) if op.signature else None
+        if op.signature is None or formal is None:
+            continue
+        if formal.type not in op.signature.types:
+            return parse_type(formal.type)
+        known = bound(op, types).get(op.signature.input_variable(use.slot) or "")
+        if known is not None and known.container == TENSOR:
+            return known
+        legal = op.signature.types[formal.type]
+        if len(legal) == 1:
+            return parse_type(next(iter(legal)))
+    return None

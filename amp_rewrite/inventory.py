@@ -1,0 +1,371 @@
+"""Taking stock of a model: a report from its view, and from the coloring and the plan if it is converted."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath, PureWindowsPath
+
+from onnx import AttributeProto, NodeProto, TypeProto
+
+from amp_rewrite.color import Coloring
+from amp_rewrite.dtypes import DType
+from amp_rewrite.finding import Finding
+from amp_rewrite.lists import Color, OpLists
+from amp_rewrite.plan import Plan
+from amp_rewrite.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
+from amp_rewrite.schema import ValueType
+from amp_rewrite.view import Op, ScopeId, ValueId, View
+
+COMPUTE = frozenset(
+    (
+        *("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "LSTM", "GRU", "RNN", "Attention"),
+        *(
+            f"com.microsoft::{name}"
+            for name in (
+                *("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"),
+                *("PackedAttention", "PackedMultiHeadAttention", "FusedMatMul", "FusedGemm", "FusedConv"),
+                *("MatMulNBits", "GemmFastGelu", "NhwcConv", "QAttention", "MoE", "QMoE"),
+            )
+        ),
+    )
+)
+"""What counts as a compute op where no list says so."""
+
+# They name an element type, which is what a conversion changes.
+_TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "output_datatype", "stash_type", "saturate", "round_mode"}
+
+
+def report_of(
+    view: View,
+    coloring: Coloring | None = None,
+    plan: Plan | None = None,
+    *,
+    name: str | None = None,
+    tool: str = "",
+    lists: OpLists | None = None,
+    level: str | None = None,
+    target: str | None = None,
+    safety: str | None = None,
+    findings: Iterable[Finding] = (),
+) -> Report:
+    """The report of a conversion; without `coloring` the inventory of a model as it is.
+
+    `name` is the model's file (only its last part is kept), else the graph's name stands for it. `findings`
+    come on top of the plan's. O(nodes + uses).
+    """
+    stock = _Stock(view, coloring, plan)
+    rows = tuple(stock.row(op) for op in view.ops)
+    casts = tuple(stock.casts())
+    baked = tuple(stock.bakes())
+    found = tuple(sorted({*findings, *(plan.findings if plan else ())}))
+    proto = view.model.proto
+    header = Header(
+        _last_part(name) if name else proto.graph.name,
+        proto.ir_version,
+        dict(sorted((domain or "ai.onnx", version) for domain, version in view.opsets.items())),
+        tool,
+        coloring.to.spelling if coloring else None,
+        level,
+        target,
+        safety,
+        lists.name if lists else None,
+        lists.fingerprint if lists else None,
+    )
+    return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
+
+
+def _last_part(path: str) -> str:
+    """The file's own name, whichever system the path is from."""
+    return PureWindowsPath(PurePosixPath(path).name).name
+
+
+@dataclass(frozen=True)
+class _Stock:
+    view: View
+    coloring: Coloring | None
+    plan: Plan | None
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, op: Op) -> Row:
+        paint = self.coloring.of(op.id) if self.coloring else None
+        entry = self.coloring.entries[op.id] if self.coloring else None
+        cause = self.view.ops[paint.because] if paint and paint.because is not None else None
+        inputs = tuple(self._read(op, slot) for slot in range(len(op.inputs)))
+        outputs = tuple(self._written(op, slot) for slot in range(len(op.outputs)))
+        variables = self._variables(op, inputs, outputs)
+        return Row(
+            name=op.name,
+            op=self._kind(op),
+            dtype=_main_dtype(op, variables, outputs, inputs),
+            scope=self.view.scopes[op.scope].path,
+            named=bool(op.node.name),
+            variables={name: dtype.spelling for name, dtype in variables.items()},
+            color=entry.color.value if entry else None,
+            rule=paint.rule if paint else None,
+            because=cause.name if cause else None,
+            because_row=cause.id if cause else NO_ROW,
+            note=paint.note if paint and entry and paint.note != entry.because else "",
+            source=_last_part(entry.source) if entry else "",
+            reason=entry.because if entry else "",
+            inputs=tuple(_spell(t) for t in inputs),
+            outputs=tuple(_spell(t) for t in outputs),
+            key=self._key(op),
+            reads=self._reads(op),
+        )
+
+    def _kind(self, op: Op) -> str:
+        """What the op is once the plan is carried out: a Cast with nothing left to cast is a copy."""
+        return "Identity" if self.plan and op.id in self.plan.identities else op.kind
+
+    def _painted(self, op: Op, variable: str | None) -> DType | None:
+        """The type that the painter gave a variable; None where it had no say."""
+        if self.coloring is None or variable is None:
+            return None
+        paint = self.coloring.paints.get((op.id, variable))
+        return paint.dtype if paint else None
+
+    def _variables(
+        self, op: Op, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...]
+    ) -> dict[str, DType]:
+        """The floating variables, each with the type of its first port."""
+        found = {}
+        for variable in self.view.variables[op.id]:
+            ports = (*(inputs[i] for i in variable.inputs), *(outputs[o] for o in variable.outputs))
+            dtype = next((port.dtype for port in ports if port is not None and port.dtype is not None), None)
+            if dtype is not None and dtype.floating:
+                found[variable.name] = dtype
+        return found
+
+    def _read(self, op: Op, slot: int) -> ValueType | None:
+        value = op.inputs[slot]
+        if value is None:
+            return None
+        if self.plan and op.kind == "Cast":  # a Cast reads whatever its source is made as
+            return _retyped(self.view.types[value], self._made_as(value))
+        variable = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
+        return _retyped(self.view.types[value], self._painted(op, variable))
+
+    def _written(self, op: Op, slot: int) -> ValueType | None:
+        value = op.outputs[slot]
+        if value is None:
+            return None
+        if self.plan:
+            return _retyped(self.view.types[value], self._made_as(value))
+        variable = op.signature.output_variable(slot) if op.signature is not None and not op.bodies else None
+        return _retyped(self.view.types[value], self._painted(op, variable))
+
+    def _made_as(self, value: ValueId) -> DType | None:
+        """The type that a value has where it is made, once the plan is carried out."""
+        planned = self.plan.retype.get(value) if self.plan else None
+        return self._baked_alone.get(value) or planned or self.view.dtype(value)
+
+    def _key(self, op: Op) -> str:
+        """A digest of what an op is whatever its name and types: kind, attributes, shapes of its weights."""
+        parts = [self._kind(op), *_attributes(op.node)]
+        for slot, value in enumerate(op.inputs):
+            tensor = self.view.values[self._source[value]].tensor if value is not None else None
+            if tensor is not None:
+                parts.append(f"{slot}:{tuple(tensor.dims)}")
+        return hashlib.blake2s("\n".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+    def _reads(self, op: Op) -> tuple[int, ...]:
+        handed_out = [v for body in op.bodies for v in self.view.scopes[body].outputs]
+        reads = [self._after(v) for v in (*op.inputs, *handed_out)]
+        while reads and reads[-1] == NO_ROW:
+            reads.pop()
+        return tuple(reads)
+
+    def _after(self, value: ValueId | None) -> int:
+        """The row that computes a value, looking through casts; constants are not computed."""
+        op = self.view.producer(self._source[value]) if value is not None else None
+        return NO_ROW if op is None or op.kind == "Constant" else op.id
+
+    @cached_property
+    def _source(self) -> tuple[ValueId, ...]:
+        """Per value, the value that it is a cast of, through all casts between floats; mostly itself."""
+        source = [value.id for value in self.view.values]
+        for op in self.view.ops:
+            if self._casts_floats(op) and op.inputs[0] is not None and op.outputs[0] is not None:
+                source[op.outputs[0]] = source[op.inputs[0]]
+        return tuple(source)
+
+    def _casts_floats(self, op: Op) -> bool:
+        """Whether the op is a cast between floats."""
+        ends = (op.inputs[0], op.outputs[0]) if self._kind(op) in ("Cast", "CastLike") else ()
+        types = [self.view.dtype(v) if v is not None else None for v in ends]
+        return bool(types) and all(t is not None and t.floating for t in types)
+
+    # -- casts and weights -------------------------------------------------------------------------
+
+    def casts(self) -> Iterator[CastRow]:
+        """Those of the model itself in the order of its ops, then the inserted ones in the plan's."""
+        folded = self.plan.drop | self.plan.identities if self.plan else frozenset()
+        for op in self.view.ops:
+            if not (op.id in folded or self._casts_floats(op)):
+                continue
+            value, result = op.inputs[0], op.outputs[0]
+            before, after = self._read(op, 0), self._written(op, 0)
+            if value is not None and result is not None and before and after:
+                origin = "folded" if op.id in folded else "existing"
+                readers = len(self.view.uses[result]) + (result in self.view.yielded)
+                yield self._cast(value, before.dtype, after.dtype, origin, f"the op {op.name!r}", readers)
+        if self.plan is None:
+            return
+        readers_of = Counter(self.plan.rewire.values())
+        for cast in self.plan.casts:
+            readers = readers_of[cast.name]
+            if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
+                readers += sum(use not in self.plan.rewire for use in self.view.uses[cast.value])
+                readers += cast.value in self.view.yielded
+            yield self._cast(cast.value, self._made_as(cast.value), cast.to, "inserted", cast.reason, readers)
+
+    def _cast(
+        self, value: ValueId, before: DType | None, to: DType | None, origin: str, reason: str, readers: int
+    ) -> CastRow:
+        elements = self._elements(value)
+        source = self.view.values[self._source[value]]
+        made_by = self.view.producer(source.id)
+        return CastRow(
+            value=self.view.values[value].name,
+            from_=before.spelling if before else "unknown",
+            to=to.spelling if to else "unknown",
+            origin=origin,
+            reason=reason,
+            scope=self.view.scopes[self.view.values[value].scope].path,
+            readers=readers,
+            size=to.nbytes(elements) if to and elements is not None else None,
+            after=self._after(value),
+            slot=made_by.outputs.index(source.id) if made_by else 0,
+        )
+
+    @cached_property
+    def _baked_alone(self) -> Mapping[ValueId, DType]:
+        bakes = self.plan.bakes if self.plan else ()
+        return {bake.value: bake.to for bake in bakes if not bake.keeps_original}
+
+    def _elements(self, value: ValueId) -> int | None:
+        found = self.view.values[value]
+        if found.tensor is not None:
+            return int(math.prod(found.tensor.dims))
+        return self._stated_elements(found.scope).get(found.name)
+
+    def _stated_elements(self, scope: ScopeId) -> Mapping[str, int]:
+        """The element counts that a graph states of its values, where the shape is known in full."""
+        if scope not in self._stated:
+            graph = self.view.scopes[scope].graph
+            stated = ((v.name, _count(v.type)) for v in (*graph.value_info, *graph.input, *graph.output))
+            self._stated[scope] = {name: elements for name, elements in stated if elements is not None}
+        return self._stated[scope]
+
+    @cached_property
+    def _stated(self) -> dict[ScopeId, Mapping[str, int]]:
+        return {}
+
+    def bakes(self) -> Iterator[BakeRow]:
+        for bake in self.plan.bakes if self.plan else ():
+            value = self.view.values[bake.value]
+            elements = math.prod(value.tensor.dims) if value.tensor is not None else 0
+            dtype = self.view.dtype(bake.value) or DType.FLOAT
+            scope = self.view.scopes[value.scope].path
+            sizes = (dtype.nbytes(elements), bake.to.nbytes(elements))
+            yield BakeRow(value.name, bake.to.spelling, *sizes, scope, bake.keeps_original)
+
+    def _weights(self) -> int:
+        """Bytes of all dense initializers and Constants, from their dims alone."""
+        stored = ((v.id, v.tensor) for v in self.view.values if v.tensor is not None)
+        types = ((self.view.dtype(value), math.prod(tensor.dims)) for value, tensor in stored)
+        return sum(dtype.nbytes(elements) for dtype, elements in types if dtype)
+
+    def totals(
+        self, rows: tuple[Row, ...], casts: tuple[CastRow, ...], baked: tuple[BakeRow, ...], found: tuple[Finding, ...]
+    ) -> Totals:
+        floats = [row for row in rows if _floating(row)]
+        compute = [row for row in floats if self._computes(row)]
+        low = {dtype.spelling for dtype in DType if dtype.low}
+        origins = Counter(cast.origin for cast in casts)
+        inserted = Counter(cast.to in low for cast in casts if cast.origin == "inserted")
+        kinds = Counter(finding.kind for finding in found)
+        weights = self._weights()
+        saved = sum((0 if bake.keeps_original else bake.before) - bake.after for bake in baked)
+        return Totals(
+            ops=len(rows),
+            float_ops=len(floats),
+            compute_ops=len(compute),
+            compute_lowered=sum(row.dtype in low for row in compute),
+            casts_to_low=inserted[True],
+            casts_to_float32=inserted[False],
+            casts_existing=origins["existing"],
+            casts_folded=origins["folded"],
+            baked=len(baked),
+            saturated=kinds["saturated"],
+            flushed=kinds["flushed"],
+            refused=sum(row.rule == "kernel_gate" for row in rows),
+            weights_before=weights,
+            weights_after=weights - saved,
+        )
+
+    def _computes(self, row: Row) -> bool:
+        return row.color == Color.ALLOW.value if row.color else row.op in COMPUTE
+
+
+def _retyped(found: ValueType | None, dtype: DType | None) -> ValueType | None:
+    return found.of(dtype) if found is not None and dtype is not None else found
+
+
+def _spell(found: ValueType | None) -> str:
+    return str(found) if found is not None else ""
+
+
+def _main_dtype(
+    op: Op, variables: Mapping[str, DType], outputs: tuple[ValueType | None, ...], inputs: tuple[ValueType | None, ...]
+) -> str:
+    """The type that stands for the op: what a Cast casts to, else a lowered variable, else the first float."""
+    written = next((t for t in outputs if t is not None), None)
+    if op.kind in ("Cast", "CastLike") and written is not None:
+        return str(written)
+    floating = list(variables.values()) or [
+        t.dtype for t in (*outputs, *inputs) if t is not None and t.dtype is not None and t.dtype.floating
+    ]
+    chosen = next((d for d in floating if d.low), floating[0] if floating else None)
+    if chosen is not None:
+        return chosen.spelling
+    return str(written) if written is not None else "unknown"
+
+
+_FLOATING = {dtype.spelling for dtype in DType if dtype.floating}
+
+
+def _floating(row: Row) -> bool:
+    return bool(row.variables) or row.dtype in _FLOATING
+
+
+def _attributes(node: NodeProto) -> list[str]:
+    stated = (f"{a.name}={_value(a)}" for a in node.attribute if a.name not in _TYPE_ATTRIBUTES)
+    return sorted(stated)
+
+
+def _value(a: AttributeProto) -> object:
+    """What an attribute says, without what a conversion may change: tensors count by shape, bodies not at all."""
+    plain: dict[int, object] = {
+        AttributeProto.INT: a.i,
+        AttributeProto.INTS: list(a.ints),
+        AttributeProto.FLOAT: a.f,
+        AttributeProto.FLOATS: list(a.floats),
+        AttributeProto.STRING: a.s,
+        AttributeProto.STRINGS: list(a.strings),
+        AttributeProto.TENSOR: tuple(a.t.dims),
+    }
+    return plain.get(a.type)
+
+
+def _count(stated: TypeProto) -> int | None:
+    shape = stated.tensor_type.shape
+    if not stated.tensor_type.HasField("shape") or any(not d.HasField("dim_value") for d in shape.dim):
+        return None
+    return int(math.prod(d.dim_value for d in shape.dim))

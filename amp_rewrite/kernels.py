@@ -1,0 +1,101 @@
+"""Which nodes the target execution provider has a kernel for: (operator, version) x joint type assignment."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from amp_rewrite.errors import PolicyError
+
+_TABLES = {"cuda": "cuda_kernels.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One registered kernel: its versions, and the types it admits for each type variable it constrains.
+
+    `last` is None for a registration without an end. Such a kernel serves version `since` and no other: it
+    does not follow the operator to the next version of its schema. The admitted types are a product, so a
+    kernel that is double-only or float-only in two variables is two registrations, and mixing them is none.
+    """
+
+    since: int
+    last: int | None
+    types: Mapping[str, frozenset[str]]
+
+    def serves(self, version: int) -> bool:
+        """Whether a node whose schema has this since_version may use the kernel."""
+        return version == self.since or (self.last is not None and self.since <= version <= self.last)
+
+    def admits(self, types: Mapping[str, str]) -> bool:
+        """Whether each constrained variable that is present in `types` has an admitted type."""
+        return all(types[name] in allowed for name, allowed in self.types.items() if name in types)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """The kernels of one execution provider in one release of the runtime ("onnxruntime-gpu 1.31.1").
+
+    The domain "" is "ai.onnx". `types` gives for each type variable of the operator's schema the ONNX type
+    string, such as {"T": "tensor(float16)"}; a variable that only an absent optional input would bind is left
+    out. Operators that the runtime expands as functions have no kernel of their own.
+    """
+
+    runtime: str
+    provider: str
+    registrations: Mapping[str, tuple[Registration, ...]] = field(repr=False)
+    aliases: Mapping[str, Mapping[int, int]] = field(repr=False)
+
+    def runs(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> bool:
+        """Whether one registered kernel serves the version and admits all of `types` together."""
+        return any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
+
+    def has(self, domain: str, op_type: str, since_version: int) -> bool:
+        """Whether any kernel serves the version, for whatever types."""
+        return next(self._serving(domain, op_type, since_version), None) is not None
+
+    def refusal(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> str | None:
+        """Why `runs` is false, as one clause for a report; None where it is true."""
+        if self.runs(domain, op_type, since_version, types):
+            return None
+        name = op_type if domain in ("", "ai.onnx") else f"{domain}.{op_type}"
+        if _key(domain, op_type) not in self.registrations:
+            return f"no {self.provider} kernel for {name}"
+        if not self.has(domain, op_type, since_version):
+            return f"no {self.provider} kernel for {name} of version {since_version}"
+        spelled = ", ".join(f"{variable}={types[variable]}" for variable in sorted(types))
+        return f"no {self.provider} kernel for {name} with {spelled}"
+
+    def _serving(self, domain: str, op_type: str, since_version: int) -> Iterator[Registration]:
+        key = _key(domain, op_type)
+        version = self.aliases.get(key, {}).get(since_version, since_version)
+        return (kernel for kernel in self.registrations.get(key, ()) if kernel.serves(version))
+
+
+@functools.cache
+def load_kernels(provider: str = "cuda") -> Kernels:
+    """The kernel table shipped for an execution provider; docs/tables.md tells where it comes from.
+
+    PolicyError for a provider that has no table.
+    """
+    if provider not in _TABLES:
+        known = ", ".join(sorted(_TABLES))
+        raise PolicyError(f"no kernel table for the execution provider {provider!r}; use one of: {known}")
+    table = json.loads((Path(__file__).parent / "_tables" / _TABLES[provider]).read_text(encoding="utf-8"))
+    sets = [frozenset(allowed) for allowed in table["sets"]]
+    registrations = {
+        key: tuple(
+            Registration(since, last, {name: sets[index] for name, index in types.items()})
+            for since, last, types in rows
+        )
+        for key, rows in table["kernels"].items()
+    }
+    aliases = {key: dict(pairs) for key, pairs in table["aliases"].items()}
+    return Kernels(table["runtime"], provider, registrations, aliases)
+
+
+def _key(domain: str, op_type: str) -> str:
+    return f"{domain or 'ai.onnx'}::{op_type}"

@@ -1,0 +1,89 @@
+"""External data as a model file states it, made into a `Source`, and kept inside the model's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.tensors import Source, dtype, elements, stamp
+
+_NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
+
+
+class Folder:
+    """Where the external data of one model may lie: below its folder.
+
+    `also` is a second such folder: that of the file that the model's path is a link to.
+    """
+
+    def __init__(self, folder: Path, also: Path | None = None) -> None:
+        self.path = folder
+        self._roots = tuple(Path(os.path.realpath(p)) for p in (folder, also) if p is not None)
+        self._files: dict[str, tuple[str, int, str]] = {}
+
+    def source(self, tensor: onnx.TensorProto) -> Source:
+        """Where the bytes of a tensor with external data lie.
+
+        ModelError, naming the tensor, when the location leaves the folder (absolute, "..", through a link),
+        is missing or no regular file, and when the bytes are not as many as the tensor's dims and type need
+        or go beyond the end of the file.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        where = f"external data of tensor {tensor.name!r}"
+        location = entries.get("location", "")
+        if location not in self._files:
+            self._files[location] = self._file(location, where)
+        path, size, file_stamp = self._files[location]
+        kind = dtype(tensor)
+        if kind is DType.STRING:
+            raise ModelError(f"{where}: strings cannot be external; export the model again")
+        needed = kind.nbytes(elements(tensor))
+        offset = _number(entries.get("offset", "0"), "offset", where)
+        length = _number(entries["length"], "length", where) if "length" in entries else needed
+        if length != needed:
+            raise ModelError(
+                f"{where} is {length} bytes long, but its dims {list(tensor.dims)} of {kind.spelling} need"
+                f" {needed}; export the model again"
+            )
+        if offset + length > size:
+            raise ModelError(
+                f"{where} needs bytes {offset} to {offset + length} of {location!r}, which has only {size};"
+                " copy that file again"
+            )
+        return Source(path, offset, length, kind, file_stamp, explicit=True)
+
+    def _file(self, location: str, where: str) -> tuple[str, int, str]:
+        """The real path, size and stamp of a location."""
+        if not location or "\0" in location:
+            raise ModelError(f"{where} has the location {location!r}, which names no file; export it again")
+        kinds = PurePosixPath(location), PureWindowsPath(location)
+        if any(path.anchor or ".." in path.parts for path in kinds):
+            raise ModelError(
+                f"{where} has the location {location!r}; put the file into the model's folder and state its plain name"
+            )
+        real = Path(os.path.realpath(self.path / location))
+        if not any(real.is_relative_to(root) for root in self._roots):
+            raise ModelError(
+                f"{where}: {location!r} is a link that leaves the model's folder; put the file itself there"
+            )
+        try:
+            status = real.stat()
+        except OSError as cause:
+            raise ModelError(
+                f"{where}: cannot read {self.path / location}: {cause.strerror}; the file belongs beside the model"
+            ) from cause
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{where}: {self.path / location} is not a regular file")
+        return str(real), status.st_size, stamp(status)
+
+
+def _number(text: str, key: str, where: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ModelError(f"{where} has the {key} {text!r}, which is no byte count; export the model again")
+    return int(text)

@@ -1,0 +1,293 @@
+"""A model: its proto, and where the bytes of its tensors live. The only door to ONNX files."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+import onnx.parser
+from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto, TensorProto
+from onnx.serialization import registry
+
+from amp_rewrite import store, tensors, wire
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.fit import Fit
+from amp_rewrite.location import Folder
+from amp_rewrite.skeleton import skeleton
+from amp_rewrite.tensors import Array, Source, Sources, is_stub
+
+HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
+
+_FIT_CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
+_FIRST_OPSET_IMPORT = 3  # the IR version that made opset_import a must
+_LFS = b"version https://git-lfs.github.com/spec/"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A model proto whose heavy tensors may be *stubs* (see `tensors`), and the path that it came from.
+
+    The proto is to be treated as read only; it may be shared with whoever gave it.
+    """
+
+    proto: ModelProto
+    path: Path | None = None
+
+    @classmethod
+    def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
+        """A model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model.
+
+        From a path, tensors of more than 16 KiB are not read but become stubs; text formats go by their
+        suffix (.onnxtxt, .textproto, .json). `folder` is where external data lies: for a path its own
+        folder if not given. The argument is never changed. ModelError says in one line what is wrong.
+        """
+        if isinstance(source, (str, os.PathLike)):
+            path = Path(source)
+            return cls(_of_path(path, None if folder is None else Path(folder)), path)
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            proto, shared = _parsed(bytes(source), "the model"), False
+        elif isinstance(source, ModelProto):
+            proto, shared = source, True
+        else:
+            proto, shared = _of_object(source), False
+            folder = folder if folder is not None else _ir_folder(source)
+        _check(proto, "the model")
+        if _has_external(proto):
+            if folder is None:
+                raise ModelError(
+                    "the model has external data, but not the folder where it lies; load it from its path, or"
+                    " give the folder"
+                )
+            if shared:
+                own = ModelProto()
+                own.CopyFrom(proto)
+                proto = own
+            _resolve(proto, Folder(Path(folder)), {})
+        return cls(proto)
+
+    def array(self, tensor: TensorProto) -> Array:
+        """The tensor's values, whole; of a stub, read now and cast if a cast is pending. Not to be changed."""
+        with Sources() as sources:
+            return tensors.array(tensor, sources)
+
+    def chunks(self, tensor: TensorProto, elements: int = tensors.CHUNK) -> Iterator[Array]:
+        """The tensor's values as flat arrays of at most `elements`, in the type in which they lie in the file."""
+        with Sources() as sources:
+            yield from tensors.chunks(tensor, elements, sources)
+
+    def fit(self, tensor: TensorProto, to: DType) -> Fit:
+        """What rounding the tensor to the floating type `to` would do to its values, streamed.
+
+        ModelError for a tensor that is not floating. O(values).
+        """
+        kind = tensors.dtype(tensor)
+        if not kind.floating:
+            raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating tensors have a fit")
+        with Sources() as sources:
+            found = tensors.chunks(tensor, _FIT_CHUNK, sources)
+            pending = is_stub(tensor) and tensors.source(tensor).dtype is not kind
+            return Fit.of((tensors.cast(c, kind) for c in found) if pending else found, to)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, pending casts done."""
+        dense = sum(map(tensors.nbytes, wire.tensors(self.proto)))
+        return dense + sum(map(tensors.nbytes, wire.tensors(self.proto, sparse=True)))
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        external_data: bool | None = None,
+        progress: store.Progress | None = None,
+    ) -> None:
+        """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
+
+        `external_data`: weights go to `<stem>.<hash>.data` beside it; None: when they are more than 1.5 GB.
+        An existing path is only replaced with `overwrite`; it may be the file that the model came from, but
+        then its stubs point to a file that is gone, and the model must be loaded again. Of a link the name
+        is replaced, not the file that it leads to. `progress(done, total)` is called with bytes.
+        ModelError for whatever is in the way.
+        """
+        store.save(
+            self.proto,
+            Path(path),
+            total=self.nbytes,
+            overwrite=overwrite,
+            external_data=external_data,
+            progress=progress,
+        )
+
+    def to_proto(self) -> ModelProto:
+        """A copy with every tensor in memory. ModelError over 2 GB, which protobuf cannot hold."""
+        if self.nbytes > store.LARGEST_FILE:
+            raise ModelError(
+                f"the model has {self.nbytes} bytes of tensors, more than a ModelProto can serialize; use"
+                " save(path) instead"
+            )
+        out = ModelProto()
+        out.CopyFrom(self.proto)
+        with Sources() as sources:
+            for tensor in wire.tensors(out):
+                if is_stub(tensor):
+                    tensor.CopyFrom(tensors.materialized(tensor, sources))
+        return out
+
+    def skeleton(self) -> ModelProto:
+        """A light copy, of whatever size the model is, on which onnx's checker and shape inference work.
+
+        Heavy tensors are replaced by something of the same name, type and shape; heavy initializers become
+        graph inputs.
+        """
+        return skeleton(self.proto, HEAVY)
+
+
+def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Model) -> TensorProto:
+    """A new tensor with the values of `tensor` in the floating type `to`, under its or a new name.
+
+    Values are rounded to nearest even; finite ones beyond the largest of the type become it; infinity and
+    NaN stay. Values in memory are cast now, a stub gets a pending cast. Dims, doc string and metadata are
+    kept. ModelError for a tensor that is not floating.
+    """
+    with Sources() as sources:
+        return tensors.baked(tensor, to, name=name, sources=sources)
+
+
+def _of_path(path: Path, folder: Path | None) -> ModelProto:
+    own: dict[str, Source] = {}
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"cannot read {path}: it is a folder; name the model file in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"cannot read {path}: it is not a regular file")
+        format_ = registry.get_format_from_file_extension(path.suffix.lower())
+        if format_ not in (None, "protobuf"):
+            proto = _of_text(path, format_)
+        else:
+            with path.open("rb") as file:
+                proto, own = _lazily(file, path)
+    except OSError as cause:
+        raise ModelError(f"cannot read {path}: {cause.strerror or cause}") from cause
+    _check(proto, str(path))
+    real = Path(os.path.realpath(path)).parent
+    place = Folder(path.parent, real) if folder is None else Folder(folder)
+    _resolve(proto, place, own)
+    return proto
+
+
+def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
+    """The model in the file, and where the bytes lie that were not read, by the location of their stubs."""
+    status = os.fstat(file.fileno())
+    if status.st_size == 0:
+        raise ModelError(f"{path} is empty; export or download it again")
+    if file.read(len(_LFS)) == _LFS:
+        raise ModelError(f"{path} is a Git LFS pointer, not the model itself; run git lfs pull")
+    real, stamp = os.path.realpath(path), tensors.stamp(status)
+    own: dict[str, Source] = {}
+    secret = secrets.token_hex(16)  # no location that stands in the file can be mistaken for one of these
+
+    def stub(tensor: TensorProto, offset: int, length: int) -> bool:
+        if is_stub(tensor):
+            return True  # bytes beside external data count for nothing
+        kind = DType.of(tensor.data_type)
+        if kind in (None, DType.STRING) or tensor.HasField("segment") or tensor.external_data:
+            return False
+        needed = kind.nbytes(tensors.elements(tensor))
+        if needed != length:
+            raise ModelError(
+                f"tensor {tensor.name!r} of {path} has {length} bytes, but its dims {list(tensor.dims)} of"
+                f" {kind.spelling} need {needed}; export the model again"
+            )
+        key = f"{secret}.{len(own)}"
+        explicit = tensor.HasField("data_location")
+        own[key] = Source(real, offset, length, kind, stamp, explicit)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=key)
+        return True
+
+    return _parsed(wire.lightened(file, status.st_size, HEAVY, stub, str(path)), str(path)), own
+
+
+def _of_text(path: Path, format_: str) -> ModelProto:
+    try:
+        if format_ == "onnxtxt":
+            return onnx.parser.parse_model(path.read_text(encoding="utf-8"))
+        return onnx.load_model(path, format=format_, load_external_data=False)
+    except (
+        onnx.parser.ParseError,
+        text_format.ParseError,
+        json_format.ParseError,
+        UnicodeDecodeError,
+        DecodeError,
+    ) as cause:
+        reason = str(cause).strip().splitlines()[0]
+        raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
+
+
+def _parsed(content: bytes, name: str) -> ModelProto:
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError as cause:
+        raise ModelError(f"{name} is not an ONNX model, or it is truncated; export or download it again") from cause
+    return proto
+
+
+def _of_object(source: object) -> ModelProto:
+    """The proto of a torch ONNXProgram or an onnx_ir.Model, known by what they have, torch not imported."""
+    proto = getattr(source, "model_proto", None)
+    if isinstance(proto, ModelProto):
+        return proto
+    if type(source).__module__.partition(".")[0] == "onnx_ir":
+        import onnx_ir
+
+        made: object = onnx_ir.to_proto(source)
+        if isinstance(made, ModelProto):
+            return made
+    raise ModelError(
+        f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram"
+        " or an onnx_ir.Model"
+    )
+
+
+def _ir_folder(source: object) -> str | None:
+    """Where the external data of an onnx_ir.Model lies, if that is one folder."""
+    initializers = getattr(getattr(source, "graph", None), "initializers", {})
+    constants = [getattr(value, "const_value", None) for value in initializers.values()]
+    folders = {os.fspath(base) for c in constants if (base := getattr(c, "base_dir", None))}
+    return folders.pop() if len(folders) == 1 else None
+
+
+def _check(proto: ModelProto, name: str) -> None:
+    if not proto.HasField("graph"):
+        raise ModelError(f"{name} holds no graph: it is not an ONNX model; export it again")
+    if not proto.opset_import and not 0 < proto.ir_version < _FIRST_OPSET_IMPORT:
+        raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
+
+
+def _has_external(proto: ModelProto) -> bool:
+    return any(is_stub(t) for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse))
+
+
+def _resolve(proto: ModelProto, folder: Folder, own: dict[str, Source]) -> None:
+    """Turn each tensor with external data into a stub; light ones, and parts of sparse ones, are read."""
+    with Sources() as sources:
+        for sparse in (False, True):
+            for tensor in wire.tensors(proto, sparse=sparse):
+                if is_stub(tensor):
+                    location = tensor.external_data[0].value if tensor.external_data else ""
+                    place = own.get(location) or folder.source(tensor)
+                    tensors.make_stub(tensor, place)
+                    if sparse or place.length <= HEAVY:
+                        tensor.CopyFrom(tensors.materialized(tensor, sources))

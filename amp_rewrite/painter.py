@@ -1,0 +1,64 @@
+"""The painter: TensorFlow's automatic mixed precision, and this project's groups, on (op, type variable) vertices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from amp_rewrite import rules, unit
+from amp_rewrite.canvas import Canvas
+from amp_rewrite.color import Coloring
+from amp_rewrite.dtypes import DType
+from amp_rewrite.gate import Gate
+from amp_rewrite.lists import Level, OpLists
+from amp_rewrite.pin import Cluster, Pin
+from amp_rewrite.policy import Target
+from amp_rewrite.vertices import Vertices, entries_of
+from amp_rewrite.view import OpId, View
+
+Rule = Callable[[Canvas], None]
+
+RULES: tuple[Rule, ...] = (
+    rules.freeze,
+    unit.freeze_clusters,
+    rules.allow_roots,
+    rules.deny_forward,
+    unit.sequences_by_deny,
+    rules.between_allow,
+    rules.gray_after_allow,
+    rules.allow_through_clear,
+    unit.sequences_by_allow,
+    unit.clusters_whole,
+    unit.norm_tails,
+    rules.existing_casts,
+)
+
+
+def paint(
+    view: View,
+    lists: OpLists,
+    to: DType,
+    *,
+    level: Level = Level.DEFAULT,
+    target: Target = Target.ORT_CUDA,
+    pins: Sequence[Pin] = (),
+    clusters: Sequence[Cluster] = (),
+    norms: Sequence[Cluster] = (),
+    keep: Mapping[OpId, str] | None = None,
+    lower: Mapping[OpId, str] | None = None,
+    gray_follows_allow: bool | None = None,
+) -> Coloring:
+    """A colour for every float32 type variable of a model, with the rule and the op behind each.
+
+    `keep` and `lower` map ops to the pattern that named them; the gate wins over both, they win over `pins`,
+    and pins over the lists. `gray_follows_allow` defaults to TensorFlow's choice: off for float16, on for
+    bfloat16. `clusters` get one colour each; of `norms` only scale and bias are seen to (`unit.norm_tails`).
+    O(nodes + uses).
+    """
+    gate = Gate.of(target, to)
+    entries = entries_of(view, lists.at_level(level))
+    vertices = Vertices.build(view, entries, gate)
+    follow = to is DType.BFLOAT16 if gray_follows_allow is None else gray_follows_allow
+    canvas = Canvas(view, vertices, gate, to, level, follow, dict(keep or {}), dict(lower or {}), pins, clusters, norms)
+    for rule in RULES:
+        rule(canvas)
+    return canvas.coloring(entries)

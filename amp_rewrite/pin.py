@@ -1,0 +1,33 @@
+"""Pins: ops that are held in float32, and groups of ops that must share one colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amp_rewrite.view import OpId, ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """An op that stays float32: the rule that says so, the op that caused it, and one line for people."""
+
+    op: OpId
+    rule: str
+    because: OpId | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Ops that compute one thing together ("layer_normalization", "softmax" …) and must share one colour.
+
+    `entry` is the value that is normalised or activated, before any Cast that the cluster starts with.
+    `tail` are the scale Mul and bias Add that end a normalization, Casts between them included; they stand in
+    `ops` too. onnxruntime fuses a decomposed normalization into one node whose input is `entry`, looking past
+    the Casts, and then refuses the model unless scale and bias have the type of that input.
+    """
+
+    kind: str
+    ops: tuple[OpId, ...]
+    entry: ValueId | None = None
+    tail: tuple[OpId, ...] = ()

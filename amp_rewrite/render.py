@@ -1,0 +1,102 @@
+"""Text for people and for machines that show it: aligned tables, Markdown tables, GitHub annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def plain(text: str) -> str:
+    """The text on one line, with control characters and lone surrogates escaped.
+
+    Names come out of model files; an escape sequence in one must not reach a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2) -> list[str]:
+    """The lines of a table with aligned columns; no line has trailing blanks.
+
+    `right` marks the right-aligned columns by position: " >" aligns the second one to the right. The last
+    column is never padded, so that one long cell does not widen every line.
+    """
+    cells = [[plain(cell) for cell in row] for row in ([head, *rows] if head else rows)]
+    columns = max(map(len, cells), default=0)
+    widths = [max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
+    return [_line(row, widths, right, indent) for row in cells]
+
+
+def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> str:
+    padded = (
+        cell.rjust(widths[i]) if right[i : i + 1] == ">" else cell if i == len(row) - 1 else cell.ljust(widths[i])
+        for i, cell in enumerate(row)
+    )
+    return (" " * indent + "  ".join(padded)).rstrip()
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """The number and its noun: "1 op", "2 ops", "0 casts"."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def size(number: int) -> str:
+    """Bytes for people, in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
+    if number < 1000:
+        return f"{number} B"
+    scaled = float(number)
+    for unit in ("kB", "MB", "GB"):
+        scaled /= 1000
+        if scaled < 999.95:
+            return f"{scaled:.1f} {unit}"
+    return f"{scaled / 1000:.1f} TB"
+
+
+def share(part: int, whole: int) -> str:
+    """The share in whole percent; 100 % only where nothing is missing, 0 % only where nothing is there."""
+    if whole == 0:
+        return "-"
+    percent = 100 * part / whole
+    rounded = min(max(round(percent), 1), 99) if 0 < part < whole else round(percent)
+    return f"{rounded} %"
+
+
+def shortened(names: Sequence[str], limit: int = 3) -> str:
+    """The first names: "a, b, c, …"."""
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table. Cells are code, so that no name can break out of one."""
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in rows]
+    return lines
+
+
+def _code(cell: str) -> str:
+    """A code span; one fence longer than any inside it. A pipe splits cells even inside a code span."""
+    if not cell:
+        return ""
+    text = plain(cell).replace("|", "\\|")
+    fence = "`"
+    while fence in text:
+        fence += "`"
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
+    """One GitHub workflow command: "::warning title=…::…".
+
+    Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too.
+    """
+    stated = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{level}{' ' + stated if stated else ''}::{_message(message)}"
+
+
+def _message(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

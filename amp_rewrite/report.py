@@ -1,0 +1,398 @@
+"""What a conversion did and why, or what an existing model is: one row per op, the casts, the totals.
+
+A report is plain data. It goes to JSON and comes back equal, needs no model and no ONNX to be read, and holds
+neither times nor absolute paths: the same model converted in the same way gives the same bytes.
+`docs/report.schema.json` is the form of the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, NoReturn
+
+from amp_rewrite.errors import ReportError
+from amp_rewrite.finding import Finding
+
+SCHEMA = 1
+MAX_CHARACTERS = 256 * 2**20
+NO_ROW = -1
+"""In `Row.reads`: this input comes from no row (a graph input, a weight, a body's formal input, left out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of which model, made by which lists and settings. In an inventory, `to` and the rest are None."""
+
+    name: str
+    ir_version: int
+    opsets: Mapping[str, int]
+    tool: str = ""
+    to: str | None = None
+    level: str | None = None
+    target: str | None = None
+    safety: str | None = None
+    lists: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One op, as it is after the conversion.
+
+    `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds
+    every floating variable. `because` is the name of the op that caused the decision, `because_row` its row.
+    `source` and `reason` are the list entry's. `key` identifies the op by its kind, attributes and weight
+    shapes, whatever its name and types. `reads` gives, input by input, the position of the row that computes
+    it, looking through casts between floats and past constants; what the bodies of an If, Loop or Scan hand
+    out follows at the end.
+    """
+
+    name: str
+    op: str
+    dtype: str
+    scope: str = ""
+    named: bool = True
+    """Whether the name stands in the model; otherwise it was made from scope, type and position."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    color: str | None = None
+    rule: str | None = None
+    because: str | None = None
+    because_row: int = NO_ROW
+    note: str = ""
+    source: str = ""
+    reason: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    key: str = ""
+    reads: tuple[int, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The name with its scope before it: "loop_1/body/MatMul_3"."""
+        return self.name if self.name.startswith(self.scope) else self.scope + self.name
+
+    @property
+    def why(self) -> str:
+        """The rule and the op that it is due to: "deny_forward because of Exp_3"; empty in an inventory."""
+        due = f" because of {self.because}" if self.because else ""
+        return f"{self.rule}{due}" if self.rule else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CastRow:
+    """A conversion of one value between floating types.
+
+    `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
+    model itself that is gone). `after` is the row that computes the value, looking through casts, and `slot`
+    its output. `size` is in bytes as written, None where the shape is not known.
+    """
+
+    value: str
+    from_: str
+    to: str
+    origin: str = "inserted"
+    reason: str = ""
+    scope: str = ""
+    readers: int = 0
+    size: int | None = None
+    after: int = NO_ROW
+    slot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BakeRow:
+    """A weight stored in the low type. `keeps_original`: a float32 copy stays for those who still read it."""
+
+    value: str
+    to: str
+    before: int
+    after: int
+    scope: str = ""
+    keeps_original: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
+
+    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops.
+    """
+
+    ops: int = 0
+    float_ops: int = 0
+    compute_ops: int = 0
+    compute_lowered: int = 0
+    casts_to_low: int = 0
+    casts_to_float32: int = 0
+    casts_existing: int = 0
+    casts_folded: int = 0
+    baked: int = 0
+    saturated: int = 0
+    flushed: int = 0
+    refused: int = 0
+    weights_before: int = 0
+    weights_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The rows in topological order, and what surrounds them."""
+
+    model: Header
+    totals: Totals
+    rows: tuple[Row, ...]
+    casts: tuple[CastRow, ...] = ()
+    baked: tuple[BakeRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def inventory(self) -> bool:
+        """Whether this describes a model as it is, not a conversion."""
+        return self.model.to is None
+
+    @property
+    def refused(self) -> tuple[Row, ...]:
+        """The ops that the lists would lower and the target has no kernel for; each says why in `note`."""
+        return tuple(row for row in self.rows if row.rule == "kernel_gate")
+
+    def text(self, *, verbose: bool = False) -> str:
+        """For people: one screen of summary; `verbose` adds every row. Ends with a newline."""
+        from amp_rewrite.summary import summary
+
+        return summary(self, verbose=verbose)
+
+    def to_json(self) -> str:
+        """As JSON, one row per line: equal reports, equal text. Ends with a newline."""
+        parts = [f'  "schema": {self.schema}']
+        parts += [f'  "{name}": {_dump(_encode(getattr(self, name)))}' for name in ("model", "totals")]
+        for name in ("findings", "casts", "baked", "rows"):
+            lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
+            parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, source: str) -> Report:
+        """The report that `to_json` wrote. ReportError, naming `source` and the field, for anything else."""
+        return _report(_load(text, source), source)
+
+
+def _dump(item: object) -> str:
+    return json.dumps(item, allow_nan=False, check_circular=False)
+
+
+def _encode(item: Any) -> dict[str, object]:
+    """The fields that differ from their defaults, in their order; maps in the order of their keys."""
+    encoded: dict[str, object] = {}
+    for name, default in _FIELDS[type(item)]:
+        value = getattr(item, name)
+        if value != default:
+            encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
+    return encoded
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+Reader = Callable[[object], Any]
+
+
+class _Malformed(Exception):
+    """What is wrong with a field; the callers on the way out put the path before it."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(fact)
+        self.path = ""
+
+
+def _load(text: str | bytes, source: str) -> object:
+    if len(text) > MAX_CHARACTERS:
+        raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
+    try:
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ReportError(f"{source}: nested too deeply, so not a report of this tool") from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{source}: not UTF-8 text, so not a report; write it with --report or --json") from error
+    except ValueError as error:
+        raise ReportError(f"{source}: not JSON ({error}); write the report again") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _report(loaded: object, source: str) -> Report:
+    stated = loaded.get("schema") if isinstance(loaded, dict) else None
+    if isinstance(loaded, dict) and stated != SCHEMA:
+        advice = "upgrade amp-rewrite" if isinstance(stated, int) and stated > SCHEMA else "write the report again"
+        raise ReportError(f"{source}: schema is {stated!r}, this version reads {SCHEMA}; {advice}")
+    try:
+        report: Report = _object(Report)(loaded)
+        _check_positions(report)
+    except _Malformed as error:
+        where = error.path.lstrip(".") or "the whole"
+        raise ReportError(f"{source}: {where} {error}; write the report again") from error
+    return report
+
+
+def _check_positions(report: Report) -> None:
+    """Rows stand in topological order: each reads only rows before it."""
+    for i, row in enumerate(report.rows):
+        if any(not NO_ROW <= read < i for read in row.reads):
+            _fail(f".rows[{i}].reads", "names a row that does not stand before this one")
+        if not NO_ROW <= row.because_row < len(report.rows):
+            _fail(f".rows[{i}].because_row", "names no row")
+    for i, cast in enumerate(report.casts):
+        if not NO_ROW <= cast.after < len(report.rows):
+            _fail(f".casts[{i}].after", "names no row")
+
+
+def _fail(path: str, fact: str) -> NoReturn:
+    error = _Malformed(fact)
+    error.path = path
+    raise error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _Malformed(f"must be text, but is {_kind(value)}")
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise _Malformed("holds half a surrogate pair")
+    return value
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int:
+        raise _Malformed(f"must be an integer, but is {_kind(value)}")
+    if abs(value) >= 2**63:
+        raise _Malformed("does not fit in 64 bits")
+    return value
+
+
+def _natural(value: object) -> int:
+    number = _integer(value)
+    if number < 0:
+        raise _Malformed(f"must not be negative, but is {number}")
+    return number
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Malformed(f"must be true or false, but is {_kind(value)}")
+    return value
+
+
+def _optional(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
+
+
+def _list(read: Reader) -> Reader:
+    def reader(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _Malformed(f"must be a list, but is {_kind(value)}")
+        found: list[Any] = []
+        try:
+            found.extend(map(read, value))
+        except _Malformed as error:
+            error.path = f"[{len(found)}]{error.path}"
+            raise
+        return tuple(found)
+
+    return reader
+
+
+def _map(read: Reader) -> Reader:
+    def reader(value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _Malformed(f"must be an object, but is {_kind(value)}")
+        found = {}
+        for key, item in value.items():
+            try:
+                found[_text(key)] = read(item)
+            except _Malformed as error:
+                error.path = f".{key}{error.path}"
+                raise
+        return found
+
+    return reader
+
+
+def _object(cls: type) -> Reader:
+    def reader(value: object) -> Any:
+        if not isinstance(value, dict):
+            raise _Malformed(f"must be an object, but is {_kind(value)}")
+        readers = _READERS[cls]
+        given = {}
+        name = ""
+        try:
+            for name, item in value.items():
+                attribute, read = readers[name]
+                given[attribute] = read(item)
+        except KeyError:
+            raise _Malformed(f"has an unknown field {name!r}") from None
+        except _Malformed as error:
+            error.path = f".{name}{error.path}"
+            raise
+        for name in _NEEDED[cls]:
+            if name not in given:
+                raise _Malformed(f"lacks the field {name!r}")
+        return cls(**given)
+
+    return reader
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number out of range"
+    names = {
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), "null")
+
+
+_TYPES: dict[str, Reader] = {
+    "str": _text,
+    "str | None": _optional(_text),
+    "int": _natural,
+    "int | None": _optional(_natural),
+    "bool": _flag,
+    "Mapping[str, int]": _map(_integer),
+    "Mapping[str, str]": _map(_text),
+    "tuple[str, ...]": _list(_text),
+    "tuple[int, ...]": _list(_integer),
+    "Header": _object(Header),
+    "Totals": _object(Totals),
+    "tuple[Row, ...]": _list(_object(Row)),
+    "tuple[CastRow, ...]": _list(_object(CastRow)),
+    "tuple[BakeRow, ...]": _list(_object(BakeRow)),
+    "tuple[Finding, ...]": _list(_object(Finding)),
+}
+_SIGNED = {(Row, "because_row"), (CastRow, "after")}
+_CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
+
+
+def _default(of: Any) -> object:
+    return of.default_factory() if of.default_factory is not MISSING else of.default
+
+
+# Postponed annotations are their own source text, so they can be looked up in a table as they stand.
+_READERS: dict[type, dict[str, tuple[str, Reader]]] = {
+    cls: {
+        f.name.rstrip("_"): (f.name, _integer if (cls, f.name) in _SIGNED else _TYPES[str(f.type)]) for f in fields(cls)
+    }
+    for cls in _CLASSES
+}
+_NEEDED: dict[type, tuple[str, ...]] = {
+    cls: tuple(f.name for f in fields(cls) if cls is Report or _default(f) is MISSING) for cls in _CLASSES
+}
+_FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
+    cls: tuple((f.name, MISSING if cls is Totals else _default(f)) for f in fields(cls)) for cls in _CLASSES
+}

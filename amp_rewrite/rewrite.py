@@ -1,0 +1,246 @@
+"""The only emitter of nodes: a model and a plan in, a new model out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.index import bodies
+from amp_rewrite.model import Model, baked
+from amp_rewrite.plan import Bake, Cast, Plan
+from amp_rewrite.schema import DTYPE_ATTRIBUTES, attribute, normal_domain, set_element_type
+from amp_rewrite.view import MAIN, Op, Role, Scope, ScopeId, Use, Value, ValueId, View
+
+_FIRST_BFLOAT16_CAST = 13
+_FIRST_CLIP_WITH_INPUTS = 11
+
+
+def apply(view: View, plan: Plan) -> Model:
+    """The model with the plan carried out; the view's own model is not touched.
+
+    One walk. Everything that the plan does not name is kept as it is: node order, names, value_info,
+    metadata, training_info, functions, sparse initializers, quantization annotations.
+    """
+    proto = ModelProto()
+    proto.CopyFrom(view.model.proto)
+    if plan.empty:
+        return replace(view.model, proto=proto)
+    _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
+    if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
+        proto.opset_import.add(domain="", version=_FIRST_BFLOAT16_CAST)  # a model of ai.onnx.ml ops alone
+    return replace(view.model, proto=proto)
+
+
+class _Emitter:
+    def __init__(self, view: View, plan: Plan) -> None:
+        self.view = view
+        self.plan = plan
+        self.casts: dict[ValueId, list[Cast]] = {}
+        for cast in plan.casts:
+            self.casts.setdefault(cast.value, []).append(cast)
+        self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
+        self.in_scope: dict[ScopeId, list[Value]] = {}
+        for value in view.values:
+            self.in_scope.setdefault(value.scope, []).append(value)
+
+    # -- one graph -----------------------------------------------------------------------------------
+
+    def graph(self, graph: GraphProto, scope: Scope) -> None:
+        """Rewrite a copied graph in place; `scope` is its original's index."""
+        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+        values = self.in_scope.get(scope.id, [])
+        nodes = list(self._nodes(graph, scope, values))
+        self._initializers(graph, values)
+        self._value_infos(graph, values, types)
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _nodes(self, graph: GraphProto, scope: Scope, values: list[Value]) -> Iterator[NodeProto]:
+        for value in values:
+            if value.producer is None:
+                yield from self._casts_of(value)
+        for op_id, node in zip(scope.ops, graph.node, strict=True):
+            op = self.view.ops[op_id]
+            if op_id not in self.plan.drop:
+                yield self._node(op, node)
+            for result in op.outputs:
+                if result is not None:
+                    yield from self._second_constant(op, result)
+                    yield from self._casts_of(self.view.values[result])
+
+    def _casts_of(self, value: Value) -> Iterator[NodeProto]:
+        source = self.plan.rename.get(value.id, value.name)
+        for cast in self.casts.get(value.id, ()):
+            name = f"{cast.name}_cast" if cast.name != value.name else f"{source}_to_{cast.to.spelling}"
+            clamped = source
+            if cast.saturates:
+                clamped = f"{cast.name}_clamped"
+                yield from self._clamp(source, clamped, cast.to)
+            yield onnx.helper.make_node("Cast", [clamped], [cast.name], name=self._node_name(name), to=cast.to.code)
+
+    def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
+        """float32 values held within the range of the low type."""
+        name = self._node_name(clamped)
+        if self.view.opsets.get("", 1) < _FIRST_CLIP_WITH_INPUTS:
+            yield onnx.helper.make_node("Clip", [source], [clamped], name=name, min=-to.max, max=to.max)
+            return
+        bounds = []
+        for side, bound in (("min", -to.max), ("max", to.max)):
+            bounds.append(f"{clamped}_{side}")
+            value = onnx.helper.make_tensor("value", TensorProto.FLOAT, (), [bound])
+            yield onnx.helper.make_node("Constant", [], [bounds[-1]], name=self._node_name(bounds[-1]), value=value)
+        yield onnx.helper.make_node("Clip", [source, *bounds], [clamped], name=name)
+
+    def _node_name(self, name: str) -> str:
+        """Made from a value name that is unique in the model, so unique itself but for a user's own choice."""
+        while name in self.view.names:
+            name += "_"
+        return name
+
+    # -- one node ------------------------------------------------------------------------------------
+
+    def _node(self, op: Op, node: NodeProto) -> NodeProto:
+        for slot in range(len(node.input)):
+            name = self.plan.rewire.get(Use(op.id, slot))
+            if name is not None:
+                node.input[slot] = name
+        for slot, result in enumerate(op.outputs):
+            if result is not None and result in self.plan.rename:
+                node.output[slot] = self.plan.rename[result]
+        if op.id in self.plan.identities:
+            node.op_type = "Identity"
+            del node.attribute[:]
+        elif op.id in self.plan.attributes:
+            self._state_dtype(op, node, self.plan.attributes[op.id])
+        self._bake_constant(op, node)
+        for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
+            self.graph(graph, self.view.scopes[body])
+        return node
+
+    def _state_dtype(self, op: Op, node: NodeProto, dtype: DType) -> None:
+        if op.kind == "ConstantOfShape":
+            value = attribute(node, "value")
+            zero = onnx.helper.make_tensor("value", TensorProto.FLOAT, (1,), [0.0])
+            tensor = baked(value.t if value is not None else zero, dtype, model=self.view.model)
+            _replace(node, "value", onnx.helper.make_attribute("value", tensor))
+            return
+        name = DTYPE_ATTRIBUTES[op.domain, op.op_type]
+        old = attribute(node, name)
+        code: int | str = dtype.code
+        if old is not None and old.type == AttributeProto.STRING:  # Cast-1
+            code = TensorProto.DataType.Name(dtype.code)
+        _replace(node, name, onnx.helper.make_attribute(name, code))
+
+    def _bake_constant(self, op: Op, node: NodeProto) -> None:
+        result = op.outputs[0] if op.kind == "Constant" else None
+        bake = self.bakes.get(result) if result is not None else None
+        if bake is not None and not bake.keeps_original:
+            self._hold_baked(node, bake)
+
+    def _second_constant(self, op: Op, result: ValueId) -> Iterator[NodeProto]:
+        bake = self.bakes.get(result)
+        if bake is not None and bake.keeps_original:
+            node = NodeProto()
+            node.CopyFrom(op.node)
+            node.name = self._node_name(f"{bake.name}_constant")
+            node.output[0] = bake.name
+            self._hold_baked(node, bake)
+            yield node
+
+    def _hold_baked(self, node: NodeProto, bake: Bake) -> None:
+        tensor = self.view.values[bake.value].tensor
+        assert tensor is not None
+        low = baked(tensor, bake.to, model=self.view.model)
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("value", low))
+
+    # -- initializers, declarations ------------------------------------------------------------------
+
+    def _initializers(self, graph: GraphProto, values: list[Value]) -> None:
+        low: dict[str, Bake] = {
+            value.name: self.bakes[value.id]
+            for value in values
+            if value.role is Role.INITIALIZER and value.id in self.bakes
+        }
+        defaults = {
+            value.name: self.plan.io[value.id] for value in values if value.overridable and value.id in self.plan.io
+        }
+        if not low and not defaults:
+            return
+        kept: list[TensorProto] = []
+        listed = {v.name for v in graph.input}
+        for tensor in graph.initializer:
+            bake = low.get(tensor.name)
+            if tensor.name in defaults:
+                kept.append(baked(tensor, defaults[tensor.name], model=self.view.model))
+            elif bake is None or bake.keeps_original:
+                kept.append(tensor)
+            if bake is not None:
+                kept.append(baked(tensor, bake.to, name=bake.name, model=self.view.model))
+                if tensor.name in listed and bake.keeps_original:  # IR 3 lists every initializer as an input
+                    graph.input.append(onnx.helper.make_tensor_value_info(bake.name, bake.to.code, tensor.dims))
+        fresh = GraphProto()
+        fresh.initializer.extend(kept)
+        graph.ClearField("initializer")
+        graph.initializer.MergeFrom(fresh.initializer)
+        for formal in graph.input:
+            bake = low.get(formal.name)
+            if bake is not None and not bake.keeps_original:
+                set_element_type(formal.type, bake.to)
+
+    def _value_infos(self, graph: GraphProto, values: list[Value], types: dict[str, TypeProto]) -> None:
+        """Declared types follow the plan; a new value is declared where its source was."""
+        by_name = {v.name: v for v in values}
+        for formal in (*graph.input, *graph.output):
+            value = by_name.get(formal.name)
+            if value is not None and value.id in self.plan.io:
+                set_element_type(formal.type, self.plan.io[value.id])
+        gone = {o for op in self.plan.drop for o in self.view.ops[op].outputs}
+        listed: list[ValueInfoProto] = []
+        for info in graph.value_info:
+            value = by_name.get(info.name)
+            if value is not None and value.id in gone:
+                continue
+            if value is not None and value.id not in self.plan.rename and (dtype := self._declared(value)):
+                set_element_type(info.type, dtype)
+            listed.append(info)
+        known = set(types)
+        for value in values:
+            if value.id not in gone:
+                listed.extend(self._new_infos(value, types, known))
+        fresh = GraphProto()
+        fresh.value_info.extend(listed)
+        graph.ClearField("value_info")
+        graph.value_info.MergeFrom(fresh.value_info)
+
+    def _declared(self, value: Value) -> DType | None:
+        bake = self.bakes.get(value.id)
+        if bake is not None and not bake.keeps_original:
+            return bake.to
+        return self.plan.retype.get(value.id) or self.view.dtype(value.id)
+
+    def _new_infos(self, value: Value, types: dict[str, TypeProto], known: set[str]) -> Iterable[ValueInfoProto]:
+        source = types.get(value.name)
+        if source is None:
+            return
+        fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
+        if value.id in self.plan.rename:
+            fresh.append((self.plan.rename[value.id], self.plan.retype.get(value.id, DType.FLOAT)))
+        for name, dtype in fresh:
+            if name not in known and source.WhichOneof("value") == "tensor_type":
+                info = ValueInfoProto(name=name)
+                info.type.CopyFrom(source)
+                set_element_type(info.type, dtype)
+                yield info
+
+
+def _replace(node: NodeProto, name: str, new: AttributeProto) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    fresh = NodeProto()
+    fresh.attribute.extend([*kept, new])
+    node.ClearField("attribute")
+    node.attribute.MergeFrom(fresh.attribute)

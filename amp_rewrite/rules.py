@@ -1,0 +1,129 @@
+"""The rules of TensorFlow's auto_mixed_precision graph pass, each a function over a `Canvas`.
+
+Roots from the allow list, deny paint forward, gray ops between two lowered ones, clear ops beside them. Paint
+is a closed union, so no rule depends on the order of ops, `gray_after_allow` excepted: that one is a single
+sweep in topological order, as in TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from amp_rewrite.canvas import Canvas
+from amp_rewrite.color import Paint
+from amp_rewrite.dtypes import DType
+from amp_rewrite.entry import Color
+from amp_rewrite.lists import Level
+from amp_rewrite.view import Op
+
+_STATEFUL = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+# They make constants out of nothing, and no provider has a half kernel for them.
+_GENERATORS = {"EyeLike", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
+_NEVER_FORCED = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", *_STATEFUL, *_GENERATORS}
+
+
+def freeze(canvas: Canvas) -> None:
+    """Ops that the user or a safety rule holds in float32; they still conduct deny paint."""
+    for op, pattern in sorted(canvas.keep.items()):
+        canvas.frozen[op] = canvas.high("keep", None, f"kept by {pattern!r}")
+    for pin in canvas.pins:
+        if pin.op not in canvas.lower:
+            canvas.frozen.setdefault(pin.op, canvas.high(pin.rule, pin.because, pin.note))
+
+
+def allow_roots(canvas: Canvas) -> None:
+    """Every vertex of an op on the allow list, and what the level or the user makes a root."""
+    for v in range(len(canvas.vertices.all)):
+        if not canvas.can(v) or _widens(canvas, canvas.op(v)):
+            continue
+        op = canvas.vertices.all[v].op
+        entry = canvas.vertices.all[v].entry
+        if op in canvas.lower:
+            canvas.low[v] = Paint(canvas.to, "lower", None, f"lowered by {canvas.lower[op]!r}")
+        elif entry.color is Color.ALLOW:
+            canvas.low[v] = Paint(canvas.to, "allow_root", None, entry.because)
+        elif canvas.level is Level.LOWER_ALL and entry.color in (Color.GRAY, Color.CLEAR):
+            canvas.low[v] = Paint(canvas.to, "lower_all", None, f"{entry.color.value} list")
+        elif canvas.level is Level.UNSAFE_FORCE_ALL and canvas.op(v).op_type not in _NEVER_FORCED:
+            canvas.low[v] = Paint(canvas.to, "force_all", None, "forced by the level")
+
+
+def _widens(canvas: Canvas, op: Op) -> bool:
+    """Whether an op is a Cast from the low type: lowered, it would be a copy, with another Cast after it."""
+    return op.kind == "Cast" and op.inputs[0] is not None and canvas.view.dtype(op.inputs[0]) is canvas.to
+
+
+def deny_forward(canvas: Canvas) -> None:
+    """Deny ops, and every path from one through clear and gray ops up to its last deny or gray op."""
+    if canvas.level is Level.UNSAFE_FORCE_ALL:
+        return
+    count = range(len(canvas.vertices.all))
+    denied = [v for v in count if canvas.color(v) is Color.DENY]
+    for v in denied:
+        canvas.denied[v] = canvas.high("deny", None, canvas.vertices.all[v].entry.because)
+    if canvas.level is Level.LOWER_ALL:
+        return
+    ends = [v for v in count if canvas.color(v) in (Color.DENY, Color.GRAY)]
+    conductors = set(ends)
+    conductors.update(canvas.walk(ends, canvas.vertices.sources.__getitem__, canvas.clear))
+    reached = canvas.walk(denied, canvas.vertices.readers.__getitem__, conductors.__contains__)
+    for v, due in reached.items():
+        canvas.denied.setdefault(v, canvas.high("deny_forward", due))
+
+
+def between_allow(canvas: Canvas) -> None:
+    """Gray and clear ops on a path from an allowed op to an allowed op with no denied op on it."""
+    roots = [v for v in canvas.low if canvas.color(v) is Color.ALLOW]
+    downstream = set(roots)
+    downstream.update(canvas.walk(roots, canvas.vertices.readers.__getitem__, lambda v: _between(canvas, v)))
+    reached = canvas.walk(roots, canvas.vertices.sources.__getitem__, lambda v: v in downstream and _between(canvas, v))
+    for v, due in reached.items():
+        canvas.low.setdefault(v, Paint(canvas.to, "between_allow", due))
+
+
+def _between(canvas: Canvas, v: int) -> bool:
+    if canvas.color(v) not in (Color.GRAY, Color.CLEAR):
+        return False
+    return v not in canvas.denied and canvas.can(v)
+
+
+def gray_after_allow(canvas: Canvas) -> None:
+    """TensorFlow 2.20: a gray op that directly follows a lowered op, and no denied one, is lowered."""
+    if not canvas.gray_follows_allow:
+        return
+    for v in range(len(canvas.vertices.all)):
+        if canvas.color(v) is not Color.GRAY or not canvas.free(v):
+            continue
+        sources = canvas.vertices.sources[v]
+        due = next((s for s in sources if s in canvas.low), None)
+        if due is not None and not any(s in canvas.denied for s in sources):
+            canvas.low[v] = Paint(canvas.to, "gray_follows_allow", canvas.vertices.all[due].op)
+
+
+def allow_through_clear(canvas: Canvas) -> None:
+    """Clear ops that touch a lowered op, upstream or downstream, transitively."""
+
+    def near(v: int) -> Iterable[int]:
+        return (*canvas.vertices.sources[v], *canvas.vertices.readers[v])
+
+    reached = canvas.walk(list(canvas.low), near, lambda v: canvas.clear(v) and canvas.free(v))
+    for v, due in reached.items():
+        canvas.low[v] = Paint(canvas.to, "allow_through_clear", due)
+
+
+def existing_casts(canvas: Canvas) -> None:
+    """A Cast to float32 that only lowered ops read casts to the low type instead."""
+    for v, vertex in enumerate(canvas.vertices.all):
+        op = canvas.view.ops[vertex.op]
+        if op.kind != "Cast" or v in canvas.low or op.outputs[0] is None or vertex.refusal is not None:
+            continue
+        out = op.outputs[0]
+        if canvas.view.dtype(out) is not DType.FLOAT or "T2" not in vertex.variables:
+            continue
+        value = canvas.view.values[out]
+        readers = canvas.vertices.readers[v]
+        uses = canvas.view.uses[out]
+        if value.public or out in canvas.view.yielded or not uses:
+            continue
+        if all(canvas.reads_low(use.op, use.slot) for use in uses):
+            canvas.low[v] = Paint(canvas.to, "existing_cast", canvas.vertices.all[readers[0]].op)

@@ -1,0 +1,58 @@
+"""What may not be lowered whatever the lists say: every safety rule, run in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from amp_rewrite.angle import angle
+from amp_rewrite.cluster import clusters
+from amp_rewrite.constants import epsilon, statistics, underflow
+from amp_rewrite.dtypes import DType
+from amp_rewrite.finding import Finding
+from amp_rewrite.mask import overflow, saturated
+from amp_rewrite.pin import Cluster, Pin
+from amp_rewrite.taint import accumulators, index_taint, shape_taint
+from amp_rewrite.view import OpId, ValueId, View
+
+Rule = Callable[[View, DType], Iterable[Pin]]
+
+# Of several rules that pin one op the first speaks for it.
+RULES: tuple[Rule, ...] = (
+    shape_taint,
+    index_taint,
+    accumulators,
+    angle,
+    statistics,
+    overflow,
+    underflow,
+    epsilon,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hazards:
+    """What the safety rules found in a model.
+
+    pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one colour.
+    saturate: values to clamp to the low type's finite range where they become low: constants where they are
+    baked, results where a Cast lowers them. findings: what a person should know about all that.
+    """
+
+    pins: tuple[Pin, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    saturate: frozenset[ValueId] = frozenset()
+
+
+NOTHING = Hazards()
+
+
+def hazards(view: View, to: DType) -> Hazards:
+    """Everything that the safety rules say of a model. O(nodes + uses); reads each float32 constant once."""
+    pins: dict[OpId, Pin] = {}
+    for rule in RULES:
+        for pin in rule(view, to):
+            pins.setdefault(pin.op, pin)
+    saturate, findings = saturated(view, to)
+    return Hazards(tuple(pins[op] for op in sorted(pins)), clusters(view), findings, saturate)

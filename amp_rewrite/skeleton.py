@@ -1,0 +1,131 @@
+"""A model without its heavy tensors, for onnx's checker and shape inference."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from amp_rewrite import wire
+from amp_rewrite.dtypes import DType
+from amp_rewrite.tensors import is_stub, nbytes, without_values
+
+_SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
+# What Constant produced before its newer versions (opset 13: bfloat16, 19: float8, 21: int4 …).
+_ALWAYS = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
+
+
+def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
+    """A copy in which nothing has more than `threshold` bytes, but dtype and shape of everything stay.
+
+    Heavy initializers of the main graph become graph inputs. In bodies and functions heavy initializers
+    and Constants become Constants of an empty sparse tensor, which stands for a dense one. Where the opset
+    has no such Constant (below 11), and in the attributes of other ops, heavy values become zeros.
+    """
+
+    def hollow(tensor: TensorProto) -> list[wire.Piece] | None:
+        if not is_stub(tensor) and (tensor.ByteSize() <= threshold or not _sized(tensor)):
+            return None
+        bare = without_values(tensor)
+        bare.data_location = TensorProto.EXTERNAL
+        return [bare.SerializeToString(deterministic=True)]
+
+    out = ModelProto()
+    body = wire.pieces(proto, hollow)
+    if body is None:
+        out.CopyFrom(proto)
+        return out
+    out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
+    _main_inputs(out.graph)
+    _fill_graph(out.graph, _opset(out))
+    for training in out.training_info:
+        _fill_graph(training.initialization, _opset(out))
+        _fill_graph(training.algorithm, _opset(out))
+    for function in out.functions:
+        _fill_nodes(function, _opset(function))
+        for attribute in function.attribute_proto:
+            _fill_attribute(attribute, _opset(function))
+    return out
+
+
+def _sized(tensor: TensorProto) -> bool:
+    return DType.of(tensor.data_type) not in (None, DType.STRING) and not tensor.HasField("segment")
+
+
+def _opset(holder: ModelProto | FunctionProto) -> int:
+    return max((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+
+def _main_inputs(graph: GraphProto) -> None:
+    """Turn the hollow initializers of the main graph into inputs."""
+    hollow = [t for t in graph.initializer if is_stub(t)]
+    if not hollow:
+        return
+    inputs = {value.name for value in graph.input}
+    for tensor in hollow:
+        if tensor.name not in inputs:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    kept = [t for t in graph.initializer if not is_stub(t)]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _fill_graph(graph: GraphProto, opset: int) -> None:
+    _fill_nodes(graph, opset)
+    hollow = [t for t in graph.initializer if is_stub(t)]
+    constants: list[NodeProto] = []
+    for tensor in hollow:
+        if opset >= _SPARSE_CONSTANT and DType(tensor.data_type) in _ALWAYS:
+            constant = NodeProto(op_type="Constant", output=[tensor.name])
+            _set_sparse(constant.attribute.add(), tensor)
+            constants.append(constant)
+        else:
+            _zero(tensor)
+    if constants:
+        kept = [t for t in graph.initializer if not is_stub(t)]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        nodes = [*constants, *graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _fill_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
+    for node in holder.node:
+        constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+        for attribute in node.attribute:
+            if constant and opset >= _SPARSE_CONSTANT and attribute.HasField("t") and is_stub(attribute.t):
+                _set_sparse(attribute, attribute.t)
+            else:
+                _fill_attribute(attribute, opset)
+
+
+def _fill_attribute(attribute: AttributeProto, opset: int) -> None:
+    for tensor in [attribute.t] if attribute.HasField("t") else []:
+        if is_stub(tensor):
+            _zero(tensor)
+    for tensor in attribute.tensors:
+        if is_stub(tensor):
+            _zero(tensor)
+    for graph in [attribute.g] if attribute.HasField("g") else []:
+        _fill_graph(graph, opset)
+    for graph in attribute.graphs:
+        _fill_graph(graph, opset)
+
+
+def _set_sparse(attribute: AttributeProto, tensor: TensorProto) -> None:
+    """Make this the sparse_value of a Constant: all zeros, of the tensor's shape and type."""
+    sparse = onnx.SparseTensorProto(dims=tensor.dims)
+    sparse.values.data_type = tensor.data_type
+    sparse.values.dims.append(0)
+    sparse.indices.data_type = TensorProto.INT64
+    sparse.indices.dims.append(0)
+    attribute.ClearField("t")
+    attribute.name = "sparse_value"
+    attribute.type = AttributeProto.SPARSE_TENSOR
+    attribute.sparse_tensor.CopyFrom(sparse)
+
+
+def _zero(tensor: TensorProto) -> None:
+    tensor.ClearField("data_location")
+    tensor.raw_data = bytes(nbytes(tensor))

@@ -1,0 +1,296 @@
+"""Writing a model file, and its data file, whole or not at all.
+
+Everything is written to temporary files in the target folder first. The data file is renamed to a name that
+carries the hash of its content, then the model file is renamed, then the data file of the model that it
+replaced is removed. So at any moment a whole old or a whole new model is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto, TensorProto
+
+from amp_rewrite import wire
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
+
+LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
+LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is the default
+
+_SMALLEST_MOVED = 1 << 10
+_LARGEST_SHAPE = 1 << 14
+_PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
+_BUFFER = 1 << 20
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor of the data file: `nbytes` bytes at `offset`."""
+
+    tensor: TensorProto
+    offset: int
+    nbytes: int
+
+
+def save(
+    proto: ModelProto,
+    path: Path,
+    *,
+    total: int,
+    overwrite: bool,
+    external_data: bool | None,
+    progress: Progress | None,
+) -> None:
+    """Write the model to `path`, and its large tensors beside it where `external_data` says so.
+
+    See `Model.save`. `total` is the number of bytes of all tensors.
+    """
+    external = total > LARGEST_INLINE if external_data is None else external_data
+    try:
+        _check_target(path, overwrite)
+        with Sources() as sources, ExitStack() as undo:
+            _save(proto, path, external, sources, undo, progress or _silent)
+    except OSError as cause:
+        raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _check_target(path: Path, overwrite: bool) -> None:
+    if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
+        raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
+    if not path.parent.is_dir():
+        raise ModelError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+    if path.is_dir():
+        raise ModelError(f"cannot write {path}: it is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"cannot write {path}: it is not a regular file; name another")
+    if not overwrite and (path.exists() or path.is_symlink()):
+        raise ModelError(f"{path} exists; name another output or ask for overwrite")
+    try:
+        path.name.encode()
+    except UnicodeEncodeError as cause:
+        raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
+
+
+def _save(proto: ModelProto, path: Path, external: bool, sources: Sources, undo: ExitStack, progress: Progress) -> None:
+    folder = path.parent
+    layout: list[Placed] = []
+    body = wire.pieces(proto, _Replace(sources, layout if external else None))
+    if body is None:
+        body = [proto.SerializeToString(deterministic=True)]
+    total = wire.total(body) + sum(placed.nbytes for placed in layout)
+    written = _Counter(total, progress)
+    new_data: Path | None = None
+    if layout:
+        temporary, file = _temporary(folder, undo)
+        digest = _write_data(file, layout, sources, written)
+        new_data = folder / f"{path.stem}.{digest}.data"
+        body = _located(body, new_data.name)
+    if wire.total(body) > LARGEST_FILE:
+        raise ModelError(
+            f"cannot write {path}: {wire.total(body)} bytes are more than protobuf can read"
+            + ("" if external else "; use external data")
+        )
+    model_temporary, model_file = _temporary(folder, undo)
+    _write_model(model_file, body, written)
+    outdated = [old for old in _data_files_of(path) if old != new_data]
+    if new_data is not None:
+        if not new_data.exists():
+            undo.callback(new_data.unlink, missing_ok=True)
+        temporary.replace(new_data)
+    model_temporary.replace(path)
+    undo.pop_all()
+    _sync_folder(folder)
+    for old in outdated:
+        with suppress(OSError):
+            old.unlink()
+
+
+class _Replace:
+    """What becomes of each tensor: streamed into the model file, placed in the data file, or kept as it is.
+
+    With a `layout`, placed tensors are appended to it; tied stubs are placed once.
+    """
+
+    def __init__(self, sources: Sources, layout: list[Placed] | None) -> None:
+        self.sources, self.layout = sources, layout
+        self.end = 0
+        self.tied: dict[tuple[Source, int], int] = {}
+
+    def __call__(self, tensor: TensorProto) -> list[wire.Piece] | None:
+        if self.layout is not None and _movable(tensor):
+            return [self._place(tensor, self.layout)]
+        if is_stub(tensor):
+            bare = without_values(tensor)
+            if source(tensor).explicit:
+                bare.data_location = TensorProto.DEFAULT
+            count = nbytes(tensor)
+            streamed = wire.Streamed(count, partial(payload, tensor, self.sources))
+            return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
+        if tensor.ByteSize() > _LARGEST_SHAPE:
+            return [wire.Streamed(tensor.ByteSize(), partial(_whole, tensor))]
+        return None
+
+    def _place(self, tensor: TensorProto, layout: list[Placed]) -> bytes:
+        """The tensor as it stands in the model file, but for the name of the data file."""
+        count = nbytes(tensor)
+        key = (source(tensor), tensor.data_type) if is_stub(tensor) else None
+        offset = None if key is None else self.tied.get(key)
+        if offset is None:
+            step = _PAGE if count >= _PAGED_FROM else _ALIGN
+            offset = -(-self.end // step) * step
+            self.end = offset + count
+            layout.append(Placed(tensor, offset, count))
+            if key is not None:
+                self.tied[key] = offset
+        bare = without_values(tensor)
+        bare.data_location = TensorProto.EXTERNAL
+        for name, value in (("location", ""), ("offset", str(offset)), ("length", str(count))):
+            bare.external_data.add(key=name, value=value)
+        return bytes(bare.SerializeToString(deterministic=True))
+
+
+def _whole(tensor: TensorProto) -> Iterable[bytes]:
+    yield tensor.SerializeToString(deterministic=True)
+
+
+def _movable(tensor: TensorProto) -> bool:
+    """Whether the tensor may stand in a data file. Short lists of integers may not: they say shapes."""
+    kind = DType.of(tensor.data_type)
+    if kind in (None, DType.STRING) or tensor.HasField("segment"):
+        return False
+    count = nbytes(tensor)
+    if count < _SMALLEST_MOVED:
+        return False
+    if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= _LARGEST_SHAPE:
+        return False
+    return is_stub(tensor) or tensor.HasField("raw_data") or kind.bits >= 8
+
+
+def _located(body: list[wire.Piece], name: str) -> list[wire.Piece]:
+    """The model file whose tensors lie in the data file `name`."""
+    # What else is streamed here is in memory already (strings, typed fields of packed types).
+    light = ModelProto.FromString(b"".join(_bytes(piece) for piece in body))
+    for tensor in wire.tensors(light):
+        if is_stub(tensor):
+            tensor.external_data[0].value = name
+    return [light.SerializeToString(deterministic=True)]
+
+
+def _bytes(piece: wire.Piece) -> bytes:
+    return piece if isinstance(piece, bytes) else b"".join(map(bytes, piece.chunks()))
+
+
+class _Counter:
+    """Bytes written so far, reported as they grow."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self.done, self.total, self.progress = 0, total, progress
+
+    def add(self, count: int) -> None:
+        self.done = min(self.done + count, self.total)
+        self.progress(self.done, self.total)
+
+
+def _temporary(folder: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
+    """A new file in the folder, with the permissions of any new file, and gone when `undo` closes."""
+    path = folder / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
+    file = path.open("xb", buffering=_BUFFER)
+    undo.callback(path.unlink, missing_ok=True)
+    undo.callback(_close, file)
+    return path, file
+
+
+def _close(file: BinaryIO) -> None:
+    with suppress(OSError):  # on a full disk this fails once more, and that is known by now
+        file.close()
+
+
+def _write_data(file: BinaryIO, layout: list[Placed], sources: Sources, written: _Counter) -> str:
+    """Write the data file, close it, and give the first 16 hex digits of the SHA-256 of its content."""
+    digest = hashlib.sha256()
+    end = 0
+    for placed in layout:
+        padding = bytes(placed.offset - end)
+        file.write(padding)
+        digest.update(padding)
+        end = placed.offset
+        for chunk in payload(placed.tensor, sources):
+            file.write(chunk)
+            digest.update(chunk)
+            end += len(chunk)
+            written.add(len(chunk))
+        _check_length(placed.tensor.name, end - placed.offset, placed.nbytes)
+    _finish(file)
+    return digest.hexdigest()[:16]
+
+
+def _write_model(file: BinaryIO, body: list[wire.Piece], written: _Counter) -> None:
+    for piece in body:
+        if isinstance(piece, bytes):
+            file.write(piece)
+            written.add(len(piece))
+            continue
+        count = 0
+        for chunk in piece.chunks():
+            file.write(chunk)
+            count += len(chunk)
+            written.add(len(chunk))
+        _check_length("", count, piece.nbytes)
+    _finish(file)
+
+
+def _check_length(name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise ModelError(
+            f"tensor {name!r} has {found} bytes, but its dims and type need {expected}; export the model again"
+        )
+
+
+def _finish(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the renames on disk, where folders can be synced."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _data_files_of(path: Path) -> list[Path]:
+    """The data files of the model at `path`, as far as this module made them. Nothing for other models."""
+    own = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+    names: set[str] = set()
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            light = wire.lightened(file, size, _LARGEST_SHAPE, lambda *_: True, str(path))
+        proto = ModelProto.FromString(light)
+    except (OSError, ModelError, DecodeError):
+        return []
+    for tensor in wire.tensors(proto):
+        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    return [path.parent / name for name in sorted(names) if own.fullmatch(name)]

@@ -1,0 +1,170 @@
+"""A report as text for people: one screen of summary, and on demand every row."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from amp_rewrite.explain import RULES
+from amp_rewrite.render import count, plain, share, shortened, size, table
+from amp_rewrite.report import Report, Row
+
+_LOW = ("float16", "bfloat16")
+_SHOWN_CASTS = 6
+
+
+def summary(report: Report, *, verbose: bool = False) -> str:
+    """The text of a report; `verbose` adds all casts, findings and rows. Ends with a newline."""
+    parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
+    if verbose:
+        parts.append(_rows(report))
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _head(report: Report) -> list[str]:
+    model = report.model
+    opsets = ", ".join(f"{domain} {version}" for domain, version in model.opsets.items())
+    lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
+    facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
+    if model.to:
+        facts.append(("settings", f"target {model.target}, level {model.level}, safety {model.safety}"))
+    if model.lists:
+        facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
+    return [*lines, *table([*facts, *_totals(report)])]
+
+
+def _totals(report: Report) -> list[tuple[str, str]]:
+    totals = report.totals
+    rows = [row for row in report.rows if row.op != "Constant"]
+    dtypes = Counter(row.dtype for row in rows if row.variables or row.dtype in ("float32", *_LOW))
+    parts = [f"{number} {dtype}" for dtype, number in sorted(dtypes.items())]
+    rest = len(rows) - dtypes.total()
+    parts += [f"{rest} without floats"] if rest else []
+    parts += [count(totals.ops - len(rows), "constant")] if totals.ops > len(rows) else []
+    lowered = share(totals.compute_lowered, totals.compute_ops)
+    facts = [
+        ("compute ops", f"{totals.compute_lowered} of {totals.compute_ops} in low precision ({lowered})"),
+        ("ops", f"{totals.ops}: {', '.join(parts)}" if parts else "0"),
+        ("casts", _cast_counts(report)),
+        ("weights", _weights(report)),
+    ]
+    if totals.refused:
+        facts.append(("kernel gate", f"{count(totals.refused, 'op')} refused"))
+    return facts
+
+
+def _cast_counts(report: Report) -> str:
+    totals = report.totals
+    inserted = totals.casts_to_low + totals.casts_to_float32
+    parts = []
+    if not report.inventory:
+        parts.append(f"{inserted} inserted")
+        if inserted:
+            parts[0] += f" ({totals.casts_to_low} to {report.model.to}, {totals.casts_to_float32} to float32)"
+    if totals.casts_existing or report.inventory:
+        parts.append(f"{totals.casts_existing} of the model itself")
+    if totals.casts_folded:
+        parts.append(f"{totals.casts_folded} folded")
+    return ", ".join(parts)
+
+
+def _weights(report: Report) -> str:
+    totals = report.totals
+    if not totals.baked:
+        return size(totals.weights_before)
+    parts = [f"{totals.baked} baked"]
+    parts += [f"{n} {word}" for n, word in ((totals.saturated, "saturated"), (totals.flushed, "flushed")) if n]
+    return f"{size(totals.weights_before)} → {size(totals.weights_after)} ({', '.join(parts)})"
+
+
+# -- a conversion ------------------------------------------------------------------------------------
+
+
+def _conversion(report: Report, verbose: bool) -> list[list[str]]:
+    return [_why(report), _refused(report), _casts(report, verbose), _findings(report, verbose)]
+
+
+def _why(report: Report) -> list[str]:
+    """The ops that stayed float32, by rule, the most frequent first."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in report.rows:
+        if row.rule is not None and row.dtype not in _LOW and row.op != "Constant":
+            groups[row.rule].append(row)
+    if not groups:
+        return []
+    total = sum(map(len, groups.values()))
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    rows = [(str(len(g)), rule, RULES.get(rule, rule), _examples(g)) for rule, g in ordered]
+    return [f"why {count(total, 'op')} stayed float32", *table(rows, right=">")]
+
+
+def _examples(rows: Sequence[Row]) -> str:
+    """The op types in a group, the most frequent first, each with a count."""
+    kinds = Counter(row.op for row in rows)
+    return shortened([f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))], 4)
+
+
+def _refused(report: Report) -> list[str]:
+    """One line per op type and reason; there can be hundreds of equal ones."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in report.refused:
+        groups[row.op, row.note].append(row)
+    if not groups:
+        return []
+    rows = [(str(len(g)), op, note, shortened([row.path for row in g])) for (op, note), g in sorted(groups.items())]
+    return ["refused by the kernel gate", *table(rows, right=">")]
+
+
+def _casts(report: Report, verbose: bool) -> list[str]:
+    inserted = [cast for cast in report.casts if verbose or cast.origin == "inserted"]
+    if not inserted:
+        return []
+    shown = inserted if verbose else inserted[:_SHOWN_CASTS]
+    rows = [
+        (cast.scope + cast.value, f"{cast.from_} → {cast.to}", f"×{cast.readers}", f"{cast.origin}: {cast.reason}")
+        for cast in shown
+    ]
+    rest = len(inserted) - len(shown)
+    return ["casts", *table(rows), *([f"  … and {rest} more (--verbose)"] if rest else [])]
+
+
+def _findings(report: Report, verbose: bool) -> list[str]:
+    """One line per kind, with the first of it; all of them when verbose."""
+    if not report.findings:
+        return []
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for finding in report.findings:
+        groups[finding.kind].append((finding.subject, finding.message))
+    rows: Iterable[tuple[str, str, str]]
+    if verbose:
+        rows = ((kind, subject, message) for kind, group in groups.items() for subject, message in group)
+    else:
+        rows = ((f"{len(g)} {kind}", g[0][0], g[0][1] + (", …" if len(g) > 1 else "")) for kind, g in groups.items())
+    return ["findings", *table(rows)]
+
+
+# -- an inventory ------------------------------------------------------------------------------------
+
+
+def _stock(report: Report, verbose: bool) -> list[list[str]]:
+    """The op types, the most frequent first, each with its element types; and the model's own casts."""
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in report.rows:
+        kinds[row.op][row.dtype] += 1
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0]))
+    rows = [(str(n.total()), kind, ", ".join(f"{n[d]} {d}" for d in sorted(n))) for kind, n in ordered]
+    return [["ops by type", *table(rows, right=">")], _casts(report, verbose), _findings(report, verbose)]
+
+
+def _rows(report: Report) -> list[str]:
+    head: tuple[str, ...] = ("op", "type", "dtype")
+    cells = [(row.path, row.op, row.dtype) for row in report.rows]
+    if report.inventory:
+        return ["ops", *table(cells, head=head)]
+    told = ((row.color or "", row.why, _note(row)) for row in report.rows)
+    return ["ops", *table([(*c, *t) for c, t in zip(cells, told, strict=True)], head=(*head, "color", "rule", "note"))]
+
+
+def _note(row: Row) -> str:
+    """What the rule says of the op; where it only follows the list, what the list says."""
+    return row.note or (row.reason if row.rule and not row.because else "")

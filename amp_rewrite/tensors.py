@@ -1,0 +1,347 @@
+"""The bytes of tensors: where they lie, reading them in chunks, and casting them.
+
+A *stub* is a TensorProto whose bytes lie in a file: data_location is EXTERNAL and external_data says the
+absolute path, the offset, the length, and the *stamp* of the file. When its bytes are of another element
+type than `data_type` says, it carries a *pending cast*, done when the bytes are read. All of that stands
+inside the TensorProto, so a stub can be copied, renamed and moved between models like any other tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+from numpy.typing import NDArray
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+
+Array = NDArray[Any]
+
+CHUNK = 1 << 22  # elements
+
+_DTYPE, _STAMP, _EXPLICIT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.explicit"
+_OPEN_FILES = 32
+# The bit pattern of infinity; the one below it is the largest finite value.
+_INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
+    DType.FLOAT16: (np.uint16, 0x7C00),
+    DType.BFLOAT16: (np.uint16, 0x7F80),
+    DType.FLOAT: (np.uint32, 0x7F800000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the bytes of a stub lie, and of which type they are there.
+
+    `stamp` tells one state of the file from another. `explicit`: the tensor in memory has its
+    data_location set to DEFAULT, instead of not set.
+    """
+
+    path: str
+    offset: int
+    length: int
+    dtype: DType
+    stamp: str
+    explicit: bool
+
+
+def stamp(status: os.stat_result) -> str:
+    """What changes when a file is replaced or written to."""
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def is_stub(tensor: onnx.TensorProto) -> bool:
+    """Whether the tensor's bytes lie in a file."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def source(tensor: onnx.TensorProto) -> Source:
+    """Where the bytes of a stub lie. ModelError for external data that was not resolved by `Model.load`."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        return Source(
+            path=entries["location"],
+            offset=int(entries["offset"]),
+            length=int(entries["length"]),
+            dtype=DType[entries[_DTYPE]],
+            stamp=entries[_STAMP],
+            explicit=_EXPLICIT in entries,
+        )
+    except KeyError as cause:
+        raise ModelError(
+            f"tensor {tensor.name!r} has external data that was not resolved; load the model with Model.load"
+        ) from cause
+
+
+def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
+    """Turn the tensor into a stub whose bytes lie there; it loses those it has."""
+    drop_values(tensor)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entries = {"location": source.path, "offset": str(source.offset), "length": str(source.length)}
+    entries |= {_DTYPE: source.dtype.name, _STAMP: source.stamp}
+    if source.explicit:
+        entries[_EXPLICIT] = "1"
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+
+
+def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    """A copy of the tensor with everything but its values and where they lie."""
+    copy = onnx.TensorProto()
+    if is_stub(tensor):
+        copy.CopyFrom(tensor)
+        drop_values(copy)
+        return copy
+    copy.dims.extend(tensor.dims)
+    for name in ("data_type", "name", "doc_string"):
+        if tensor.HasField(name):
+            setattr(copy, name, getattr(tensor, name))
+    copy.metadata_props.extend(tensor.metadata_props)
+    return copy
+
+
+def drop_values(tensor: onnx.TensorProto) -> None:
+    """Clear the values of a tensor, and where they lie."""
+    for name in ("raw_data", "float_data", "int32_data", "string_data", "int64_data"):
+        tensor.ClearField(name)
+    for name in ("double_data", "uint64_data", "external_data", "data_location"):
+        tensor.ClearField(name)
+
+
+def dtype(tensor: onnx.TensorProto) -> DType:
+    """The tensor's element type. ModelError for one that is unknown here."""
+    found = DType.of(tensor.data_type)
+    if found is None:
+        raise ModelError(
+            f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}; a newer amp-rewrite may know it"
+        )
+    return found
+
+
+def elements(tensor: onnx.TensorProto) -> int:
+    """The number of elements that the tensor's dims say. ModelError for a negative one."""
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"tensor {tensor.name!r} has negative dims {list(tensor.dims)}; export it again")
+    return math.prod(tensor.dims)
+
+
+def nbytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of the tensor's values in raw form, after the pending cast.
+
+    Of strings and unknown element types: the size of the tensor in the file.
+    """
+    kind = DType.of(tensor.data_type)
+    if kind is None or kind is DType.STRING:
+        return int(tensor.ByteSize())
+    return kind.nbytes(elements(tensor))
+
+
+def cast(values: Array, to: DType) -> Array:
+    """Floating values in another floating type, rounded once, to nearest even.
+
+    Finite values beyond the largest of the type become it (with their sign), instead of infinity; infinity
+    and NaN stay.
+    """
+    if values.dtype == np.float64 and to is DType.BFLOAT16:
+        values = _rounded_to_odd(values)
+    with np.errstate(all="ignore"):
+        low: Array = values.astype(to.numpy)
+    if to in _INFINITY:
+        unsigned, infinity = _INFINITY[to]
+        bits = low.view(unsigned)
+        over = bits & (np.iinfo(unsigned).max >> 1) == infinity
+        if over.any():
+            bits[over & np.isfinite(values)] -= 1
+    return low
+
+
+def _rounded_to_odd(values: Array) -> Array:
+    """float64 values as float32 such that rounding on to a type of at most 22 bits is as if done at once.
+
+    Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+    odd, IEEE Transactions on Computers 57(4), 2008.
+    """
+    with np.errstate(all="ignore"):
+        near = values.astype(np.float32)
+    back = near.astype(np.float64)
+    inexact = np.isfinite(values) & (back != values)
+    bits = near.view(np.uint32)
+    bits[inexact & (np.abs(back) > np.abs(values))] -= 1
+    bits[inexact] |= 1
+    return near
+
+
+class Sources:
+    """The files that stubs point into, opened once each and kept open (at most 32 of them).
+
+    Files are opened without following a link, and only in the state in which the model was loaded.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def fill(self, source: Source, at: int, target: memoryview) -> None:
+        """Read into `target` the source's bytes from byte `at` on."""
+        file = self._file(source)
+        try:
+            file.seek(source.offset + at)
+            done = 0
+            while done < len(target):
+                count = file.readinto(target[done:])  # type: ignore[attr-defined]
+                if not count:
+                    raise ModelError(f"{source.path} ends before byte {source.offset + source.length}")
+                done += count
+        except OSError as cause:
+            raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
+
+    def _file(self, source: Source) -> BinaryIO:
+        key = source.path, source.stamp
+        if key in self._files:
+            self._files.move_to_end(key)
+            return self._files[key]
+        file = _opened(source)
+        self._files[key] = file
+        if len(self._files) > _OPEN_FILES:
+            self._files.popitem(last=False)[1].close()
+        return file
+
+
+def _opened(source: Source) -> BinaryIO:
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file = open(os.open(source.path, flags), "rb", buffering=0)  # noqa: PTH123, SIM115
+    except OSError as cause:
+        raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and stamp(status) == source.stamp:
+        return file
+    file.close()
+    raise ModelError(f"{source.path} has changed since the model was loaded from it; load it again")
+
+
+def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[Array]:
+    """The tensor's elements in order, as flat arrays of at most `count`, before the pending cast."""
+    if not is_stub(tensor):
+        flat = in_memory(tensor).reshape(-1)
+        yield from (flat[at : at + count] for at in range(0, flat.size, count))
+        return
+    place = source(tensor)
+    if place.dtype.bits < 8:
+        flat = _unpacked(tensor, place, sources).reshape(-1)
+        yield from (flat[at : at + count] for at in range(0, flat.size, count))
+        return
+    size = elements(tensor)
+    for at in range(0, size, count):
+        chunk: Array = np.empty(min(count, size - at), place.dtype.numpy)
+        sources.fill(place, at * chunk.itemsize, chunk.view(np.uint8).data)
+        yield chunk
+
+
+def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
+    """The tensor's values, the pending cast done."""
+    if not is_stub(tensor):
+        return in_memory(tensor)
+    place, kind = source(tensor), dtype(tensor)
+    if place.dtype.bits < 8:
+        return _unpacked(tensor, place, sources)
+    out: Array = np.empty(elements(tensor), kind.numpy)
+    if place.dtype is kind:
+        sources.fill(place, 0, out.view(np.uint8).data)
+    else:
+        at = 0
+        for chunk in chunks(tensor, CHUNK, sources):
+            out[at : at + chunk.size] = cast(chunk, kind)
+            at += chunk.size
+    return out.reshape(tuple(tensor.dims))
+
+
+def in_memory(tensor: onnx.TensorProto) -> Array:
+    """The values of a tensor that is no stub. ModelError where they do not fit its dims and type."""
+    try:
+        values: Array = onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as cause:
+        raise ModelError(f"tensor {tensor.name!r} cannot be read: {cause}; export it again") from cause
+    return values
+
+
+def _unpacked(tensor: onnx.TensorProto, place: Source, sources: Sources) -> Array:
+    """The values of a stub of a type that is packed into less than a byte."""
+    packed = without_values(tensor)
+    packed.raw_data = raw(place, sources)
+    return in_memory(packed)
+
+
+def raw(place: Source, sources: Sources) -> bytes:
+    """The bytes of a source, as they lie there."""
+    found = bytearray(place.length)
+    sources.fill(place, 0, memoryview(found))
+    return bytes(found)
+
+
+def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
+    """The tensor's values in raw form, piece by piece, the pending cast done. Not for strings."""
+    if not is_stub(tensor):
+        yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
+        return
+    place, kind = source(tensor), dtype(tensor)
+    if place.dtype is not kind:
+        for chunk in chunks(tensor, CHUNK, sources):
+            yield cast(chunk, kind).view(np.uint8).data
+        return
+    buffer = memoryview(bytearray(min(place.length, CHUNK)))
+    for at in range(0, place.length, CHUNK):
+        part = buffer[: min(CHUNK, place.length - at)]
+        sources.fill(place, at, part)
+        yield part
+
+
+def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto:
+    """The stub with its bytes read, as `onnx.load` would give it."""
+    place = source(tensor)
+    out = without_values(tensor)
+    out.raw_data = b"".join(map(bytes, payload(tensor, sources)))
+    if place.explicit:
+        out.data_location = onnx.TensorProto.DEFAULT
+    return out
+
+
+def baked(tensor: onnx.TensorProto, to: DType, *, name: str | None = None, sources: Sources) -> onnx.TensorProto:
+    """A new tensor with the values of `tensor` in the floating type `to`, everything else kept.
+
+    A stub stays a stub, with a pending cast; values in memory are cast now (see `cast`). ModelError for a
+    tensor or a type that is not floating.
+    """
+    kind = dtype(tensor)
+    if not (kind.floating and to.floating):
+        raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating types cast to {to.spelling}")
+    if kind is to:
+        out = onnx.TensorProto()
+        out.CopyFrom(tensor)
+    elif is_stub(tensor) and source(tensor).dtype is kind:
+        out = without_values(tensor)
+        make_stub(out, source(tensor))
+        out.data_type = to.code
+    else:
+        out = without_values(tensor)
+        out.data_type = to.code
+        out.raw_data = cast(array(tensor, sources), to).tobytes()
+    if name is not None:
+        out.name = name
+    return out

@@ -1,0 +1,144 @@
+"""A read-only index over a model: ops, values, uses, scopes, and the element type of every value.
+
+Ops are in topological order across scopes: an op stands after everything that it reads, and an op with
+bodies (If, Loop, Scan …) stands after the ops of its bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from onnx import TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.fit import Fit
+from amp_rewrite.index import index
+from amp_rewrite.model import Model
+from amp_rewrite.op import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
+from amp_rewrite.schema import TENSOR, ValueType
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "ValueId", "Variable", "View"]
+
+
+@dataclass(frozen=True)
+class View:
+    """The index. Build it with `View.of`; O(nodes + uses)."""
+
+    model: Model
+    opsets: Mapping[str, int]
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    scopes: tuple[Scope, ...]
+    types: tuple[ValueType | None, ...]
+    uses: tuple[tuple[Use, ...], ...]
+    carried: tuple[tuple[ValueId, ValueId], ...]
+    """Pairs (body output, body input) through which a Loop or Scan hands state to its next iteration."""
+    names: frozenset[str] = field(repr=False)
+    """Every value and node name of the model, all scopes and functions: what a new name must avoid."""
+    _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, model: Model) -> View:
+        """Index a model. ModelError, naming the node, when the graph is not one that can run."""
+        found = index(model.proto)
+        return cls(
+            model,
+            found.opsets,
+            found.ops,
+            found.values,
+            found.scopes,
+            found.types,
+            found.uses,
+            found.carried,
+            found.names,
+        )
+
+    def dtype(self, value: ValueId) -> DType | None:
+        """The element type of a value, whatever its container; None when it is unknown."""
+        found = self.types[value]
+        return found.dtype if found else None
+
+    def value_name(self, value: ValueId) -> str:
+        return self.values[value].name
+
+    def readers(self, value: ValueId) -> Iterator[Op]:
+        """The ops that read a value, once per use."""
+        return (self.ops[use.op] for use in self.uses[value])
+
+    def producer(self, value: ValueId | None) -> Op | None:
+        """The op that makes a value; None for inputs, initializers and left-out inputs."""
+        made_by = self.values[value].producer if value is not None else None
+        return self.ops[made_by] if made_by is not None else None
+
+    def constant(self, value: ValueId | None) -> TensorProto | None:
+        """The tensor behind a value that no one can change: an initializer or a Constant's output."""
+        if value is None or self.values[value].overridable:
+            return None
+        return self.values[value].tensor
+
+    def fit(self, value: ValueId, to: DType) -> Fit:
+        """How a constant's values fit into a low type; each constant is read once. Fit() if it is none."""
+        if (value, to) not in self._fits:
+            tensor = self.constant(value)
+            self._fits[value, to] = self.model.fit(tensor, to) if tensor is not None else Fit()
+        return self._fits[value, to]
+
+    @cached_property
+    def yielded(self) -> frozenset[ValueId]:
+        """Values that are an output of their scope."""
+        return frozenset(v for scope in self.scopes for v in scope.outputs)
+
+    @cached_property
+    def variables(self) -> tuple[tuple[Variable, ...], ...]:
+        """For each op its type variables, in order of first port. Ops with bodies and unknown ops have none."""
+        return tuple(self._variables_of(op) for op in self.ops)
+
+    def _variables_of(self, op: Op) -> tuple[Variable, ...]:
+        if op.signature is None or op.bodies:
+            return ()
+        ports: dict[str, tuple[list[int], list[int]]] = {}
+        named = (op.signature.input_variable, op.signature.output_variable)
+        for side, actual in enumerate((op.inputs, op.outputs)):
+            for slot, value in enumerate(actual):
+                if value is not None and (name := named[side](slot)) is not None:
+                    ports.setdefault(name, ([], []))[side].append(slot)
+        return tuple(
+            Variable(op.id, name, tuple(ins), tuple(outs), self._type_at(op, ins, outs))
+            for name, (ins, outs) in ports.items()
+        )
+
+    def _type_at(self, op: Op, ins: list[int], outs: list[int]) -> ValueType | None:
+        """Linked variables name tensors and sequences alike; a bare tensor says it best."""
+        at = [self.types[v] for v in [*(op.inputs[i] for i in ins), *(op.outputs[o] for o in outs)] if v is not None]
+        return next((t for t in at if t and t.container == TENSOR), next((t for t in at if t), None))
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[int]:
+        """The ops as a networkx DiGraph: nodes are op ids (attributes `op_type`, `name`), edges carry `values`.
+
+        An edge leads from the producer of a value to each reader, through captures too, and from the
+        producer of a body's output to the op that owns the body. Loop-carried edges are in `carried`,
+        so this is a DAG.
+        """
+        import networkx as nx
+
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from((op.id, {"op_type": op.kind, "name": op.name}) for op in self.ops)
+        edges: dict[tuple[int, int], list[ValueId]] = {}
+        for value in self.values:
+            if value.producer is not None:
+                for use in self.uses[value.id]:
+                    edges.setdefault((value.producer, use.op), []).append(value.id)
+        for scope in self.scopes:
+            for out in scope.outputs:
+                made_by = self.values[out].producer
+                if scope.owner is not None and made_by is not None:
+                    edges.setdefault((made_by, scope.owner), []).append(out)
+        graph.add_edges_from((a, b, {"values": tuple(values)}) for (a, b), values in edges.items())
+        return graph

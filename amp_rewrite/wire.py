@@ -1,0 +1,329 @@
+"""The protobuf wire format of ONNX files: read a model without its weights, write one around them.
+
+The encoding is that of https://protobuf.dev/programming-guides/encoding. Reading costs O(fields of the
+messages that hold something heavy), not O(bytes): everything else is skipped by its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import onnx
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
+
+from amp_rewrite.errors import ModelError
+
+# Where tensors hide: {message: {field number: (field, message of the field)}}. Sparse tensors stand apart
+# because their parts are always kept in memory.
+DENSE: dict[type[Message], dict[int, tuple[str, type[Message]]]] = {
+    onnx.ModelProto: {
+        7: ("graph", onnx.GraphProto),
+        20: ("training_info", onnx.TrainingInfoProto),
+        25: ("functions", onnx.FunctionProto),
+    },
+    onnx.TrainingInfoProto: {1: ("initialization", onnx.GraphProto), 2: ("algorithm", onnx.GraphProto)},
+    onnx.FunctionProto: {7: ("node", onnx.NodeProto), 11: ("attribute_proto", onnx.AttributeProto)},
+    onnx.GraphProto: {1: ("node", onnx.NodeProto), 5: ("initializer", onnx.TensorProto)},
+    onnx.NodeProto: {5: ("attribute", onnx.AttributeProto)},
+    onnx.AttributeProto: {
+        5: ("t", onnx.TensorProto),
+        6: ("g", onnx.GraphProto),
+        10: ("tensors", onnx.TensorProto),
+        11: ("graphs", onnx.GraphProto),
+    },
+}
+SPARSE: dict[type[Message], dict[int, tuple[str, type[Message]]]] = {
+    onnx.GraphProto: {15: ("sparse_initializer", onnx.SparseTensorProto)},
+    onnx.AttributeProto: {
+        22: ("sparse_tensor", onnx.SparseTensorProto),
+        23: ("sparse_tensors", onnx.SparseTensorProto),
+    },
+    onnx.SparseTensorProto: {1: ("values", onnx.TensorProto), 2: ("indices", onnx.TensorProto)},
+}
+RAW_DATA = 9  # TensorProto.raw_data
+
+_PLAIN_ATTRIBUTES = frozenset(
+    onnx.AttributeProto.AttributeType.Value(name)
+    for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS", "TYPE_PROTO", "TYPE_PROTOS")
+)
+_WINDOW = 1 << 13
+_LONGEST_HEAD = 20  # a tag and a length, at most ten bytes each
+_DEEPEST = 100  # protobuf's own parser stops at this depth too
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A piece of a file whose bytes, `nbytes` in all, are only made when it is written."""
+
+    nbytes: int
+    chunks: Callable[[], Iterable[bytes | memoryview]]
+
+
+Piece = bytes | Streamed
+
+
+def total(pieces: list[Piece]) -> int:
+    """Bytes of the pieces once written."""
+    return sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
+
+
+def varint(value: int) -> bytes:
+    """The base-128 varint of a number that is not negative."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def head(number: int, length: int) -> bytes:
+    """The tag and the length that stand before a field of `length` bytes."""
+    return varint(number << 3 | 2) + varint(length)
+
+
+def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorProto]:
+    """Every TensorProto inside the message, in all graphs, bodies, functions and attributes, in wire order.
+
+    The parts of sparse tensors are left out; with `sparse` they alone are given.
+    """
+    if isinstance(message, onnx.TensorProto):
+        if not sparse:
+            yield message
+        return
+    for child in _children(message, DENSE):
+        yield from tensors(child, sparse=sparse)
+    if sparse:
+        for child in _children(message, SPARSE):
+            for _, part in child.ListFields():
+                if isinstance(part, onnx.TensorProto):
+                    yield part
+
+
+def _children(message: Message, table: dict[type[Message], dict[int, tuple[str, type[Message]]]]) -> Iterator[Message]:
+    """The messages in the message that may hold tensors; of its nodes, their attributes."""
+    for name, _ in table.get(type(message), {}).values():
+        value: Any = getattr(message, name)
+        if name == "node":
+            for node in value:
+                for attribute in node.attribute:
+                    if attribute.type not in _PLAIN_ATTRIBUTES:
+                        yield attribute
+        elif not isinstance(value, Message):
+            yield from value
+        elif message.HasField(name):
+            yield value
+
+
+def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] | None]) -> list[Piece] | None:
+    """The wire format of a message whose tensors are replaced by what `replace` says; None: nothing was.
+
+    `replace` returns the body of a tensor, or None to keep it as it is. The message is neither changed nor
+    copied, except for fields that hold no tensor.
+    """
+    if isinstance(message, onnx.TensorProto):
+        return replace(message)
+    if isinstance(message, onnx.NodeProto) and all(a.type in _PLAIN_ATTRIBUTES for a in message.attribute):
+        return None
+    replaced: dict[int, list[tuple[Message, list[Piece] | None]]] = {}
+    for number, (name, _) in DENSE.get(type(message), {}).items():
+        value: Any = getattr(message, name)
+        single = isinstance(value, Message)
+        if single and not message.HasField(name):
+            continue
+        bodies = [(child, pieces(child, replace)) for child in ([value] if single else value)]
+        if any(body is not None for _, body in bodies):
+            replaced[number] = bodies
+    return _spliced(message, replaced) if replaced else None
+
+
+def _spliced(message: Message, replaced: dict[int, list[tuple[Message, list[Piece] | None]]]) -> list[Piece]:
+    """The wire format of a message, in field order, with these fields' bodies in place of its own."""
+    out: list[Piece] = []
+    for field, value in message.ListFields():
+        if field.number not in replaced:
+            out.append(_alone(message, field.name, value))
+            continue
+        for child, body in replaced[field.number]:
+            parts = [child.SerializeToString(deterministic=True)] if body is None else body
+            out += [head(field.number, total(parts)), *parts]
+    out += [_unknown(field) for field in UnknownFieldSet(message)]
+    return out
+
+
+def _alone(message: Message, name: str, value: Any) -> bytes:
+    """The wire format of one field of the message."""
+    alone = type(message)()
+    if isinstance(value, Message):
+        getattr(alone, name).SetInParent()  # an empty message is there too
+        getattr(alone, name).CopyFrom(value)
+    elif isinstance(value, (str, bytes, int, float)):
+        setattr(alone, name, value)
+    else:
+        getattr(alone, name).extend(value)
+    return bytes(alone.SerializeToString(deterministic=True))
+
+
+def _unknown(field: Any) -> bytes:
+    """The wire format of a field that this version of ONNX does not know, so that it is not lost."""
+    tag = varint(field.field_number << 3 | field.wire_type)
+    if field.wire_type == 0:
+        return tag + varint(field.data)
+    if field.wire_type in (1, 5):
+        return tag + int(field.data).to_bytes(8 if field.wire_type == 1 else 4, "little")
+    if field.wire_type == 2:
+        return tag + varint(len(field.data)) + bytes(field.data)
+    inner = b"".join(_unknown(inner) for inner in field.data)
+    return tag + inner + varint(field.field_number << 3 | 4)
+
+
+def lightened(
+    file: BinaryIO,
+    size: int,
+    threshold: int,
+    stub: Callable[[onnx.TensorProto, int, int], bool],
+    source: str,
+) -> bytes:
+    """The bytes of the ModelProto in `file`, where tensors with raw_data over `threshold` bytes are stubs.
+
+    `stub(tensor, offset, length)` gets such a tensor without its bytes, which lie in the file at `offset`,
+    and makes it a stub, or returns False to have its bytes read after all. ModelError for a file that is
+    no protobuf message or ends too early; `source` is its name in the message.
+    """
+    walk = _Walk(_Window(file, size, source), threshold, stub)
+    light = walk.message(0, size, onnx.ModelProto, 0)
+    return walk.window.read(0, size) if light is None else light
+
+
+class _Window:
+    """A file read at random through one buffer."""
+
+    __slots__ = ("buffer", "file", "size", "source", "start")
+
+    def __init__(self, file: BinaryIO, size: int, source: str) -> None:
+        self.file, self.size, self.source = file, size, source
+        self.buffer, self.start = b"", 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.file.seek(start)
+        found = self.file.read(stop - start)
+        if len(found) < stop - start:
+            raise self.bad(start + len(found), "the file ends here")
+        return found
+
+    def slide(self, position: int) -> None:
+        """Have the buffer start at `position`."""
+        self.start = position
+        self.buffer = self.read(position, min(position + _WINDOW, self.size))
+
+    def bad(self, position: int, fact: str) -> ModelError:
+        return ModelError(
+            f"{self.source} is not an ONNX model, or it is truncated at byte {position} of {self.size}:"
+            f" {fact}; export or download it again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    window: _Window
+    threshold: int
+    stub: Callable[[onnx.TensorProto, int, int], bool]
+
+    def message(self, start: int, stop: int, kind: type[Message], depth: int) -> bytes | None:
+        """The message of this kind that lies there, lightened; None if nothing in it is heavy."""
+        if depth > _DEEPEST:
+            raise self.window.bad(start, f"messages are nested deeper than {_DEEPEST}")
+        if kind is onnx.TensorProto:
+            return self.tensor(start, stop)
+        nested = DENSE[kind]
+        out: list[bytes] = []
+        written = start
+        for number, wire, at, begin, end in _fields(self.window, start, stop):
+            if number not in nested:
+                continue
+            name, child = nested[number]
+            if wire != 2:
+                raise self.window.bad(at, f"field {name} of {kind.__name__} has wire type {wire}")
+            if end - begin <= self.threshold:
+                continue
+            body = self.message(begin, end, child, depth + 1)
+            if body is not None:
+                out += [self.window.read(written, at), head(number, len(body)), body]
+                written = end
+        if not out:
+            return None
+        return b"".join([*out, self.window.read(written, stop)])
+
+    def tensor(self, start: int, stop: int) -> bytes | None:
+        """The TensorProto that lies there as a stub; None if its bytes are to be read."""
+        rest: list[tuple[int, int]] = []
+        raw: tuple[int, int] | None = None
+        for number, wire, at, begin, end in _fields(self.window, start, stop):
+            if number != RAW_DATA:
+                rest.append((at, end))
+            elif wire != 2:
+                raise self.window.bad(at, f"field raw_data of TensorProto has wire type {wire}")
+            else:
+                raw = begin, end  # of a field that is there twice, the last one counts
+        if raw is None or raw[1] - raw[0] <= self.threshold:
+            return None
+        tensor = onnx.TensorProto()
+        try:
+            tensor.ParseFromString(b"".join(self.window.read(*span) for span in rest))
+        except DecodeError as cause:
+            raise self.window.bad(start, "a tensor cannot be parsed") from cause
+        if not self.stub(tensor, raw[0], raw[1] - raw[0]):
+            return None
+        return bytes(tensor.SerializeToString(deterministic=True))
+
+
+def _fields(window: _Window, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(number, wire type, start, start of the value, end) of each field that lies between start and stop."""
+    at = start
+    while at < stop:
+        if at < window.start or at + _LONGEST_HEAD > window.start + len(window.buffer):
+            window.slide(at)
+        buffer, index = window.buffer, at - window.start
+        tag = buffer[index]
+        if tag < 0x80:
+            index += 1
+        else:
+            tag, index = _varint(window, index)
+        wire = tag & 7
+        if wire == 2:
+            length = buffer[index] if index < len(buffer) else 0x80
+            if length < 0x80:
+                index += 1
+            else:
+                length, index = _varint(window, index)
+            begin = window.start + index
+            end = begin + length
+        elif wire == 0:
+            begin = window.start + index
+            end = window.start + _varint(window, index)[1]
+        elif wire in (1, 5):
+            begin = window.start + index
+            end = begin + (8 if wire == 1 else 4)
+        else:
+            raise window.bad(at, f"wire type {wire}")
+        if tag < 8:
+            raise window.bad(at, "field number 0")
+        if end > stop:
+            raise window.bad(at, f"field {tag >> 3} needs {end - stop} bytes more than there are")
+        yield tag >> 3, wire, at, begin, end
+        at = end
+
+
+def _varint(window: _Window, index: int) -> tuple[int, int]:
+    """The varint at an index of the window's buffer, and the index after it."""
+    value = shift = 0
+    for at in range(index, min(index + 10, len(window.buffer))):
+        byte = window.buffer[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+        shift += 7
+    raise window.bad(window.start + index, "a number does not end")

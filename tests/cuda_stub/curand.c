@@ -1,0 +1,2 @@
+/* Linked by the provider, never called while a session is made. */
+int stub_curand;

@@ -1,0 +1,195 @@
+"""Where onnxruntime-gpu would run each node of a model, told on a machine without a GPU.
+
+    LD_LIBRARY_PATH=<stub folder> python placement.py [--level LEVEL] MODEL.onnx …
+
+Prints one line of JSON per model, flushed at once, so that a crash costs only the model it happened at:
+
+    nodes, ops   of the optimized graph, bodies of If/Loop/Scan included
+    memcpy       copies between host and device that onnxruntime inserted
+    casts        Cast nodes of the optimized graph
+    cuda, cpu    nodes that the partitioner gave to each provider
+    cpu_ops      what the ones on the CPU are: integer work on shapes is put there on purpose
+    cpu_float    those of them that read or write a float tensor, as "Op name"
+    cpu_unknown  those of them whose element types nobody could tell
+    error        instead of all that: why the session could not be created
+
+Sessions are created and nothing is run: behind the stub no output and no time means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx.inliner
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.BFLOAT16,
+}
+LEVELS = {
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+# onnxruntime's own exceptions share no base class below Exception.
+REFUSALS = tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
+
+
+Node = tuple[str, str, str]
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The subgraphs that a node carries."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of the graph and of the bodies inside it."""
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from nodes(body)
+
+
+def name_all(model: onnx.ModelProto) -> None:
+    """Gives each nameless node a name: without one the partitioner's answer cannot be matched."""
+    for i, node in enumerate(nodes(model.graph)):
+        node.name = node.name or f"nameless_{i}"
+
+
+def node_floats(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tuple[str, bool | None]]:
+    """(node name, whether it touches a float tensor); None where no operand's element type is known."""
+    types = dict(outer)
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        if value.type.HasField("tensor_type"):
+            types[value.name] = value.type.tensor_type.elem_type
+    types.update((t.name, t.data_type) for t in graph.initializer)
+    for node in graph.node:
+        known = [types[v] for v in (*node.input, *node.output) if types.get(v)]
+        yield node.name, any(t in FLOATS for t in known) if known else None
+        for body in bodies(node):
+            yield from node_floats(body, types)
+
+
+def float_map(model: onnx.ModelProto) -> dict[str, bool | None]:
+    """Node name -> whether it touches a float tensor; None where nobody can tell."""
+    # What inference refuses (contrib ops, more than 2 GB) must do with the types that value_info tells.
+    with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError):
+        model = onnx.shape_inference.infer_shapes(model)
+    return dict(node_floats(model.graph, {}))
+
+
+def session(model: onnx.ModelProto, level: str) -> tuple[list[Node], onnx.ModelProto]:
+    """(provider, op, name) of each node as partitioned, and the optimized model."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = LEVELS[level]
+    options.log_severity_level = 4
+    options.enable_mem_reuse = False  # planning takes seconds on long chains and changes no placement
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        source, optimized = Path(folder, "source.onnx"), Path(folder, "optimized.onnx")
+        onnx.save(model, source)
+        options.optimized_model_filepath = str(optimized)
+        providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        made = ort.InferenceSession(str(source), options, providers=providers, enable_fallback=0)
+        if made.get_providers()[0] != "CUDAExecutionProvider":
+            raise SystemExit("the CUDA provider did not load: LD_LIBRARY_PATH must name the stub folder")
+        assigned = [
+            (part.ep_name, node.op_type, node.name)
+            for part in made.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+        final = onnx.load(optimized)
+    return assigned, final
+
+
+def opened(model: onnx.ModelProto, assigned: list[Node]) -> list[tuple[str, str]]:
+    """(domain, op) of the functions that the runtime opened: they are gone, and nameless nodes came."""
+    left = {name for _, _, name in assigned}
+    if "" not in left:
+        return []
+    gone = {(n.domain, n.op_type) for n in nodes(model.graph) if n.name not in left}
+    return sorted(key for key in gone if has_body(*key, model))
+
+
+def has_body(domain: str, op: str, model: onnx.ModelProto) -> bool:
+    if any((f.domain, f.name) == (domain, op) for f in model.functions):
+        return True
+    if not onnx.defs.has(op, domain):
+        return False
+    opset = next(o.version for o in model.opset_import if o.domain == domain)
+    schema = onnx.defs.get_schema(op, opset, domain)
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def on_cpu(assigned: list[Node]) -> list[tuple[str, str]]:
+    return [(op, name) for provider, op, name in assigned if provider.startswith("CPU")]
+
+
+def placement(path: Path, level: str) -> dict[str, object]:
+    """What the module's docstring describes, for the model at `path`."""
+    model = onnx.load(path)
+    name_all(model)
+    assigned, final = session(model, level)
+    ops = collections.Counter(
+        f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes(final.graph)
+    )
+    row = {
+        "nodes": ops.total(),
+        "ops": dict(ops.most_common()),
+        "memcpy": ops["MemcpyFromHost"] + ops["MemcpyToHost"],
+        "casts": ops["Cast"],
+        "cuda": sum(provider.startswith("CUDA") for provider, _, _ in assigned),
+        "cpu": len(on_cpu(assigned)),
+        "cpu_ops": dict(collections.Counter(op for op, _ in on_cpu(assigned))),
+    }
+    # The optimizer adds nodes of its own (Shape + Gather, an If whose condition is known): theirs come first.
+    floats = {**float_map(final), **float_map(model)}
+    host = [(op, name) for op, name in on_cpu(assigned) if name]
+    if bodies_to_open := opened(model, assigned):
+        # Nodes of function bodies are nameless in the answer: open the bodies here and ask about those.
+        before = set(floats)
+        model = onnx.inliner.inline_selected_functions(model, bodies_to_open, inline_schema_functions=True)
+        name_all(model)
+        floats |= float_map(model)
+        host += [(op, name) for op, name in on_cpu(session(model, level)[0]) if name not in before]
+    return row | {
+        "cpu_float": sorted(f"{op} {name}" for op, name in host if floats.get(name)),
+        "cpu_unknown": sorted(f"{op} {name}" for op, name in host if floats.get(name) is None),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", nargs="+", type=Path)
+    parser.add_argument("--level", default="all", choices=LEVELS)
+    arguments = parser.parse_args()
+    refused = False
+    for path in arguments.model:
+        try:
+            row = placement(path, arguments.level)
+        except REFUSALS as refusal:
+            refused = True
+            row = {"error": str(refusal)[:600]}
+        print(json.dumps(row), flush=True)
+    return int(refused)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""What there is to object to in a converted model. Every function gives sentences; none means all is well."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.plan import Plan
+from amp_rewrite.view import Role, View
+
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+# -- does it stand up --------------------------------------------------------------------------------
+
+
+def of_checker(model: ModelProto) -> list[str]:
+    """What onnx.checker's full check says."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return [f"checker: {error}"]
+    return []
+
+
+def of_loading(model: ModelProto, levels: Sequence[str] = ("BASIC", "ALL")) -> list[str]:
+    """What onnxruntime's CPU provider says when it opens the model at each optimization level."""
+    found = []
+    for level in levels:
+        try:
+            session(model, level)
+        except refusals() as error:
+            found.append(f"onnxruntime at {level}: {error}")
+    return found
+
+
+def session(model: ModelProto, level: str = "ALL") -> object:
+    """An onnxruntime session on the CPU provider."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.log_severity_level = 4
+    options.enable_mem_reuse = False
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """onnxruntime's own exceptions, which share no base class below Exception."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
+
+
+def run(model: ModelProto, feeds: Mapping[str, object], level: str = "ALL") -> list[object]:
+    """The outputs, in order. The feeds are copied: BatchNormalization writes its running statistics into them."""
+    return list(session(model, level).run(None, copy.deepcopy(dict(feeds))))  # type: ignore[attr-defined]
+
+
+def of_outputs(before: Sequence[object], after: Sequence[object], *, bound: float) -> list[str]:
+    """Outputs that differ by more than `bound` times the largest magnitude of the original; others must be equal."""
+    found = []
+    if len(before) != len(after):
+        return [f"{len(after)} outputs instead of {len(before)}"]
+    for at, (left, right) in enumerate(zip(before, after, strict=True)):
+        pairs = zip(left, right, strict=True) if isinstance(left, list) else ((left, right),)
+        for a, b in pairs:
+            found.extend(f"output {at}: {text}" for text in _array_objections(a, b, bound))
+    return found
+
+
+def _array_objections(before: object, after: object, bound: float) -> Iterator[str]:
+    a, b = np.asarray(before), np.asarray(after)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        yield f"is {b.dtype}{b.shape} instead of {a.dtype}{a.shape}"
+    elif a.size == 0:
+        return
+    elif not np.issubdtype(a.dtype, np.floating):
+        if not np.array_equal(a, b):
+            yield "differs, and is no floating type"
+    elif not np.isfinite(a).all():
+        yield "the original is not finite, so that nothing is compared"
+    elif not np.isfinite(b).all():
+        yield "is not finite"
+    elif (off := float(np.max(np.abs(a - b)))) > bound * max(float(np.max(np.abs(a))), 1e-3):
+        yield f"is off by {off:g}, more than {bound:g} of {float(np.max(np.abs(a))):g}"
+
+
+# -- types -------------------------------------------------------------------------------------------
+
+
+def of_types(view: View, plan: Plan, after: ModelProto) -> list[str]:
+    """Values whose type by strict inference is not the one that the plan gives them."""
+    found = inferred_types(after)
+    at_first = inferred_types(view.model.proto)
+    lost = [n for n in planned_types(view, plan) if n in at_first and n not in found]
+    objections = [f"{name!r} has no type any more" for name in sorted(lost)]
+    for name, planned in sorted(planned_types(view, plan).items()):
+        wrong = found.get(name, set()) - planned
+        if wrong:
+            said = ", ".join(sorted(DType.of(code).spelling for code in wrong if DType.of(code)))  # type: ignore[union-attr]
+            objections.append(f"{name!r} is {said}, planned {sorted(map(str, planned))}")
+    return objections
+
+
+def planned_types(view: View, plan: Plan) -> dict[str, set[int]]:
+    """The element type codes that each name may have; two where scopes beside each other share a name."""
+    planned: dict[str, set[int]] = defaultdict(set)
+    gone = {v for op in plan.drop for v in view.ops[op].outputs}
+    baked = {bake.value: bake for bake in plan.bakes}
+    for value in view.values:
+        fed = plan.io.get(value.id) if value.role is Role.INPUT else None
+        dtype = plan.retype.get(value.id) or fed or view.dtype(value.id)
+        bake = baked.get(value.id)
+        if bake is not None:
+            planned[bake.name].add(bake.to.code)
+            if not bake.keeps_original:
+                continue
+        if dtype is not None and value.id not in gone:
+            planned[plan.rename.get(value.id, value.name)].add(dtype.code)
+    for cast in plan.casts:
+        planned[cast.name].add(cast.to.code)
+    return planned
+
+
+def inferred_types(model: ModelProto) -> dict[str, set[int]]:
+    """Element type codes by value name, all scopes, from onnx's strict shape inference without any value_info."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for graph in graphs(bare.graph):
+        del graph.value_info[:]
+    inferred = onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True, data_prop=False)
+    found: dict[str, set[int]] = defaultdict(set)
+    for graph in graphs(inferred.graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            if code := _element(value.type):
+                found[value.name].add(code)
+        for tensor in graph.initializer:
+            found[tensor.name].add(tensor.data_type)
+    return found
+
+
+def _element(proto: onnx.TypeProto) -> int:
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        return proto.tensor_type.elem_type
+    if kind == "sequence_type":
+        return _element(proto.sequence_type.elem_type)
+    return _element(proto.optional_type.elem_type) if kind == "optional_type" else 0
+
+
+# -- casts -------------------------------------------------------------------------------------------
+
+
+def of_casts(after: ModelProto, before: ModelProto | None = None) -> list[str]:
+    """Casts that do nothing, cancel, stand twice, or run in a loop for what the loop does not change.
+
+    What `before` had already is not counted.
+    """
+    known = Counter(of_casts(before)) if before is not None else Counter()
+    types = inferred_types(after)
+    found: list[str] = []
+    for graph, in_loop in looped_graphs(after.graph):
+        found.extend(_of_graph_casts(graph, types, in_loop))
+    left = Counter(found) - known
+    return sorted(left.elements())
+
+
+def _of_graph_casts(graph: GraphProto, types: Mapping[str, set[int]], in_loop: bool) -> Iterator[str]:
+    casts = [n for n in graph.node if n.op_type == "Cast"]
+    maker = {n.output[0]: n for n in casts}
+    own = {v.name for v in graph.input} | {o for n in graph.node for o in n.output}
+    for node in casts:
+        source, to = node.input[0], _target(node)
+        if types.get(source) == {to}:
+            yield f"Cast of {source!r} to its own type {to}"
+        before = maker.get(source)
+        if (
+            before is not None
+            and to in HALVES
+            and _target(before) == TensorProto.FLOAT
+            and types.get(before.input[0]) == {to}
+        ):
+            yield f"Cast of {before.input[0]!r} to float and back"
+        if in_loop and source not in own and to in (TensorProto.FLOAT, *HALVES):
+            yield f"Cast of {source!r}, which the loop does not change, inside the loop"
+    for (source, to), count in Counter((n.input[0], _target(n)) for n in casts).items():
+        if count > 1:
+            yield f"{count} Casts of {source!r} to {to}"
+
+
+def _target(node: NodeProto) -> int:
+    return next((a.i for a in node.attribute if a.name == "to"), 0)
+
+
+# -- edges -------------------------------------------------------------------------------------------
+
+
+def of_io(before: ModelProto, after: ModelProto) -> list[str]:
+    """Inputs and outputs that changed in name, order, type, shape, doc string or metadata."""
+    found = []
+    for side in ("input", "output"):
+        old, new = getattr(before.graph, side), getattr(after.graph, side)
+        if [v.SerializeToString(deterministic=True) for v in old] != [
+            v.SerializeToString(deterministic=True) for v in new
+        ]:
+            found.append(f"{side}s changed: {[v.name for v in old]} to {[v.name for v in new]}")
+    return found
+
+
+def of_names(model: ModelProto) -> list[str]:
+    """Node names that stand twice, and value names that are made twice in one graph."""
+    found = []
+    names = Counter(n.name for g in graphs(model.graph) for n in g.node if n.name)
+    found.extend(f"{count} nodes are named {name!r}" for name, count in sorted(names.items()) if count > 1)
+    for graph in graphs(model.graph):
+        made = Counter(o for n in graph.node for o in n.output if o)
+        made.update(v.name for v in graph.input)
+        made.update({t.name for t in graph.initializer} - {v.name for v in graph.input})
+        found.extend(f"{name!r} is made {count} times" for name, count in sorted(made.items()) if count > 1)
+    return found
+
+
+# -- graphs ------------------------------------------------------------------------------------------
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and all bodies below it."""
+    return (found for found, _ in looped_graphs(graph))
+
+
+def looped_graphs(graph: GraphProto, in_loop: bool = False) -> Iterator[tuple[GraphProto, bool]]:
+    """The same, with whether the graph runs more than once for its outer one."""
+    yield graph, in_loop
+    for node in graph.node:
+        again = node.op_type in ("Loop", "Scan", "SequenceMap")
+        for a in node.attribute:
+            for body in (a.g,) if a.type == AttributeProto.GRAPH else a.graphs:
+                yield from looped_graphs(body, again)

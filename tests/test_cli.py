@@ -1,0 +1,614 @@
+"""The command line: exact output, where it goes, and exit codes."""
+
+import contextlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+from amp_rewrite.cli import door, options
+from amp_rewrite.diff import KINDS
+from amp_rewrite.errors import ModelError
+from amp_rewrite.lists import Level
+from amp_rewrite.model import Model
+
+MODEL = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,4] x) => (float[2,3] y)
+<float[4,8] w1 = {WEIGHT}, float[8,3] w2 = {OTHER}> {
+  [first] h = MatMul (x, w1)
+  [act] a = Relu (h)
+  [second] z = MatMul (a, w2)
+  [squash] y = Exp (z)
+}
+"""
+TEXT = MODEL.replace("{WEIGHT}", "{" + ",".join(["0.5"] * 32) + "}").replace(
+    "{OTHER}", "{" + ",".join(["0.25"] * 24) + "}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and no settings in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("AMP_REWRITE_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+@pytest.fixture
+def model(folder: Path) -> str:
+    onnx.save(onnx.parser.parse_model(TEXT), folder / "net.onnx")
+    return "net.onnx"
+
+
+def run(*words: str) -> Result:
+    # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
+    separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    return CliRunner(**separate).invoke(door, words)
+
+
+def files(folder: str = ".") -> list[str]:
+    return sorted(file.name for file in Path(folder).iterdir())
+
+
+def shell(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "amp_rewrite", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **more)
+
+
+def test_help_imports_neither_onnx_nor_anything_else_that_is_slow() -> None:
+    program = (
+        "import sys\n"
+        "from amp_rewrite.cli import door\n"
+        "try:\n"
+        "    door.main(['--help'])\n"
+        "finally:\n"
+        "    slow = {'onnx', 'numpy', 'networkx', 'rich', 'yaml', 'onnxruntime', 'google'} & set(sys.modules)\n"
+        "    print(sorted(slow), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert done.stdout.startswith("Usage: amp-rewrite [OPTIONS] COMMAND [ARGS]...\n")
+
+
+def test_two_reports_are_compared_without_importing_onnx(model: str) -> None:
+    assert run("report", model, "--json").exit_code == 0
+    Path("a.json").write_text(run("report", model, "--json").stdout)
+    program = (
+        "import sys\n"
+        "from amp_rewrite.cli import door\n"
+        "try:\n"
+        "    door.main(['diff', 'a.json', 'a.json'])\n"
+        "finally:\n"
+        "    print(sorted({'onnx', 'numpy', 'networkx', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_no_word_at_all_is_a_usage_error_that_shows_the_help() -> None:
+    done = run()
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: amp-rewrite [OPTIONS] COMMAND [ARGS]...\n")
+
+
+def test_the_version_is_one_line() -> None:
+    assert run("--version").output == "amp-rewrite 0.1.0\n"
+
+
+def test_the_choices_in_the_help_are_those_that_exist() -> None:
+    assert options.LEVELS.split("|") == [level.value for level in Level]
+    assert tuple(options.KINDS.split("|")) == KINDS
+
+
+# -- the first word -----------------------------------------------------------------------------------------
+
+
+def test_a_model_as_first_word_is_converted(model: str) -> None:
+    done = run(model)
+
+    assert (done.exit_code, done.stderr) == (0, "wrote net.float16.onnx\n")
+    assert [node.op_type for node in onnx.load("net.float16.onnx").graph.node].count("Cast") == 2
+
+
+def test_options_may_stand_before_the_model(model: str) -> None:
+    done = run("--to", "float16", "-o", "out.onnx", model)
+
+    assert (done.exit_code, done.stderr) == (0, "wrote out.onnx\n")
+
+
+def test_a_file_with_a_commands_name_is_reached_by_its_path(folder: Path) -> None:
+    onnx.save(onnx.parser.parse_model(TEXT), folder / "diff")
+
+    assert run("diff").stderr == "error: Missing argument 'A'; see 'amp-rewrite diff --help'\n"
+    assert run("./diff").stderr == "wrote diff.float16.onnx\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("net.onx", "did you mean 'net.onnx'?"),
+        ("./nett.onnx", "did you mean 'net.onnx'?"),
+        ("converrt", "did you mean 'convert'?"),
+        ("zzzzzz", "name a model or a command"),
+        ("no/such/folder.onnx", "name a model or a command"),
+    ],
+)
+def test_a_first_word_that_is_no_command_and_no_file_gets_a_hint(model: str, word: str, hint: str) -> None:
+    done = run(word)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: no command or file {word!r}; {hint}; see 'amp-rewrite --help'\n"
+
+
+# -- convert ------------------------------------------------------------------------------------------------
+
+
+def test_the_output_is_named_after_the_type_and_never_replaced_unasked(model: str) -> None:
+    assert run(model, "-q").output == ""
+    first = Path("net.float16.onnx").read_bytes()
+
+    refused = run(model)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == "error: net.float16.onnx exists; name another output or ask for overwrite\n"
+
+    assert run(model, "--overwrite", "-q").exit_code == 0
+    assert Path("net.float16.onnx").read_bytes() == first
+
+
+def test_the_input_is_not_overwritten_unasked(model: str) -> None:
+    before = Path(model).read_bytes()
+
+    done = run(model, "-o", model)
+
+    assert (done.exit_code, Path(model).read_bytes() == before) == (2, True)
+
+
+def test_a_dry_run_writes_nothing(model: str) -> None:
+    assert run(model, "--dry-run", "-q").exit_code == 0
+    assert files() == [model]
+
+
+def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) -> None:
+    done = run(model, "--json", "--report", "report.json")
+
+    assert (done.exit_code, done.stderr) == (0, "wrote net.float16.onnx\n")
+    assert done.stdout == Path("report.json").read_text()
+    assert json.loads(done.stdout)["model"]["to"] == "float16"
+
+
+def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Path) -> None:
+    onnx.save(onnx.parser.parse_model(TEXT.replace("0.5", "1e6").replace("0.25", "-1e6")), folder / "big.onnx")
+    words = ["big.onnx", "--dry-run", "--json", "--safety", "none"]
+
+    done = run(*words)
+
+    assert [finding["subject"] for finding in json.loads(done.stdout)["findings"]] == ["w1", "w2"]
+    assert done.stderr.startswith("warning: saturated: w1: ")
+    assert done.stderr.endswith(" (and 1 more of this kind)\n")
+    assert (done.stderr.count("\n"), run(*words, "-q").stderr) == (1, "")
+
+
+def test_verbose_shows_every_row(model: str) -> None:
+    assert "second" not in run(model, "--dry-run").stdout
+    verbose = run(model, "--dry-run", "-v").stdout
+    assert all(name in verbose for name in ("first", "act", "second", "squash"))
+
+
+def test_patterns_reach_the_conversion(model: str) -> None:
+    kept = json.loads(run(model, "--dry-run", "--json", "--keep", "op=MatMul,fed_by=Relu").stdout)
+
+    assert {row["name"]: row["rule"] for row in kept["rows"]}["second"] == "keep"
+
+
+DEFAULTS = {
+    "to": "float16",
+    "lists": (),
+    "level": "default",
+    "target": "ort-cuda",
+    "safety": "default",
+    "keep": (),
+    "lower": (),
+    "io": (),
+    "gray_follows_allow": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ([], {}),
+        (["--to", "bfloat16"], {"to": "bfloat16"}),
+        (["--lists", "tensorflow", "--lists", "a.yaml"], {"lists": ("tensorflow", "a.yaml")}),
+        (["--level", "lower-all"], {"level": "lower-all"}),
+        (["--target", "onnx"], {"target": "onnx"}),
+        (["--safety", "none"], {"safety": "none"}),
+        (["--keep", "op=A", "--keep", "b"], {"keep": ("op=A", "b")}),
+        (["--lower", "op=A"], {"lower": ("op=A",)}),
+        (["--io", "low", "--io", "out:y=float32"], {"io": ("low", "out:y=float32")}),
+        (["--gray-follows-allow"], {"gray_follows_allow": True}),
+        (["--no-gray-follows-allow"], {"gray_follows_allow": False}),
+    ],
+)
+@pytest.mark.parametrize("command", [["convert"], ["explain"]], ids=["convert", "explain"])
+def test_every_option_reaches_the_conversion(
+    folder: Path, command: list[str], words: list[str], changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def spy(model: object, **given: object) -> None:
+        seen.append((model, given))
+        raise ModelError("seen")
+
+    monkeypatch.setattr(import_module("amp_rewrite.convert"), "convert", spy)
+
+    run(*command, "net.onnx", *(["node"] if command == ["explain"] else []), *words)
+
+    assert seen == [(Path("net.onnx"), DEFAULTS | changed)]
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ([], (False, None)),
+        (["--external-data"], (False, True)),
+        (["--no-external-data", "--overwrite"], (True, False)),
+    ],
+)
+def test_every_option_reaches_the_writing(
+    model: str, words: list[str], how: tuple[bool, bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def spy(self: Model, path: Path, *, overwrite: bool, external_data: bool | None, progress: object) -> None:
+        seen.append((path, (overwrite, external_data)))
+
+    monkeypatch.setattr(Model, "save", spy)
+
+    assert run(model, "-o", "out.onnx", *words).exit_code == 0
+    assert seen == [(Path("out.onnx"), how)]
+
+
+def test_a_config_file_counts_and_an_option_wins(model: str) -> None:
+    Path("amp.toml").write_text('keep = ["first", "second"]\n')
+
+    def lowered(*words: str) -> int:
+        totals = json.loads(run(model, "--dry-run", "--json", *words).stdout)["totals"]
+        return int(totals["compute_lowered"])
+
+    assert lowered() == 0
+    assert lowered("--keep", "squash") == 2
+
+
+def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMP_REWRITE_DENYLIST_ADD", "MatMul")
+    monkeypatch.setenv("AMP_REWRITE_LOG_PATH", "log")
+
+    found = json.loads(run(model, "--dry-run", "--json").stdout)
+
+    assert found["totals"]["compute_lowered"] == 0
+    assert files("log") == ["net.after.json", "net.before.json", "net.paintbuckets.txt"]
+    buckets = Path("log/net.paintbuckets.txt").read_text()
+    assert buckets.startswith("allow:\n  Attention\n")
+    assert "  MatMul\n" in buckets.partition("\ndeny:\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--to", "float8"], "--to: unknown element type 'float8'; use one of float16 (f16, half), bfloat16 (bf16), "
+         "float32 (f32, float)"),
+        (["--level", "max"], "--level: unknown level 'max'; use one of default, tensor-cores-only, treat-gray-as-deny, "
+         "unsafe-force-all, lower-all"),
+        (["--keep", "op=Matmul"], "pattern 'op=Matmul' matches nothing: no op is of type 'Matmul'; did you mean "
+         "'MatMul'?"),
+        (["--io", "z=float16"], "io 'z=float16': no float32 input or output is named 'z'; there are: x, y"),
+        (["--lists", "none.yaml"], "none.yaml: no such list file; the shipped lists are float16, bfloat16, tensorflow"),
+        (["--config", "none.toml"], "none.toml: cannot be read (No such file or directory); name a TOML file"),
+        (["--outptu", "x"], "no such option --outptu; did you mean --output?; see 'amp-rewrite convert --help'"),
+        (["-o", "no/where.onnx"], "cannot write no/where.onnx: the folder no does not exist; make it first"),
+        (["--report", "no/where.json"], "no/where.json: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(model: str, words: list[str], message: str) -> None:
+    done = run(model, *words, "-q")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_a_file_that_is_no_model_is_one_line_without_traceback(folder: Path) -> None:
+    (folder / "bad.onnx").write_bytes(b"\x08\x0a\x3a\xff\xff")
+
+    done = shell("bad.onnx")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: bad.onnx is not an ONNX model, or it is truncated at byte 3 of 5: a number does not end; "
+        "export or download it again\n"
+    )
+
+
+def test_an_error_shows_no_control_characters_of_a_file(folder: Path) -> None:
+    done = run("report", "bad\x1b[31m\nname.json")
+
+    assert (done.exit_code, done.stderr.count("\n"), "\x1b" in done.stderr) == (2, 1, False)
+
+
+# -- every word of it ---------------------------------------------------------------------------------------
+
+CONVERTED = """\
+net.onnx → float16
+  model        IR 10, ai.onnx 21
+  settings     target ort-cuda, level default, safety default
+  lists        empty+own.yaml (2bf1085e0e19)
+  compute ops  2 of 2 in low precision (100 %)
+  ops          4: 3 float16, 1 float32
+  casts        2 inserted (1 to float16, 1 to float32)
+  weights      224 B → 112 B (2 baked)
+
+why 1 op stayed float32
+  1  deny  on the deny list  1 Exp
+
+casts
+  x  float32 → float16  ×1  inserted: read in float16 by 'first'
+  z  float16 → float32  ×1  inserted: read in float32 by 'squash'
+"""
+STOCK = """\
+net.onnx
+  model        IR 10, ai.onnx 21
+  compute ops  0 of 2 in low precision (0 %)
+  ops          4: 4 float32
+  casts        0 of the model itself
+  weights      224 B
+
+ops by type
+  2  MatMul  2 float32
+  1  Exp     1 float32
+  1  Relu    1 float32
+"""
+EXPLAINED = """\
+act (Relu) is float16: between_allow
+    between lowered ops, with no denied op on the way
+    gray: own.yaml:3: no reason given
+because second (MatMul) is float16: allow_root
+    on the allow list
+    allow: own.yaml:2: no reason given
+"""
+RAISED = """\
+2 raised, casts +1 -1
+
+raised
+  act     Relu    float16 → float32  T  unpainted
+  second  MatMul  float16 → float32  T  keep
+
+casts
+  +  h  float16 → float32  read in float32 by 'act'
+  -  z  float16 → float32  read in float32 by 'squash'
+"""
+ANNOTATED = """\
+::warning title=raised%3A act::act (Relu) float16 → float32 unpainted
+::warning title=raised%3A second::second (MatMul) float16 → float32 keep
+::error title=cast + h::float16 → float32 read in float32 by 'act'
+::error title=cast - z::float16 → float32 read in float32 by 'squash'
+"""
+
+
+@pytest.fixture
+def own(model: str) -> list[str]:
+    """A model and lists of our own, so that no word of the output hangs on the shipped ones."""
+    Path("own.yaml").write_text("base: empty\nallow: [MatMul]\ngray: [Relu]\ndeny: [Exp]\n")
+    return [model, "--lists", "own.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        (["convert", "OWN"], (0, CONVERTED, "wrote net.float16.onnx\n")),
+        (["convert", "OWN", "--dry-run"], (0, CONVERTED, "")),
+        (["report", "net.onnx"], (0, STOCK, "")),
+        (["report", "a.json"], (0, CONVERTED, "")),
+        (["explain", "a.json", "act"], (0, EXPLAINED, "")),
+        (["explain", "a.json", "atc"], (2, "", "error: net.onnx: no op is named 'atc'; did you mean 'act'?\n")),
+        (["diff", "a.json", "a.json"], (0, "no difference\n", "")),
+        (["diff", "a.json", "b.json"], (1, RAISED, "")),
+        (["diff", "a.json", "b.json", "--fail-on", "lowered,added"], (0, RAISED, "")),
+        (["diff", "a.json", "b.json", "--fail-on", "casts", "--format", "github"], (1, ANNOTATED, "")),
+        (
+            ["diff", "a.json", "b.json", "--fail-on", "loweredd"],
+            (2, "", "error: unknown kind of difference 'loweredd'; did you mean 'lowered'?\n"),
+        ),
+        (["diff", "a.json"], (2, "", "error: Missing argument 'B'; see 'amp-rewrite diff --help'\n")),
+        (["report"], (2, "", "error: Missing argument 'MODEL'; see 'amp-rewrite report --help'\n")),
+        (["report", "none.onnx"], (2, "", "error: cannot read none.onnx: No such file or directory\n")),
+        (
+            ["diff", "a.json", "none.json"],
+            (2, "", "error: cannot read none.json: No such file or directory; name a model or a JSON report\n"),
+        ),
+    ],
+)
+def test_a_command_says_exactly_this(own: list[str], words: list[str], outcome: tuple[int, str, str]) -> None:
+    Path("a.json").write_text(run(*own, "--dry-run", "--json").stdout)
+    Path("b.json").write_text(run(*own, "--dry-run", "--json", "--keep", "second").stdout)
+
+    done = run(*(word for given in words for word in (own if given == "OWN" else [given])))
+
+    assert (done.exit_code, done.stdout, done.stderr) == outcome
+
+
+def test_explain_of_a_model_converts_it_with_the_options_given(own: list[str]) -> None:
+    done = run("explain", *own, "act")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, EXPLAINED, "")
+
+
+# -- report, explain, diff, lists ---------------------------------------------------------------------------
+
+
+def test_report_counts_what_a_model_is_made_of(model: str) -> None:
+    done = run("report", model, "--json")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [(row["name"], row["dtype"]) for row in json.loads(done.stdout)["rows"]] == [
+        ("first", "float32"),
+        ("act", "float32"),
+        ("second", "float32"),
+        ("squash", "float32"),
+    ]
+
+
+def test_diff_compares_a_model_with_its_conversion(model: str) -> None:
+    assert run(model, "-q").exit_code == 0
+
+    done = run("diff", model, "net.float16.onnx", "--format", "json")
+
+    assert (done.exit_code, done.stderr) == (1, "")
+    json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_report_may_come_from_a_pipe(model: str) -> None:
+    text = run("report", model, "--json").stdout
+    Path("a.json").write_text(text)
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=Path("pipe").write_text, args=[text], daemon=True)
+    writer.start()
+
+    done = run("diff", "a.json", "pipe")
+    writer.join(timeout=10)
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "no difference\n", "")
+
+
+def test_diff_reads_what_to_fail_on_from_the_config(model: str) -> None:
+    Path("a.json").write_text(run(model, "--dry-run", "--json").stdout)
+    Path("b.json").write_text(run(model, "--dry-run", "--json", "--keep", "second").stdout)
+    Path("amp.toml").write_text('fail-on = ["lowered"]\n')
+
+    assert run("diff", "a.json", "b.json").exit_code == 0
+    assert run("diff", "b.json", "a.json").exit_code == 1
+
+
+def test_lists_says_what_an_op_is_who_says_so_and_why(folder: Path) -> None:
+    (folder / "my.yaml").write_text("deny:\n  - {op: Conv, because: it is mine}\n")
+
+    done = run("lists", "Conv", "my.domain::Op", "--lists", "my.yaml")
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == (
+        "op             color     when  source           because\n"
+        "Conv           deny            my.yaml:2        it is mine\n"
+        "my.domain::Op  unlisted        float16+my.yaml  stands on no list\n"
+    )
+
+
+def test_lists_shows_every_condition_of_an_op(folder: Path) -> None:
+    done = json.loads(run("lists", "Resize", "--json").stdout)
+
+    assert [(row["color"], row["when"]) for row in done] == [("clear", "mode=nearest"), ("gray", "")]
+
+
+def test_lists_follows_the_level_and_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def colors(*words: str) -> list[str]:
+        return [row["color"] for row in json.loads(run("lists", "Relu", "Tanh", "--json", *words).stdout)]
+
+    assert colors() == ["clear", "gray"]
+    assert colors("--level", "treat-gray-as-deny") == ["clear", "deny"]
+    monkeypatch.setenv("AMP_REWRITE_ALLOWLIST_ADD", "Tanh")
+    assert colors() == ["clear", "allow"]
+
+
+def test_lists_without_an_op_prints_them_all_by_color(folder: Path) -> None:
+    lines = run("lists").stdout.splitlines()
+
+    assert [line.split(":")[0] for line in lines if line and not line.startswith(" ")] == [
+        "allow",
+        "gray",
+        "clear",
+        "deny",
+        "unlisted",
+    ]
+
+
+def test_lists_of_an_unknown_op_suggests_the_nearest(folder: Path) -> None:
+    done = run("lists", "Matmul")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: lists: no such op as 'Matmul'; did you mean 'MatMul'?\n"
+
+
+# -- the process --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["lists"], ["lists", "Conv"]], ids=["long", "short"])
+def test_a_closed_pipe_is_quiet(folder: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "amp_rewrite", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+def test_an_interrupt_is_quiet_and_leaves_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("amp_rewrite.store._write_model", interrupted)
+
+    done = run(model)
+
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "")
+    assert files() == [model]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [["lists"], ["lists", "Conv"]], ids=["long", "short"])
+def test_output_that_cannot_be_written_is_one_line(folder: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "amp_rewrite", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
+
+
+def test_a_stream_that_knows_few_characters_gets_escapes(folder: Path) -> None:
+    done = shell("lists", "中::Op", env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "1"})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("\\u4e2d::Op  unlisted")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither(model: str) -> None:
+    def seen(*words: str) -> bytes:
+        ours, theirs = os.openpty()
+        command = [sys.executable, "-m", "amp_rewrite", model, "--overwrite", *words]
+        environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+        done = subprocess.run(command, stdout=theirs, stderr=theirs, timeout=60, env=environ)
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
+            while chunk := os.read(ours, 4096):
+                text += chunk
+        os.close(ours)
+        assert done.returncode == 0
+        return text
+
+    assert b"\x1b[" in seen() and b"\xe2\x94\x81" in seen()
+    assert seen("-q") == b""
+    assert "\x1b" not in shell(model, "--overwrite").stdout + shell(model, "--overwrite").stderr

@@ -1,0 +1,170 @@
+"""Settings from files, environment variables and options, and which of them wins."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from amp_rewrite.config import Settings, find, from_environment, from_file, settings
+from amp_rewrite.errors import ConfigError
+
+
+def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_without_file_variables_and_options_the_defaults_hold(tmp_path: Path) -> None:
+    assert settings({}, {}, folder=tmp_path) == Settings()
+
+
+def test_a_file_sets_every_option(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+        to = "bfloat16"
+        lists = ["tensorflow", "mine.yaml"]
+        level = "tensor-cores-only"
+        target = "onnx"
+        safety = "none"
+        keep = ["op=Softmax"]
+        lower = ["scope=encoder/*", "op=Exp"]
+        io = "low"
+        gray-follows-allow = false
+        external_data = true
+        overwrite = true
+        fail-on = ["lowered", "casts"]
+        """,
+    )
+
+    assert settings({}, {}, config=file) == Settings(
+        to="bfloat16",
+        lists=("tensorflow", str(tmp_path / "mine.yaml")),
+        level="tensor-cores-only",
+        target="onnx",
+        safety="none",
+        keep=("op=Softmax",),
+        lower=("scope=encoder/*", "op=Exp"),
+        io=("low",),
+        gray_follows_allow=False,
+        external_data=True,
+        overwrite=True,
+        fail_on=("lowered", "casts"),
+    )
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    written(tmp_path, 'level = "lower-all"\nto = "bfloat16"\ntarget = "onnx"\noverwrite = true\nlists = ["a.yaml"]\n')
+    environ = {"AMP_REWRITE_LEVEL": "unsafe-force-all", "AMP_REWRITE_LISTS": f"b.yaml{os.pathsep}c.yaml"}
+
+    found = settings({"to": "float16", "keep": (), "overwrite": None}, environ, folder=tmp_path)
+
+    assert found == Settings(
+        to="float16", level="unsafe-force-all", target="onnx", overwrite=True, lists=("b.yaml", "c.yaml")
+    )
+    assert settings({"level": "default"}, environ, folder=tmp_path).level == "default"
+    assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)
+
+
+def test_an_option_that_says_no_wins_over_a_file_that_says_yes(tmp_path: Path) -> None:
+    written(tmp_path, "gray_follows_allow = true\n")
+
+    assert settings({"gray_follows_allow": False}, {}, folder=tmp_path).gray_follows_allow is False
+
+
+def test_amp_toml_is_found_before_the_table_in_pyproject(tmp_path: Path) -> None:
+    assert find(tmp_path) is None
+    shared = written(tmp_path, "[tool.ruff]\nline-length = 100\n", "pyproject.toml")
+    assert find(tmp_path) is None
+    written(tmp_path, '[tool.amp-rewrite]\nto = "bfloat16"\n', "pyproject.toml")
+    assert find(tmp_path) == shared
+    assert settings({}, {}, folder=tmp_path).to == "bfloat16"
+    own = written(tmp_path, "")
+    assert find(tmp_path) == own
+
+
+def test_the_environment_gives_level_lists_and_log_path() -> None:
+    assert from_environment(
+        {
+            "AMP_REWRITE_LEVEL": "TREAT_GRAY_AS_DENY",
+            "AMP_REWRITE_LISTS": f"{os.pathsep}a.yaml",
+            "AMP_REWRITE_LOG_PATH": "log",
+        }
+    ) == {"level": "TREAT_GRAY_AS_DENY", "lists": ("a.yaml",), "log_path": "log"}
+    assert from_environment({"AMP_REWRITE_LEVEL": "", "AMP_REWRITE_LISTS": "", "PATH": "/bin"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
+        ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
+         "io, gray_follows_allow, external_data, overwrite, fail_on"),
+        ("log_path = 'x'", ":1: unknown key 'log_path'; use one of to, lists, level, target, safety, keep, lower, io, "
+         "gray_follows_allow, external_data, overwrite, fail_on"),
+        ("to = 16\n", ":1: to is 16; write text in quotes"),
+        ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
+        ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
+        ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
+        ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' is here with '-' and with '_'; keep one"),
+        ('to = "float17"\n', ":1: unknown element type 'float17'; use one of float16 (f16, half), bfloat16 (bf16), "
+         "float32 (f32, float)"),
+        ('level = "deafult"\n', ":1: unknown level 'deafult'; use one of default, tensor-cores-only, "
+         "treat-gray-as-deny, unsafe-force-all, lower-all"),
+        ('target = "cuda"\n', ":1: unknown target 'cuda'; use one of ort-cuda, onnx, tensorrt"),
+        ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); mend it"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_named_with_its_line_and_the_way_out(tmp_path: Path, text: str, message: str) -> None:
+    file = written(tmp_path, text)
+
+    with pytest.raises(ConfigError) as caught:
+        from_file(file)
+
+    assert str(caught.value) == f"{file}{message}"
+
+
+def test_a_line_in_pyproject_is_counted_below_our_table(tmp_path: Path) -> None:
+    file = written(
+        tmp_path, '[tool.other]\nto = 1\n\n[tool.amp-rewrite]\nlevel = "default"\nto = 1\n', "pyproject.toml"
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        from_file(file)
+
+    assert str(caught.value) == f"{file}:6: to is 1; write text in quotes"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.x]\n", "has no table [tool.amp-rewrite]; add it, or name another file"),
+        ("[tool]\namp-rewrite = 1\n", "tool.amp-rewrite is no table; write [tool.amp-rewrite]"),
+    ],
+)
+def test_a_pyproject_that_is_named_must_have_our_table(tmp_path: Path, text: str, message: str) -> None:
+    file = written(tmp_path, text, "pyproject.toml")
+
+    with pytest.raises(ConfigError) as caught:
+        from_file(file)
+
+    assert str(caught.value) == f"{file}: {message}"
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings({}, {}, config=tmp_path / "none.toml")
+    assert str(caught.value) == (f"{tmp_path}/none.toml: cannot be read (No such file or directory); name a TOML file")
+
+    (tmp_path / "latin.toml").write_bytes(b'to = "\xe9"')
+    with pytest.raises(ConfigError) as caught:
+        settings({}, {}, config=tmp_path / "latin.toml")
+    assert str(caught.value) == f"{tmp_path}/latin.toml: not UTF-8; save it as UTF-8"
+
+
+def test_an_unknown_choice_names_the_variable_or_the_option_that_made_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^AMP_REWRITE_LEVEL: unknown level 'x'; use one of default, "):
+        settings({}, {"AMP_REWRITE_LEVEL": "x"}, folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"^--safety: unknown safety 'x'; use one of default, none$"):
+        settings({"safety": "x"}, {}, folder=tmp_path)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx.defs
+import pytest
+
+import amp_rewrite.kernels as kernels_module
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.kernels import Kernels, Registration, load_kernels
+
+F16, BF16, F32, F64 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"
+I32, I64 = "tensor(int32)", "tensor(int64)"
+SOURCE = Path(kernels_module.__file__)
+TABLES = SOURCE.parent / "_tables"
+CONTRIB = json.loads((TABLES / "contrib_schemas.json").read_text())
+
+
+def kernels(*registrations: Registration, aliases: dict[int, int] | None = None) -> Kernels:
+    return Kernels("made up 1.0", "cuda", {"ai.onnx::Op": registrations}, {"ai.onnx::Op": aliases or {}})
+
+
+def registration(since: int, last: int | None, **types: str) -> Registration:
+    return Registration(since, last, {name: frozenset({allowed}) for name, allowed in types.items()})
+
+
+@pytest.mark.parametrize(("version", "serves"), [(6, False), (7, True), (9, True), (12, True), (13, False)])
+def test_a_closed_registration_serves_every_version_of_its_range(version: int, serves: bool) -> None:
+    assert kernels(registration(7, 12)).has("", "Op", version) is serves
+
+
+@pytest.mark.parametrize(("version", "serves"), [(12, False), (13, True), (14, False), (22, False)])
+def test_an_open_registration_serves_its_first_version_alone(version: int, serves: bool) -> None:
+    assert kernels(registration(13, None)).has("", "Op", version) is serves
+
+
+def test_one_registration_must_admit_all_types_together() -> None:
+    table = kernels(registration(1, None, T=F32, U=F32), registration(1, None, T=F16, U=F16))
+    assert [table.runs("", "Op", 1, {"T": t, "U": u}) for t in (F32, F16) for u in (F32, F16)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_variable_that_is_absent_or_unconstrained_is_admitted() -> None:
+    table = kernels(registration(1, None, T=F16, M=I32))
+    assert table.runs("", "Op", 1, {"T": F16})
+    assert table.runs("", "Op", 1, {"T": F16, "Tind": I64})
+    assert not table.runs("", "Op", 1, {"T": F16, "M": I64})
+
+
+def test_a_version_that_the_runtime_lacks_is_read_as_its_alias() -> None:
+    table = kernels(registration(24, None), aliases={25: 24})
+    assert [table.has("", "Op", version) for version in (23, 24, 25, 26)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "version", "types", "runs"),
+    [
+        ("MaxPool", 12, {"T": F32}, True),
+        ("MaxPool", 12, {"T": F16}, True),
+        ("MaxPool", 12, {"T": BF16}, False),
+        ("MaxPool", 22, {"T": F32}, False),
+        ("Elu", 6, {"T": F32}, True),
+        ("Elu", 6, {"T": F16}, True),
+        ("Elu", 22, {"T": F32}, False),
+        ("BatchNormalization", 15, {"T": F32, "T1": F32, "T2": F32}, True),
+        ("BatchNormalization", 15, {"T": F16, "T1": F16, "T2": F16}, True),
+        ("BatchNormalization", 15, {"T": F16, "T1": F32, "T2": F32}, False),
+        ("BatchNormalization", 15, {"T": BF16, "T1": BF16, "T2": BF16}, False),
+        ("Pow", 15, {"T": F16, "T1": F32}, True),
+        ("Pow", 15, {"T": BF16, "T1": F32}, True),
+        ("GridSample", 16, {"T1": F32, "T2": F32}, True),
+        ("GridSample", 16, {"T1": F16, "T2": F16}, False),
+        ("Conv", 11, {"T": F16}, True),
+        ("Conv", 11, {"T": BF16}, False),
+        ("Conv", 22, {"T": BF16}, True),
+        ("LayerNormalization", 17, {"T": F16, "U": F32}, True),
+        ("LayerNormalization", 17, {"T": F16, "U": F16}, False),
+        ("LayerNormalization", 1, {"T": F16, "U": F32, "V": F16}, True),
+        ("Dropout", 13, {"T": F16, "T1": F32, "T2": "tensor(bool)"}, True),
+        ("Dropout", 13, {"T": F16}, True),
+        ("Resize", 19, {"T1": F16, "T2": F32}, True),
+        ("Reshape", 14, {"T": F16}, True),
+        ("Attention", 25, {"T1": F16, "T2": F16, "U": F16}, True),
+        ("Attention", 25, {"T1": F16, "T2": F16, "U": F32}, False),
+        ("ConcatFromSequence", 11, {"S": "seq(tensor(float16))"}, True),
+        ("Tan", 7, {"T": F32}, False),
+    ],
+)
+def test_the_cuda_table_answers_for_onnx_operators(
+    op_type: str, version: int, types: dict[str, str], runs: bool
+) -> None:
+    table = load_kernels()
+    assert table.runs("", op_type, version, types) is runs
+    assert table.runs("ai.onnx", op_type, version, types) is runs
+
+
+@pytest.mark.parametrize(
+    ("op_type", "types", "runs"),
+    [
+        ("GroupQueryAttention", {"T": F16, "M": I32}, True),
+        ("GroupQueryAttention", {"T": BF16, "M": I32}, True),
+        ("GroupQueryAttention", {"T": F32, "M": I32}, False),
+        ("FusedMatMul", {"T": BF16}, True),
+        ("BiasSoftmax", {"T": F16}, True),
+        ("BiasSoftmax", {"T": BF16}, False),
+        ("FusedConv", {"T": F32}, True),
+        ("FusedConv", {"T": F16}, False),
+    ],
+)
+def test_the_cuda_table_answers_for_contributed_operators(op_type: str, types: dict[str, str], runs: bool) -> None:
+    assert load_kernels().runs("com.microsoft", op_type, 1, types) is runs
+
+
+def test_the_same_name_in_another_domain_is_another_operator() -> None:
+    assert not load_kernels().has("com.microsoft", "Conv", 11)
+    assert not load_kernels().has("example.org", "Conv", 11)
+
+
+@pytest.mark.parametrize(
+    ("domain", "op_type", "version", "types", "refusal"),
+    [
+        ("", "Tan", 7, {"T": F16}, "no cuda kernel for Tan"),
+        ("", "MaxPool", 22, {"T": F16}, "no cuda kernel for MaxPool of version 22"),
+        (
+            "com.microsoft",
+            "BiasSoftmax",
+            1,
+            {"T": BF16},
+            "no cuda kernel for com.microsoft.BiasSoftmax with T=tensor(bfloat16)",
+        ),
+        ("", "Conv", 11, {"T": F16}, None),
+    ],
+)
+def test_a_refusal_says_whether_operator_version_or_types_are_missing(
+    domain: str, op_type: str, version: int, types: dict[str, str], refusal: str | None
+) -> None:
+    assert load_kernels().refusal(domain, op_type, version, types) == refusal
+
+
+def test_an_unknown_provider_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(PolicyError, match=r"no kernel table .* 'rocm'; use one of: cuda"):
+        load_kernels("rocm")
+
+
+def test_the_table_is_read_once() -> None:
+    assert load_kernels() is load_kernels()
+
+
+def test_the_tables_describe_one_release_of_the_runtime() -> None:
+    assert load_kernels().runtime == CONTRIB["source"] == "onnxruntime-gpu 1.31.1"
+
+
+def test_the_module_needs_the_standard_library_and_the_error_tree_only() -> None:
+    imported = {
+        name
+        for node in ast.walk(ast.parse(SOURCE.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names} == {"amp_rewrite.errors"}
+
+
+def schema_variables() -> dict[str, dict[int, set[str]]]:
+    """The type variables that formals use, of every operator that either source knows, by version."""
+    found: dict[str, dict[int, set[str]]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        formals = [*schema.inputs, *schema.outputs]
+        found.setdefault(f"{schema.domain or 'ai.onnx'}::{schema.name}", {})[schema.since_version] = {
+            f.type_str for f in formals
+        }
+    for key, row in CONTRIB["ops"].items():
+        found.setdefault(key, {})[row["since"]] = {formal[1] for formal in (*row["inputs"], *row["outputs"])}
+    return found
+
+
+def constrained() -> Iterator[tuple[str, Registration]]:
+    for key, registrations in load_kernels().registrations.items():
+        for kernel in registrations:
+            yield key, kernel
+
+
+def test_every_constrained_variable_is_a_variable_of_each_schema_that_the_kernel_serves() -> None:
+    schemas = schema_variables()
+    assert [
+        (key, version, name)
+        for key, kernel in constrained()
+        for version, variables in schemas[key].items()
+        if kernel.serves(version)
+        for name in kernel.types
+        if name not in variables
+    ] == []
+
+
+def test_every_kernel_serves_a_schema_that_is_known() -> None:
+    schemas = schema_variables()
+    assert [key for key, kernel in constrained() if not any(map(kernel.serves, schemas[key]))] == []
+
+
+def test_a_contributed_schema_lists_formals_variables_and_attributes() -> None:
+    assert CONTRIB["ops"]["com.microsoft::FusedMatMul"] == {
+        "since": 1,
+        "inputs": [["A", "T", "Single"], ["B", "T", "Single"]],
+        "outputs": [["Y", "T", "Single"]],
+        "types": {"T": [BF16, F64, F32, F16]},
+        "attributes": {
+            "alpha": "FLOAT",
+            "transA": "INT",
+            "transB": "INT",
+            "transBatchA": "INT",
+            "transBatchB": "INT",
+        },
+    }
+
+
+def test_a_formal_of_a_contributed_schema_is_a_variable_or_a_type() -> None:
+    assert [
+        (key, formal)
+        for key, row in CONTRIB["ops"].items()
+        for formal in (*row["inputs"], *row["outputs"])
+        if formal[1] not in row["types"] and "(" not in formal[1]
+    ] == []
+
+
+def test_a_variadic_formal_alone_says_whether_it_is_homogeneous() -> None:
+    assert [
+        (key, formal)
+        for key, row in CONTRIB["ops"].items()
+        for formal in (*row["inputs"], *row["outputs"])
+        if (len(formal) == 4) is not (formal[2] == "Variadic")
+    ] == []

@@ -1,0 +1,157 @@
+"""Who imports whom: the table in docs/architecture.md, read and enforced."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "amp_rewrite"
+ENTRANCES = {"__init__", "__main__"}
+"""They hand on what others made, so that they stand under no row."""
+
+# Third-party and standard modules that only some of ours may import.
+CONFINED = {
+    "yaml": {"listfile", "lists"},
+    "onnxruntime": {"session"},
+    "click": {"cli"},
+    "rich": {"cli"},
+}
+WITHOUT_ONNX = ("report", "render", "explain", "diff", "match", "summary")
+"""A report is read, compared and explained without onnx, which takes long to import."""
+
+
+@cache
+def rows() -> dict[str, int]:
+    """The row of each module, from the table whose lines read `| 3 | `plan` … |`."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    found: dict[str, int] = {}
+    for number, modules in re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE):
+        for module in re.findall(r"`(\w+)`", modules):
+            assert module not in found, f"{module} stands in two rows"
+            found[module] = int(number)
+    return found
+
+
+@cache
+def trees() -> dict[str, tuple[ast.Module, ...]]:
+    """The syntax trees of each module; a package counts as one."""
+    found: dict[str, list[ast.Module]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        found.setdefault(module, []).append(ast.parse(path.read_text("utf-8")))
+    return {module: tuple(parsed) for module, parsed in found.items()}
+
+
+def imports(tree: ast.AST, *, at_start: bool = False) -> Iterator[str]:
+    """Dotted names that a tree imports; `at_start` leaves out functions and what only type checkers see."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif at_start and (_runs_later(node) or _for_type_checkers(node)):
+            continue
+        else:
+            yield from imports(node, at_start=at_start)
+
+
+def _runs_later(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def _for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def own_imports(module: str, *, at_start: bool = False) -> set[str]:
+    """The modules of this package that one imports."""
+    named = (name.split(".") for tree in trees()[module] for name in imports(tree, at_start=at_start))
+    return {parts[1] for parts in named if parts[0] == "amp_rewrite" and len(parts) > 1} & trees().keys() - {module}
+
+
+def foreign_imports(module: str) -> set[str]:
+    return {name.split(".")[0] for tree in trees()[module] for name in imports(tree)} - {"amp_rewrite"}
+
+
+def test_every_module_stands_in_the_table_and_the_table_names_no_other() -> None:
+    assert set(rows()) == trees().keys() - ENTRANCES
+
+
+@pytest.mark.parametrize("module", sorted(trees().keys() & rows().keys()))
+def test_a_module_imports_from_no_row_below_its_own(module: str) -> None:
+    below = {other: rows()[other] for other in own_imports(module) if rows().get(other, 0) > rows()[module]}
+    assert not below, f"row {rows()[module]} imports {below}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = nx.DiGraph((a, b) for a in trees().keys() - ENTRANCES for b in own_imports(a, at_start=True))
+    assert list(nx.simple_cycles(graph)) == []
+
+
+@pytest.mark.parametrize("foreign", CONFINED)
+def test_some_libraries_are_imported_in_one_place_only(foreign: str) -> None:
+    users = {module for module in trees() if foreign in foreign_imports(module)}
+    assert users <= CONFINED[foreign]
+
+
+@pytest.mark.parametrize("foreign", ["onnxruntime", "networkx"])
+def test_slow_libraries_are_imported_inside_functions(foreign: str) -> None:
+    starts = {
+        m
+        for m, parsed in trees().items()
+        for tree in parsed
+        for n in imports(tree, at_start=True)
+        if n.split(".")[0] == foreign
+    }
+    assert starts == set()
+
+
+@pytest.mark.parametrize("module", [m for m in WITHOUT_ONNX if m in trees()])
+def test_what_reads_reports_does_not_import_onnx(module: str) -> None:
+    graph = nx.DiGraph((a, b) for a in trees() for b in own_imports(a, at_start=True))
+    needed = {module} | (nx.descendants(graph, module) if module in graph else set())
+    users = {
+        m for m in needed for tree in trees()[m] for n in imports(tree, at_start=True) if n.split(".")[0] == "onnx"
+    }
+    assert users == set()
+
+
+def test_only_model_reads_and_writes_onnx_files() -> None:
+    touching = {
+        module
+        for module, parsed in trees().items()
+        for tree in parsed
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("onnx.load", "onnx.save", "onnx.load_model", "onnx.save_model")
+    }
+    assert touching <= {"model", "wire", "store"}
+
+
+def test_only_the_command_line_prints_and_exits() -> None:
+    loud = {
+        module
+        for module, parsed in trees().items()
+        for tree in parsed
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit")
+    }
+    assert loud <= {"cli", "__main__"}
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    assert not trees().keys() & {"utils", "util", "common", "helpers", "core", "base", "misc"}
+
+
+def test_imports_are_found_where_they_hide() -> None:
+    tree = ast.parse("import a.b\nfrom c import d\ndef f():\n    import e\nif TYPE_CHECKING:\n    import g\n")
+    assert list(imports(tree)) == ["a.b", "c.d", "e", "g"]
+    assert list(imports(tree, at_start=True)) == ["a.b", "c.d"]

@@ -1,0 +1,231 @@
+"""Patterns over a small transformer-like graph and over a Loop."""
+
+import onnx
+import pytest
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PatternError
+from amp_rewrite.model import Model
+from amp_rewrite.pattern import io_types, overrides, parse_io, parse_pattern, select
+from amp_rewrite.view import View
+
+BLOCK = """
+<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+g (float[2,4] x, float[2,2] past_key, float[2,2] mask, int64[2] ids) => (float[2,4] y, float[2,2] present_key) {
+  ["/encoder/layer.0/attention/q"] q = MatMul (x, x)
+  ["/encoder/layer.0/attention/scale"] s = Div (q, past_key)
+  ["/encoder/layer.0/attention/mask"] m = Add (s, mask)
+  ["/encoder/layer.0/attention/Softmax"] p = Softmax (m)
+  ["/encoder/layer.0/attention/out"] o = MatMul (p, past_key)
+  ["/encoder/layer.1/mlp/dense"] d = com.microsoft.FusedMatMul (o, x)
+  ["/decoder/Conv"] c = Conv (d, past_key)
+  ["/decoder/act"] a = Relu (c)
+  ["/decoder/shape"] shape = Shape (a)
+  ["/decoder/view"] y = Reshape (a, shape)
+  present_key = Exp (past_key)
+}
+"""
+LOOP = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (int64 n, bool go, float[2] x) => (float[2] y) {
+  [steps] y = Loop (n, go, x) <body = b (int64 i, bool c, float[2] s) => (bool k, float[2] t) {
+    k = Identity (c)
+    [act] t = Tanh (s)
+  }>
+}
+"""
+
+
+def view_of(text: str) -> View:
+    return View.of(Model.load(onnx.parser.parse_model(text)))
+
+
+@pytest.fixture(scope="module")
+def block() -> View:
+    return view_of(BLOCK)
+
+
+def names(view: View, pattern: str) -> list[str]:
+    return [view.ops[op].name.rpartition("/")[2] for op in select(view, pattern)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("/decoder/*", ["Conv", "act", "shape", "view"]),
+        ("name=*/q", ["q"]),
+        ("name~=layer\\.[01].*(q|dense)$", ["q", "dense"]),
+        ("name~=(?i)SOFTMAX", ["Softmax"]),
+        ("re:^/encoder/layer.{1,2}0/attention/[qo]", ["q", "out"]),
+        ("op=MatMul", ["q", "out"]),
+        ("op=ai.onnx::MatMul", ["q", "out"]),
+        ("op=com.microsoft::*", ["dense"]),
+        ("op=*MatMul", ["q", "out", "dense"]),
+        ("scope=encoder/layer.1", ["dense"]),
+        ("scope=/encoder/*", ["q", "scale", "mask", "Softmax", "out", "dense"]),
+        ("scope=encoder.layer.0.attention, op=MatMul", ["q", "out"]),
+        ("scope=*/attention/[qo]*", ["q", "out"]),
+        ("feeds=Softmax", ["q", "scale", "mask"]),
+        ("op=MatMul,feeds=Softmax", ["q"]),
+        ("fed_by=Conv", ["act"]),
+        ("fed_by=Softmax", ["out"]),
+        ("fed_by=MatMul", ["scale", "mask", "Softmax", "dense"]),
+        ("input=past_*", ["scale", "out", "Conv", "Exp_10"]),
+        ("output=[oc]", ["out", "Conv"]),
+        ("input=past_*,op=Exp", ["Exp_10"]),
+    ],
+)
+def test_a_pattern_selects_the_ops_that_pass_all_its_terms(block: View, pattern: str, expected: list[str]) -> None:
+    assert names(block, pattern) == expected
+
+
+def test_a_value_that_only_gives_a_shape_does_not_count_as_feeding() -> None:
+    view = view_of("""
+    <ir_version: 10, opset_import: ["" : 21]>
+    g (float[2,2] x, float[4] w) => (float[2,2] y) {
+      [size] s = Shape (x)
+      [data] d = Exp (w)
+      [moved] r = Reshape (d, s)
+      y = Softmax (r)
+    }
+    """)
+
+    assert names(view, "feeds=Softmax") == ["data", "moved"]
+
+
+def test_an_op_in_a_loop_stands_in_the_scope_of_its_body() -> None:
+    view = view_of(LOOP)
+
+    assert names(view, "scope=steps/body,op=Tanh") == ["act"]
+    assert names(view, "scope=steps/*") == ["Identity_0", "act"]
+    assert names(view, "scope=steps") == ["Identity_0", "act", "steps"]
+
+
+def test_module_scopes_that_torch_records_are_scopes() -> None:
+    model = onnx.parser.parse_model(LOOP)
+    node = model.graph.node[0]
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'vit', 'vit.layers.3', 'linear_7']")
+    view = View.of(Model.load(model))
+
+    assert names(view, "scope=vit/layers/*") == ["steps"]
+    assert names(view, "scope=vit") == ["steps"]
+
+
+def test_a_comma_in_a_name_is_escaped_or_stands_in_brackets() -> None:
+    assert [(t.key, t.text) for t in parse_pattern(r"a\,b,op=Mat[M,]ul,name~=x{1,2}\d")] == [
+        ("name", "a,b"),
+        ("op", "Mat[M,]ul"),
+        ("name", r"x{1,2}\d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (
+            "kind=Conv",
+            "pattern 'kind=Conv': unknown key 'kind'; use one of name, op, scope, feeds, fed_by, input, output",
+        ),
+        ("fed=Conv", "pattern 'fed=Conv': unknown key 'fed'; did you mean 'feeds'?"),
+        ("op=", "pattern 'op=': a term is empty; write KEY=VALUE or a glob on the node name"),
+        ("", "pattern '': a term is empty; write KEY=VALUE or a glob on the node name"),
+        (
+            "re:a(",
+            "pattern 're:a(': not a regular expression: missing ), unterminated subpattern at position 1; mend it",
+        ),
+        ("op~=Conv", "pattern 'op~=Conv': op takes a glob; write op=Conv, or name~= for an expression"),
+    ],
+)
+def test_a_malformed_pattern_is_named_with_the_way_out(pattern: str, message: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        parse_pattern(pattern)
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("op=Matmul", "no op is of type 'Matmul'; did you mean 'MatMul'?"),
+        ("op=FusedMatMul", "no op is of type 'FusedMatMul'; did you mean 'com.microsoft::FusedMatMul'?"),
+        ("Softmax", "no node is named 'Softmax'; did you mean 'op=Softmax'?"),
+        ("/decoder/Cnv", "no node is named '/decoder/Cnv'; did you mean '/decoder/Conv'?"),
+        ("scope=encodr/layer.1/mlp/*", "no op stands in 'encodr/layer.1/mlp/*'; did you mean 'encoder/layer/1/mlp'?"),
+        ("op=Conv,feeds=Sofmax", "nothing feeds an op of type 'Sofmax'; did you mean 'Softmax'?"),
+        ("fed_by=Softmx", "nothing is fed by an op of type 'Softmx'; did you mean 'Softmax'?"),
+        ("input=past_keys", "no op reads a value 'past_keys'; did you mean 'past_key'?"),
+        ("name~=^zz", "no node is named '^zz'; see the names that 'amp-rewrite report -v' prints"),
+        ("op=Conv,feeds=Softmax", "no op passes all its terms (op=Conv: 1, feeds=Softmax: 3); drop or widen one"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_an_error_with_a_suggestion(block: View, pattern: str, message: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        select(block, pattern)
+
+    assert str(caught.value) == f"pattern {pattern!r} matches nothing: {message}"
+
+
+def test_overrides_remember_the_first_pattern_that_names_an_op(block: View) -> None:
+    kept, lowered = overrides(block, ["op=Softmax", "scope=decoder"], ["op=MatMul", "*/q"])
+
+    assert {block.ops[op].name.rpartition("/")[2]: pattern for op, pattern in (kept | lowered).items()} == {
+        "Softmax": "op=Softmax",
+        "Conv": "scope=decoder",
+        "act": "scope=decoder",
+        "shape": "scope=decoder",
+        "view": "scope=decoder",
+        "q": "op=MatMul",
+        "out": "op=MatMul",
+    }
+
+
+def test_an_op_that_is_kept_and_lowered_is_a_contradiction(block: View) -> None:
+    with pytest.raises(PatternError) as caught:
+        overrides(block, ["/decoder/*"], ["op=Conv"])
+
+    assert str(caught.value) == (
+        "node '/decoder/Conv' is named by keep '/decoder/*' and by lower 'op=Conv'; narrow one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (None, {}),
+        ("keep", {}),
+        ("low", {"x": "float16", "past_key": "float16", "mask": "float16", "y": "float16", "present_key": "float16"}),
+        (["in:low"], {"x": "float16", "past_key": "float16", "mask": "float16"}),
+        (["*_key=float16"], {"past_key": "float16", "present_key": "float16"}),
+        (["out:*_key=float16"], {"present_key": "float16"}),
+        (["low", "in:*=float32", "out:y=f32"], {"present_key": "float16"}),
+        (["low", "keep"], {}),
+    ],
+)
+def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins(
+    block: View, rules: str | list[str] | None, expected: dict[str, str]
+) -> None:
+    found = io_types(block, parse_io(rules), DType.FLOAT16)
+
+    assert {block.value_name(v): t.spelling for v, t in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("ids=float16", "io 'ids=float16': no float32 input or output is named 'ids'; there are: x, past_key, mask, y, "
+         "present_key"),
+        ("out:past_*=float16",
+         "io 'out:past_*=float16': no float32 output is named 'past_*'; there are: y, present_key"),
+        ("mesk=float16", "io 'mesk=float16': no float32 input or output is named 'mesk'; did you mean 'mask'?"),
+        ("x=bfloat16", "io 'x=bfloat16': the model is lowered to float16; use float16 or float32 here"),
+        ("x=half16", "io 'x=half16': unknown element type 'half16'; use one of float16 (f16, half), bfloat16 (bf16), "
+         "float32 (f32, float)"),
+        ("lo", "io 'lo' is no rule; did you mean 'low'?"),
+        ("past_*", "io 'past_*' is no rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
+    ],
+)  # fmt: skip
+def test_an_io_rule_that_makes_no_sense_is_an_error_with_the_way_out(block: View, rule: str, message: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        io_types(block, parse_io([rule]), DType.FLOAT16)
+
+    assert str(caught.value) == message

@@ -1,0 +1,91 @@
+"""The safety rules together: which rule speaks for an op, and what the sum of them says."""
+
+from __future__ import annotations
+
+import onnx.parser
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.model import Model
+from amp_rewrite.safety import RULES, hazards
+from amp_rewrite.view import View
+
+
+def view_of(text: str) -> View:
+    return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')))
+
+
+def rules(text: str) -> dict[str, str]:
+    """The rule of each pin, by first result of the op."""
+    view = view_of(text)
+    return {view.ops[pin.op].node.output[0]: pin.rule for pin in hazards(view, DType.FLOAT16).pins}
+
+
+def test_the_first_of_several_rules_speaks_for_an_op_and_each_op_has_one_pin() -> None:
+    text = """g (int64[1] n, float[N] x) => (float[K] y, bool[1] z) <float seven = {7}> {
+        f = Cast <to = 1> (n)
+        d = Div (f, seven)
+        r = Floor (d)
+        i = Cast <to = 7> (r)
+        y = Expand (x, i)
+        z = Equal (f, seven)
+    }"""
+    assert rules(text) == {**dict.fromkeys("fdri", "shape_taint"), "z": "index_taint"}
+
+
+def test_every_rule_is_run() -> None:
+    text = """g (int64[N] n, float[N] x, float[1,2,H,W] image, float[N] m, float[N] wave, int64 trips, bool yes)
+        => (float[K] y, bool[N] z, float[N] sine, float[1,2,H,W] normal, float[N] p, float[N] big, float[N] small,
+            float[N] root, float[N] last)
+        <float seven = {7}, float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float far = {-3.4e38}, float huge = {1e6},
+         float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1}> {
+        e = Exp (x)
+        i = Cast <to = 7> (e)
+        y = Expand (x, i)
+        f = Cast <to = 1> (n)
+        z = Equal (f, seven)
+        turns = Mul (wave, seven)
+        sine = Sin (turns)
+        normal = BatchNormalization (image, ones, zeros, zeros, zeros)
+        bias = Mul (m, far)
+        s = Add (x, bias)
+        p = Softmax <axis = 0> (s)
+        big = Mul (x, huge)
+        small = Mul (x, least)
+        a = Add (x, eps)
+        root = Sqrt (a)
+        last = Loop (trips, yes, x) <
+            body = l (int64 at, bool go, float[N] state) => (bool more, float[N] next) {
+                more = Identity (go)
+                next = Add (state, seven)
+            }
+        >
+    }"""
+    assert rules(text) == {
+        "e": "shape_taint",
+        "i": "shape_taint",
+        "f": "index_taint",
+        "z": "index_taint",
+        "next": "index_taint",
+        "turns": "angle",
+        "normal": "statistics",
+        "bias": "additive_mask",
+        "s": "additive_mask",
+        "p": "additive_mask",
+        "big": "constant_range",
+        "small": "constant_range",
+        "a": "epsilon",
+        "root": "epsilon",
+    }
+    assert len(RULES) == 8
+
+
+def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:
+    text = """g (int64[N] n, float[N] x) => (float[N] y, bool[N] z) <float seven = {7}, float eps = {1e-6}> {
+        a = Add (x, eps)
+        f = Cast <to = 1> (n)
+        z = Equal (f, seven)
+        y = Sqrt (a)
+    }"""
+    first, second = (hazards(view_of(text), DType.FLOAT16) for _ in range(2))
+    assert first == second
+    assert [pin.op for pin in first.pins] == sorted(pin.op for pin in first.pins)

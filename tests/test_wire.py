@@ -1,0 +1,184 @@
+"""The protobuf wire format: what is skipped, what is refused, what is written."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from amp_rewrite import wire
+from amp_rewrite.errors import ModelError
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 17], producer_name: "text", metadata_props: ["k": "v"]>
+g (float[2,3] x, bool c) => (float[2,3] y) <float[3] w = {1, 2, 3}> {
+  a = Mul (x, w)
+  y = If (c) <
+    then_branch = t () => (float[2,3] p) <float[3] v = {4, 5, 6}> { p = Add (a, v) },
+    else_branch = e () => (float[2,3] q) { k = Constant <value = float[3] {7, 8, 9}> ()  q = Add (a, k) }
+  >
+}
+"""
+
+
+def small() -> onnx.ModelProto:
+    model: onnx.ModelProto = parser.parse_model(TEXT)
+    for tensor in wire.tensors(model):
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    return model
+
+
+def never(tensor: onnx.TensorProto, offset: int, length: int) -> bool:
+    return False
+
+
+def light(content: bytes, threshold: int = 0) -> bytes:
+    return wire.lightened(io.BytesIO(content), len(content), threshold, never, "m.onnx")
+
+
+def test_the_table_of_nested_fields_is_that_of_onnx():
+    for table in (wire.DENSE, wire.SPARSE):
+        for message, fields in table.items():
+            for number, (name, child) in fields.items():
+                field = message.DESCRIPTOR.fields_by_number[number]
+                assert (field.name, field.message_type.full_name) == (name, child.DESCRIPTOR.full_name)
+    assert onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number == wire.RAW_DATA
+
+
+def test_every_field_that_leads_to_a_tensor_is_in_a_table():
+    known = {**wire.DENSE, onnx.SparseTensorProto: {}, onnx.TensorProto: {}}
+    for message, fields in wire.DENSE.items():
+        for field in message.DESCRIPTOR.fields:
+            if field.message_type is None:
+                continue
+            child = field.message_type.name
+            if child in {kind.DESCRIPTOR.name for kind in known}:
+                assert field.number in {**fields, **wire.SPARSE.get(message, {})}, (message, field.name)
+
+
+def test_tensors_are_found_in_graphs_bodies_and_attributes():
+    assert [t.name or "constant" for t in wire.tensors(small())] == ["v", "constant", "w"]
+
+
+def test_what_is_not_heavy_is_read_as_it_is():
+    content = small().SerializeToString()
+    assert light(content) == content
+
+
+def test_heavy_tensors_are_left_out_at_every_depth_and_their_bytes_are_where_they_are_said_to_be():
+    content = small().SerializeToString()
+    places: list[bytes] = []
+
+    def stub(tensor: onnx.TensorProto, offset: int, length: int) -> bool:
+        assert not tensor.raw_data
+        places.append(content[offset : offset + length])
+        return True
+
+    found = wire.lightened(io.BytesIO(content), len(content), 4, stub, "m.onnx")
+    expected = small()
+    heavy = []
+    for tensor in wire.tensors(expected):
+        heavy.append(tensor.raw_data)
+        tensor.ClearField("raw_data")
+    assert onnx.ModelProto.FromString(found) == expected
+    assert sorted(places) == sorted(heavy)
+
+
+def test_graph_parts_that_are_spread_over_two_fields_are_merged_as_protobuf_does():
+    model = small()
+    first, second = onnx.ModelProto(), onnx.ModelProto()
+    first.CopyFrom(model)
+    del first.graph.initializer[:]
+    second.graph.initializer.extend(model.graph.initializer)
+    content = first.SerializeToString() + second.SerializeToString()
+    assert onnx.ModelProto.FromString(light(content)) == model
+
+
+def test_of_raw_data_that_is_there_twice_the_last_counts():
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[1], raw_data=b"abcd").SerializeToString()
+    body = tensor + wire.head(wire.RAW_DATA, 4) + b"wxyz"
+    graph = wire.head(5, len(body)) + body
+    content = wire.head(7, len(graph)) + graph
+    seen = []
+    wire.lightened(io.BytesIO(content), len(content), 3, lambda t, at, n: bool(seen.append(content[at : at + n])), "m")
+    assert seen == [b"wxyz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (b"\x3a\x05abc", "field 7 needs 2 bytes more than there are"),
+        (b"\x08", "a number does not end"),
+        (b"\x08" + b"\xff" * 11, "a number does not end"),
+        (b"\x3a", "a number does not end"),
+        (b"\x09abc", "field 1 needs 5 bytes more than there are"),
+        (b"\x38\x01", "field graph of ModelProto has wire type 0"),
+        (b"\x0b\x0c", "wire type 3"),
+        (b"\x0f", "wire type 7"),
+        (b"\x02\x00", "field number 0"),
+        (b"\x3a\x03\x2a\x05a", "field 5 needs 4 bytes more than there are"),
+        (b"\x3a\x04\x2a\x02\x48\x01", "field raw_data of TensorProto has wire type 0"),
+    ],
+)
+def test_what_is_no_protobuf_is_refused_with_the_place(content, fact):
+    with pytest.raises(
+        ModelError, match=rf"^m\.onnx is not an ONNX model, or .* at byte \d+ of {len(content)}: {fact}"
+    ):
+        light(content)
+
+
+def test_bodies_nested_too_deep_are_refused():
+    content = b""
+    for _ in range(60):
+        for number in (6, 5, 1):
+            content = wire.head(number, len(content)) + content
+    with pytest.raises(ModelError, match="nested deeper than 100"):
+        light(wire.head(7, len(content)) + content, threshold=-1)
+
+
+def test_pieces_are_what_protobuf_would_write():
+    model = small()
+    found = wire.pieces(model, lambda tensor: [tensor.SerializeToString()])
+    assert b"".join(found) == model.SerializeToString(deterministic=True)
+
+
+def test_fields_that_onnx_does_not_know_yet_are_written_again():
+    inner = b"\xc0\x3e\x01"  # a varint in field 1000
+    unknown = (
+        inner
+        + b"\xc1\x3e"
+        + bytes(8)
+        + b"\xc5\x3e"
+        + bytes(4)
+        + wire.head(1001, 2)
+        + b"hi"
+        + b"\xc3\x3e"
+        + inner
+        + b"\xc4\x3e"
+    )
+    model = onnx.ModelProto.FromString(small().SerializeToString() + unknown)
+    found = b"".join(wire.pieces(model, lambda tensor: [tensor.SerializeToString()]))
+    assert found.endswith(unknown)
+    assert onnx.ModelProto.FromString(found) == model
+
+
+def test_reading_a_large_file_only_touches_the_light_part(tmp_path: Path):
+    tensor = onnx.TensorProto(name="w", data_type=2, dims=[1 << 22], raw_data=bytes(1 << 22))
+    model = small()
+    model.graph.initializer.extend([tensor] * 4)
+    content = model.SerializeToString()
+    count = 0
+
+    class Counted(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            nonlocal count
+            found = super().read(size)
+            count += len(found)
+            return found
+
+    wire.lightened(Counted(content), len(content), 1 << 14, lambda *_: True, "m")
+    assert count < 1 << 18 < len(content)
