@@ -8,9 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amp_rewrite.color import Coloring, Paint
     from amp_rewrite.convert import Converted, convert
-    from amp_rewrite.diff import Delta, diff
     from amp_rewrite.dtypes import DType
     from amp_rewrite.errors import (
         AmpRewriteError,
@@ -22,14 +20,16 @@ if TYPE_CHECKING:
         PolicyError,
         ReportError,
     )
-    from amp_rewrite.inventory import report_of
+    from amp_rewrite.files.model import Model
     from amp_rewrite.lists import Level, OpLists, load_lists
-    from amp_rewrite.model import Model
-    from amp_rewrite.painter import paint
+    from amp_rewrite.painting.color import Coloring, Paint
+    from amp_rewrite.painting.painter import paint
     from amp_rewrite.plan import Plan
     from amp_rewrite.plan import plan_casts as plan
     from amp_rewrite.policy import Safety, Target
-    from amp_rewrite.report import Report
+    from amp_rewrite.reports.diff import Delta, diff
+    from amp_rewrite.reports.inventory import report_of
+    from amp_rewrite.reports.report import Report
     from amp_rewrite.rewrite import apply
     from amp_rewrite.version import VERSION as __version__
     from amp_rewrite.view import View
@@ -68,18 +68,18 @@ __all__ = [
 
 # Names are imported when they are first used: reading two reports should not cost an import of onnx.
 _HOMES = {
-    "color": ("Coloring", "Paint"),
     "convert": ("Converted", "convert"),
-    "diff": ("Delta", "diff"),
     "dtypes": ("DType",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "inventory": ("report_of",),
+    "files.model": ("Model",),
     "lists": ("Level", "OpLists", "load_lists"),
-    "model": ("Model",),
-    "painter": ("paint",),
+    "painting.color": ("Coloring", "Paint"),
+    "painting.painter": ("paint",),
     "plan": ("Plan", "plan"),
     "policy": ("Safety", "Target"),
-    "report": ("Report",),
+    "reports.diff": ("Delta", "diff"),
+    "reports.inventory": ("report_of",),
+    "reports.report": ("Report",),
     "rewrite": ("apply",),
     "version": ("__version__",),
     "view": ("View",),

@@ -7,8 +7,8 @@ import onnx.checker
 import onnx.shape_inference
 
 from amp_rewrite.errors import ConversionError, ModelError
+from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.model import Model
 from amp_rewrite.plan import Plan
 from amp_rewrite.view import View
 

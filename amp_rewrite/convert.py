@@ -11,24 +11,24 @@ from pathlib import Path
 from onnx import ModelProto
 
 from amp_rewrite.check import check
-from amp_rewrite.cluster import clusters
-from amp_rewrite.color import Coloring
 from amp_rewrite.config import from_environment
 from amp_rewrite.dtypes import DType
-from amp_rewrite.dump import dump
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.expand import inline_functions, inline_schema_functions
+from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.inventory import report_of
 from amp_rewrite.lists import Level, OpLists, environment_edits, load_lists
-from amp_rewrite.model import Model
-from amp_rewrite.painter import paint
+from amp_rewrite.painting.color import Coloring
+from amp_rewrite.painting.painter import paint
 from amp_rewrite.pattern import io_types, overrides, parse_io
 from amp_rewrite.plan import Plan, plan_casts
 from amp_rewrite.policy import Safety, Target
-from amp_rewrite.report import Report
+from amp_rewrite.reports.dump import dump
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite import apply
-from amp_rewrite.safety import Hazards, hazards
+from amp_rewrite.safety.cluster import clusters
+from amp_rewrite.safety.hazards import Hazards, hazards
 from amp_rewrite.version import VERSION
 from amp_rewrite.view import View
 

@@ -12,11 +12,11 @@ from onnx.helper import make_tensor_type_proto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.lists import OpLists
-from amp_rewrite.model import Model
-from amp_rewrite.painter import paint
+from amp_rewrite.painting.painter import paint
 from amp_rewrite.policy import Target
 from amp_rewrite.view import Op, View
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from amp_rewrite.color import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
+from amp_rewrite.painting.color import Coloring
 from amp_rewrite.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, TENSOR, attribute
 from amp_rewrite.view import Op, OpId, Role, Use, ValueId, View
 

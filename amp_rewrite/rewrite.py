@@ -9,8 +9,8 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
-from amp_rewrite.model import Model, baked
 from amp_rewrite.plan import Bake, Cast, Plan
 from amp_rewrite.schema import DTYPE_ATTRIBUTES, attribute, normal_domain, set_element_type
 from amp_rewrite.view import MAIN, Op, Role, Scope, ScopeId, Use, Value, ValueId, View

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.fit import Fit
+from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.model import Model
 from amp_rewrite.index import index
-from amp_rewrite.model import Model
 from amp_rewrite.op import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.schema import TENSOR, ValueType
 

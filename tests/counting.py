@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_rewrite.color import Coloring
 from amp_rewrite.dtypes import DType
+from amp_rewrite.painting.color import Coloring
 from amp_rewrite.view import Op, OpId, Role, ValueId, View
 
 

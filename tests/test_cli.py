@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import door, options
-from amp_rewrite.diff import KINDS
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
 from amp_rewrite.lists import Level
-from amp_rewrite.model import Model
+from amp_rewrite.reports.diff import KINDS
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -568,7 +568,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(model: str, monkeypatch: pytes
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("amp_rewrite.store._write_model", interrupted)
+    monkeypatch.setattr("amp_rewrite.files.store._write_model", interrupted)
 
     done = run(model)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from amp_rewrite.constants import epsilon, statistics, underflow
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.mask import overflow, saturated
-from amp_rewrite.model import Model
-from amp_rewrite.safety import NOTHING, Rule, hazards
+from amp_rewrite.safety.constants import epsilon, statistics, underflow
+from amp_rewrite.safety.hazards import NOTHING, Rule, hazards
+from amp_rewrite.safety.mask import overflow, saturated
 from amp_rewrite.view import View
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16

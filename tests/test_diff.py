@@ -15,12 +15,12 @@ import onnx
 import pytest
 
 from amp_rewrite.convert import convert
-from amp_rewrite.diff import KINDS, CastChange, Change, Delta, diff
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.inventory import report_of
-from amp_rewrite.match import common, match
-from amp_rewrite.model import Model
-from amp_rewrite.report import CastRow, Header, Report, Row, Totals
+from amp_rewrite.files.model import Model
+from amp_rewrite.reports.diff import KINDS, CastChange, Change, Delta, diff
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.match import common, match
+from amp_rewrite.reports.report import CastRow, Header, Report, Row, Totals
 from amp_rewrite.view import View
 
 GOLDEN = Path(__file__).parent / "golden"

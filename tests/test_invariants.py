@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from amp_rewrite.convert import Converted, convert
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.model import Model
+from amp_rewrite.files.model import Model
 from amp_rewrite.plan import Plan
 from amp_rewrite.rewrite import apply
 from amp_rewrite.view import View

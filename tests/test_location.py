@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from weights import external, one
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.model import Model
+from amp_rewrite.files.model import Model
 
 
 @pytest.fixture

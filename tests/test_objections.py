@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.model import Model
+from amp_rewrite.files.model import Model
 from amp_rewrite.plan import Plan
 from amp_rewrite.view import View
 

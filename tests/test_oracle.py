@@ -17,9 +17,9 @@ from counting import crossings, lowered_ops
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
 from amp_rewrite.lists import Level, OpLists, load_lists
-from amp_rewrite.model import Model
-from amp_rewrite.painter import paint
+from amp_rewrite.painting.painter import paint
 from amp_rewrite.policy import Target
 from amp_rewrite.view import View
 

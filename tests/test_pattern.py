@@ -5,7 +5,7 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError
-from amp_rewrite.model import Model
+from amp_rewrite.files.model import Model
 from amp_rewrite.pattern import io_types, overrides, parse_io, parse_pattern, select
 from amp_rewrite.view import View
 

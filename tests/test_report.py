@@ -16,12 +16,12 @@ import pytest
 
 from amp_rewrite.convert import Converted, convert
 from amp_rewrite.errors import PatternError, ReportError
-from amp_rewrite.explain import RULES, explain
+from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.inventory import report_of
-from amp_rewrite.model import Model
-from amp_rewrite.render import annotation, markdown_table, plain, share, size, table
-from amp_rewrite.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
+from amp_rewrite.reports.explain import RULES, explain
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
+from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
 from amp_rewrite.view import View
 
 ROOT = Path(__file__).parent.parent
@@ -253,7 +253,7 @@ def test_a_malformed_report_is_refused_and_the_field_named(case: str) -> None:
 
 
 def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.report.MAX_CHARACTERS", 10)
+    monkeypatch.setattr("amp_rewrite.reports.report.MAX_CHARACTERS", 10)
     with pytest.raises(ReportError, match="larger than"):
         Report.from_json("[0, 0, 0, 0]", "a.json")
 
@@ -277,9 +277,9 @@ def test_reports_satisfy_the_json_schema() -> None:
 def test_reading_and_comparing_reports_imports_neither_onnx_nor_numpy() -> None:
     code = """
 import sys
-from amp_rewrite.diff import diff
-from amp_rewrite.explain import explain
-from amp_rewrite.report import Report
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.report import Report
 report = Report.from_json(open(sys.argv[1], "rb").read(), "report")
 report.text(verbose=True), explain(report, "act"), diff(report, report).to("github")
 print(sorted({"onnx", "numpy", "yaml", "networkx", "click", "rich"} & set(sys.modules)))

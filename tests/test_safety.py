@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx.parser
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.model import Model
-from amp_rewrite.safety import RULES, hazards
+from amp_rewrite.files.model import Model
+from amp_rewrite.safety.hazards import RULES, hazards
 from amp_rewrite.view import View
 
 

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser, shape_inference
 from weights import model, scatter, values
 
-from amp_rewrite import wire
 from amp_rewrite.errors import ModelError
-from amp_rewrite.model import Model
+from amp_rewrite.files import wire
+from amp_rewrite.files.model import Model
 
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))
 

@@ -16,11 +16,11 @@ import pytest
 from onnx import numpy_helper
 from weights import model, one, plain, scatter, values
 
-from amp_rewrite import store, wire
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.model import Model, baked
-from amp_rewrite.tensors import is_stub
+from amp_rewrite.files import store, wire
+from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.tensors import is_stub
 
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))
 
@@ -350,7 +350,7 @@ MEMORY = """
 import re, sys
 from pathlib import Path
 from amp_rewrite.dtypes import DType
-from amp_rewrite.model import Model, baked
+from amp_rewrite.files.model import Model, baked
 import onnx
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024

@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from amp_rewrite.angle import angle
 from amp_rewrite.dtypes import DType
-from amp_rewrite.model import Model
+from amp_rewrite.files.model import Model
 from amp_rewrite.pin import Pin
-from amp_rewrite.safety import Rule, hazards
-from amp_rewrite.taint import accumulators, index_taint, shape_taint
+from amp_rewrite.safety.angle import angle
+from amp_rewrite.safety.hazards import Rule, hazards
+from amp_rewrite.safety.taint import accumulators, index_taint, shape_taint
 from amp_rewrite.view import View
 
 

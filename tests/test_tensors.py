@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from amp_rewrite import tensors
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.fit import Fit
-from amp_rewrite.tensors import Source, Sources
+from amp_rewrite.files import tensors
+from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.tensors import Source, Sources
 
 LOW = [DType.FLOAT16, DType.BFLOAT16]
 

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from amp_rewrite import wire
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files import wire
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 17], producer_name: "text", metadata_props: ["k": "v"]>

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
-from amp_rewrite import wire
+from amp_rewrite.files import wire
 
 # 64 x 64 float32 is 16 KiB: just not heavy; 65 x 64 is.
 TEXT = """

@@ -17,7 +17,7 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.config import Settings
     from amp_rewrite.convert import Converted
-    from amp_rewrite.report import Report
+    from amp_rewrite.reports.report import Report
 
 
 @click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -74,7 +74,7 @@ def report(model: Path, as_json: bool, verbose: bool) -> None:
 @options.take(options.model, click.argument("node"), *options.CONVERSION)
 def explain(model: Path, node: str, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides. MODEL may be a report, too."""
-    from amp_rewrite.explain import explain
+    from amp_rewrite.reports.explain import explain
 
     settings = options.in_force(given)
     told = _told(model) if _is_report(model) else _converted(model, settings).report
@@ -91,7 +91,7 @@ def explain(model: Path, node: str, **given: Any) -> None:
 )
 def diff(a: Path, b: Path, form: str, **given: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports."""
-    from amp_rewrite.diff import diff
+    from amp_rewrite.reports.diff import diff
 
     settings = options.in_force(given)
     delta = diff(_told(a), _told(b))
@@ -140,14 +140,14 @@ def _is_report(file: Path) -> bool:
 def _told(file: Path) -> Report:
     """The report in a file, or the inventory of a model."""
     if _is_report(file):
-        from amp_rewrite.report import Report
+        from amp_rewrite.reports.report import Report
 
         try:
             return Report.from_json(file.read_bytes(), str(file))
         except OSError as error:
             raise ReportError(f"cannot read {file}: {error.strerror}; name a model or a JSON report") from error
-    from amp_rewrite.inventory import report_of
-    from amp_rewrite.model import Model
+    from amp_rewrite.files.model import Model
+    from amp_rewrite.reports.inventory import report_of
     from amp_rewrite.view import View
 
     return report_of(View.of(Model.load(file)), name=file.name, tool=VERSION)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.render import plain
+from amp_rewrite.reports.render import plain
 
 FOUND = 1
 USAGE = 2

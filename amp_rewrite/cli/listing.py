@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from amp_rewrite.entry import Color, Entry, check_known, parse_name
-from amp_rewrite.render import count, table
+from amp_rewrite.reports.render import count, table
 
 if TYPE_CHECKING:
     from amp_rewrite.lists import OpLists

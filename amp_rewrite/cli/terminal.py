@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from amp_rewrite.render import plain
+from amp_rewrite.reports.render import plain
 
 if TYPE_CHECKING:
     from amp_rewrite.finding import Finding

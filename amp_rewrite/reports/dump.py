@@ -10,7 +10,7 @@ from amp_rewrite.errors import ConfigError
 
 if TYPE_CHECKING:
     from amp_rewrite.lists import OpLists
-    from amp_rewrite.report import Report
+    from amp_rewrite.reports.report import Report
 
 
 def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[Path, ...]:

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from amp_rewrite.color import Coloring, Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color, Entry
-from amp_rewrite.gate import Gate
 from amp_rewrite.lists import Level
+from amp_rewrite.painting.color import Coloring, Paint
+from amp_rewrite.painting.gate import Gate
+from amp_rewrite.painting.vertices import Vertices
 from amp_rewrite.pin import Cluster, Pin
-from amp_rewrite.vertices import Vertices
 from amp_rewrite.view import Op, OpId, View
 
 

@@ -12,12 +12,12 @@ from pathlib import PurePosixPath, PureWindowsPath
 
 from onnx import AttributeProto, NodeProto, TypeProto
 
-from amp_rewrite.color import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
 from amp_rewrite.lists import Color, OpLists
+from amp_rewrite.painting.color import Coloring
 from amp_rewrite.plan import Plan
-from amp_rewrite.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
+from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
 from amp_rewrite.schema import ValueType
 from amp_rewrite.view import Op, ScopeId, ValueId, View
 

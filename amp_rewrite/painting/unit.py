@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from amp_rewrite.canvas import Canvas
-from amp_rewrite.color import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color
 from amp_rewrite.lists import Level
+from amp_rewrite.painting.canvas import Canvas
+from amp_rewrite.painting.color import Paint
 from amp_rewrite.pin import Cluster
 from amp_rewrite.view import OpId, ValueId
 

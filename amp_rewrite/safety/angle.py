@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.pin import Pin
+from amp_rewrite.safety.flow import Flow, computes_float32, float32, makers
+from amp_rewrite.safety.taint import counted
 from amp_rewrite.schema import attribute
-from amp_rewrite.taint import counted
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 Shape = tuple[int | None, ...]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from amp_rewrite.canvas import Canvas
-from amp_rewrite.color import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color
 from amp_rewrite.lists import Level
+from amp_rewrite.painting.canvas import Canvas
+from amp_rewrite.painting.color import Paint
 from amp_rewrite.view import Op
 
 _STATEFUL = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}

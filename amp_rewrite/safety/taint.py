@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.flow import COPIES, INTEGERS, REDUCTIONS, SELECTIONS, Flow, computes_float32, float32, makers
 from amp_rewrite.pin import Pin
+from amp_rewrite.safety.flow import COPIES, INTEGERS, REDUCTIONS, SELECTIONS, Flow, computes_float32, float32, makers
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, Use, ValueId, View
 

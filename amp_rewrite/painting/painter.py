@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from amp_rewrite import rules, unit
-from amp_rewrite.canvas import Canvas
-from amp_rewrite.color import Coloring
 from amp_rewrite.dtypes import DType
-from amp_rewrite.gate import Gate
 from amp_rewrite.lists import Level, OpLists
+from amp_rewrite.painting import rules, unit
+from amp_rewrite.painting.canvas import Canvas
+from amp_rewrite.painting.color import Coloring
+from amp_rewrite.painting.gate import Gate
+from amp_rewrite.painting.vertices import Vertices, entries_of
 from amp_rewrite.pin import Cluster, Pin
 from amp_rewrite.policy import Target
-from amp_rewrite.vertices import Vertices, entries_of
 from amp_rewrite.view import OpId, View
 
 Rule = Callable[[Canvas], None]

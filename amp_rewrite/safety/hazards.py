@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from amp_rewrite.angle import angle
-from amp_rewrite.cluster import clusters
-from amp_rewrite.constants import epsilon, statistics, underflow
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
-from amp_rewrite.mask import overflow, saturated
 from amp_rewrite.pin import Cluster, Pin
-from amp_rewrite.taint import accumulators, index_taint, shape_taint
+from amp_rewrite.safety.angle import angle
+from amp_rewrite.safety.cluster import clusters
+from amp_rewrite.safety.constants import epsilon, statistics, underflow
+from amp_rewrite.safety.mask import overflow, saturated
+from amp_rewrite.safety.taint import accumulators, index_taint, shape_taint
 from amp_rewrite.view import OpId, ValueId, View
 
 Rule = Callable[[View, DType], Iterable[Pin]]

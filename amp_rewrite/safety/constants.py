@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.flow import COPIES, Flow, computes_float32, float32, makers
 from amp_rewrite.pin import Pin
+from amp_rewrite.safety.flow import COPIES, Flow, computes_float32, float32, makers
 from amp_rewrite.schema import KEPT_VARIABLES, attribute
 from amp_rewrite.view import Op, OpId, Use, ValueId, View
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.match import compared, match
-from amp_rewrite.render import annotation, markdown_table, table
-from amp_rewrite.report import NO_ROW, CastRow, Report, Row
+from amp_rewrite.reports.match import compared, match
+from amp_rewrite.reports.render import annotation, markdown_table, table
+from amp_rewrite.reports.report import NO_ROW, CastRow, Report, Row
 
 KINDS = ("lowered", "raised", "retyped", "added", "removed", "casts")
 _MARKDOWN_ROWS = 200  # a comment on GitHub holds 65536 characters

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from amp_rewrite.constants import constants, reads_low
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
-from amp_rewrite.flow import COPIES, SELECTIONS, Flow, computes_float32, float32, makers
 from amp_rewrite.pin import Pin
+from amp_rewrite.safety.constants import constants, reads_low
+from amp_rewrite.safety.flow import COPIES, SELECTIONS, Flow, computes_float32, float32, makers
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, Use, ValueId, View
 

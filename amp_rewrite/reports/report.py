@@ -161,7 +161,7 @@ class Report:
 
     def text(self, *, verbose: bool = False) -> str:
         """For people: one screen of summary; `verbose` adds every row. Ends with a newline."""
-        from amp_rewrite.summary import summary
+        from amp_rewrite.reports.summary import summary
 
         return summary(self, verbose=verbose)
 

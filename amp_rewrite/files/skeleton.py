@@ -6,9 +6,9 @@ import onnx
 import onnx.helper
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from amp_rewrite import wire
 from amp_rewrite.dtypes import DType
-from amp_rewrite.tensors import is_stub, nbytes, without_values
+from amp_rewrite.files import wire
+from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 
 _SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
 # What Constant produced before its newer versions (opset 13: bfloat16, 19: float8, 21: int4 …).

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from amp_rewrite.explain import RULES
-from amp_rewrite.render import count, plain, share, shortened, size, table
-from amp_rewrite.report import Report, Row
+from amp_rewrite.reports.explain import RULES
+from amp_rewrite.reports.render import count, plain, share, shortened, size, table
+from amp_rewrite.reports.report import Report, Row
 
 _LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6

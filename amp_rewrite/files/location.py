@@ -11,7 +11,7 @@ import onnx
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.tensors import Source, dtype, elements, stamp
+from amp_rewrite.files.tensors import Source, dtype, elements, stamp
 
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 

@@ -21,10 +21,10 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
-from amp_rewrite import wire
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
+from amp_rewrite.files import wire
+from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
 LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is the default

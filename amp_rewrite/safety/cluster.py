@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from amp_rewrite.flow import computes_float32
 from amp_rewrite.pin import Cluster
+from amp_rewrite.safety.flow import computes_float32
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 _GATE_DEPTH = 8

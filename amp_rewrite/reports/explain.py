@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 
 from amp_rewrite.errors import PatternError
-from amp_rewrite.render import plain
-from amp_rewrite.report import NO_ROW, Report, Row
+from amp_rewrite.reports.render import plain
+from amp_rewrite.reports.report import NO_ROW, Report, Row
 
 RULES = {
     "allow_root": "on the allow list",

@@ -9,8 +9,8 @@ import onnx
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Entry
-from amp_rewrite.gate import Gate, Refusal
 from amp_rewrite.lists import OpLists
+from amp_rewrite.painting.gate import Gate, Refusal
 from amp_rewrite.schema import TENSOR
 from amp_rewrite.view import Op, OpId, Role, ValueId, View
 

@@ -17,13 +17,13 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 from onnx.serialization import registry
 
-from amp_rewrite import store, tensors, wire
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.fit import Fit
-from amp_rewrite.location import Folder
-from amp_rewrite.skeleton import skeleton
-from amp_rewrite.tensors import Array, Source, Sources, is_stub
+from amp_rewrite.files import store, tensors, wire
+from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.location import Folder
+from amp_rewrite.files.skeleton import skeleton
+from amp_rewrite.files.tensors import Array, Source, Sources, is_stub
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 

@@ -1,0 +1,1 @@
+"""ONNX files: what is in them, where their bytes lie, how they are written."""

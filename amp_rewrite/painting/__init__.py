@@ -1,0 +1,1 @@
+"""The colours: lists, levels, gate and safety rules become one decision per type variable."""

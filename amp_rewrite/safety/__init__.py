@@ -1,0 +1,1 @@
+"""What numbers need on top of the lists: the rules that hold ops in float32 or together."""
