@@ -10,13 +10,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Extra words for pytest, for example: make test ARGS="-k diff"
 ARGS ?=
 WORKERS ?= 2
-# Two files test the tools around the package rather than the package.
-LOWEST_TESTS ?= tests --ignore=tests/test_packaging.py --ignore=tests/test_examples.py \
+LONG ?= 60
+# Two files test the tools around the package rather than the package; what onnx and its tests expect changes by version.
+LOWEST_TESTS ?= tests --ignore=tests/test_packaging.py --ignore=tests/test_examples.py --ignore=tests/conformance \
 	-m "not torch and not transformers and not stub and not gpu"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint format types dev extras wheel lowest clean
+.PHONY: help demo test check conformance lint format types dev extras wheel lowest fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -29,6 +30,9 @@ test: $(DEV) ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 check: lint types test ## lint, types and tests: what has to be green before a commit
+
+conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
+	PYTHONPATH=tests $(BIN)/python -m conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
 
 lint: $(DEV) ## ruff check and ruff format --check
 	$(BIN)/ruff check .
@@ -62,6 +66,10 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 
 lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
+
+fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
+	@set -e; for target in model text lists config report pattern; do \
+		$(BIN)/python tests/fuzz/run.py $$target --seconds $(LONG); done
 
 clean: ## remove what these targets made, the environments included
 	rm -rf $(VENV) $(LOWEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

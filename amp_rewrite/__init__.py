@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amp_rewrite.convert import Converted, convert
     from amp_rewrite.dtypes import DType
+    from amp_rewrite.emulate import emulate
     from amp_rewrite.errors import (
         AmpRewriteError,
         ConfigError,
@@ -60,6 +61,7 @@ __all__ = [
     "apply",
     "convert",
     "diff",
+    "emulate",
     "load_lists",
     "paint",
     "plan",
@@ -70,6 +72,7 @@ __all__ = [
 _HOMES = {
     "convert": ("Converted", "convert"),
     "dtypes": ("DType",),
+    "emulate": ("emulate",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "files.model": ("Model",),
     "lists": ("Level", "OpLists", "load_lists"),

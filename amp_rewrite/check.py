@@ -32,7 +32,14 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     return (Finding("unchecked", "shapes", f"onnx can not infer the model's own shapes: {_line(before)}"),)
 
 
-_Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError
+_Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | UnicodeDecodeError
+
+
+def check_source(source: Model) -> None:
+    """ModelError when onnx's checker refuses a model, which is given back as it is where nothing can be lowered."""
+    fault = _fault(source)
+    if isinstance(fault, onnx.checker.ValidationError):
+        raise ModelError(f"the model is invalid: {_line(fault)}")
 
 
 def _fault(model: Model) -> _Fault | None:
@@ -41,7 +48,7 @@ def _fault(model: Model) -> _Fault | None:
     try:
         onnx.checker.check_model(skeleton)
         onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError) as fault:
         return fault
     return None
 

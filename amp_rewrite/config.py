@@ -78,8 +78,9 @@ def from_file(file: Path) -> Mapping[str, object]:
     for written, value in table.items():
         key, where = written.replace("-", "_"), f"{file}{_line(text, written, file.name == _SHARED)}"
         if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(_KEYS)}"
+            legal = [name.replace("_", "-") for name in _KEYS]
+            near = difflib.get_close_matches(written, legal, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(legal)}"
             raise ConfigError(f"{where}: unknown key {written!r}; {hint}")
         if key in found:
             raise ConfigError(f"{where}: key {key!r} is here with '-' and with '_'; keep one")
@@ -136,8 +137,10 @@ def _read(file: Path) -> str:
 def _table(file: Path, text: str) -> Mapping[str, object] | None:
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and what int() says of thousands of digits
         raise ConfigError(f"{file}: not valid TOML: {error}; mend it") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file}: nested too deeply for settings; mend it") from error
     if file.name != _SHARED:
         return document
     tools = document.get("tool", {})

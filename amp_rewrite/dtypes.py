@@ -42,35 +42,21 @@ class DType(Enum):
     UINT2 = 25
     INT2 = 26
 
-    @property
-    def code(self) -> int:
-        """The `TensorProto.DataType` code."""
-        return int(self.value)
+    # Plain attributes: they are asked for several times per node, where a property of an Enum is slow.
+    code: int
+    """The `TensorProto.DataType` code."""
+    spelling: str
+    """The name that people type and reports print: "float32", "float16", "int64" …"""
+    onnx_name: str
+    """The name inside ONNX type strings such as "tensor(float)"."""
+    floating: bool
+    """Whether this is one of the four types that the pass reasons about."""
+    low: bool
+    """Whether this is a type that mixed precision lowers to."""
+    bits: int
+    """Bits per element; 0 for strings."""
 
-    @property
-    def spelling(self) -> str:
-        """The name that people type and reports print: "float32", "float16", "int64" …"""
-        return _SPELLING.get(self, self.name.lower())
-
-    @property
-    def onnx_name(self) -> str:
-        """The name inside ONNX type strings such as "tensor(float)"."""
-        return self.name.lower()
-
-    @property
-    def floating(self) -> bool:
-        """Whether this is one of the four types that the pass reasons about."""
-        return self in _LIMITS
-
-    @property
-    def low(self) -> bool:
-        """Whether this is a type that mixed precision lowers to."""
-        return self in (DType.FLOAT16, DType.BFLOAT16)
-
-    @property
-    def bits(self) -> int:
-        """Bits per element; 0 for strings."""
-        return _BITS[self]
+    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
         """Bytes of `elements` packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
@@ -140,6 +126,7 @@ _LIMITS: dict[DType, tuple[float, float, float]] = {
     DType.DOUBLE: (math.ldexp(2.0 - 2.0**-52, 1023), 2.0**-1022, 2.0**-52),
 }
 _SPELLING = {DType.FLOAT: "float32", DType.DOUBLE: "float64"}
+_LOW = (DType.FLOAT16, DType.BFLOAT16)
 _NUMPY = {
     DType.FLOAT: "float32",
     DType.DOUBLE: "float64",
@@ -162,6 +149,13 @@ _BITS = {
     **dict.fromkeys((DType.UINT4, DType.INT4, DType.FLOAT4E2M1), 4),
     **dict.fromkeys((DType.UINT2, DType.INT2), 2),
 }
+for _dtype in DType:
+    _dtype.code = _dtype.value
+    _dtype.onnx_name = _dtype.name.lower()
+    _dtype.spelling = _SPELLING.get(_dtype, _dtype.onnx_name)
+    _dtype.floating = _dtype in _LIMITS
+    _dtype.low = _dtype in _LOW
+    _dtype.bits = _BITS[_dtype]
 _BY_CODE = {d.code: d for d in DType}
 _PARSE = {
     **{d.spelling: d for d in DType},

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from amp_rewrite.demand import breach
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.inference import handed_in, result_type, settle, state_pairs
 from amp_rewrite.op import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.schema import TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
+
+_OPSETS = 1 << 31  # onnx counts them in an int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ def index(proto: ModelProto) -> Index:
     walk.graph(proto.graph, None, "", "", ChainMap(), [])
     for function in proto.functions:
         walk.names.update(_names(function.node))
+    _refuse_bytes(walk.names, "a name in the model")
     settle(walk.ops, walk.values, walk.uses, walk.types, walk.scopes)
     return Index(
         walk.opsets,
@@ -58,6 +63,13 @@ def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
             yield from ((a.name, graph) for graph in a.graphs)
 
 
+def _refuse_bytes(texts: Iterable[str], what: str) -> None:
+    """ModelError for text that is not UTF-8, which protobuf hands out as bytes."""
+    for text in texts:
+        if isinstance(text, bytes):
+            raise ModelError(f"{what} is not UTF-8: {text[:80]!r}; the file is damaged, export it again")
+
+
 def _names(nodes: Iterable[NodeProto]) -> Iterator[str]:
     for node in nodes:
         yield from (node.name, *node.input, *node.output)
@@ -73,14 +85,21 @@ class _Frame:
     path: str
     main: bool
     visible: ChainMap[str, ValueId]
+    own: dict[str, ValueId]
+    """The innermost map of `visible`: most reads end there."""
     declared: Mapping[str, ValueType]
     outputs: frozenset[str]
 
     def define(self, name: str, value: ValueId) -> None:
-        if name in self.visible.maps[0]:
+        if name in self.own:
             where = f"graph {self.path or 'main'!r}"
             raise ModelError(f"{where}: value {name!r} is defined twice; rename one of the two")
-        self.visible[name] = value
+        self.own[name] = value
+
+    def find(self, name: str) -> ValueId | None:
+        """The value that a name means here; None if it means none."""
+        found = self.own.get(name)
+        return found if found is not None else self.visible.get(name)
 
 
 @dataclass
@@ -96,6 +115,10 @@ class _Walk:
 
     def __post_init__(self) -> None:
         self.opsets = {normal_domain(o.domain): o.version for o in self.proto.opset_import}
+        _refuse_bytes(self.opsets, "the domain of an opset import")
+        for domain, version in self.opsets.items():
+            if not 0 < version < _OPSETS:
+                raise ModelError(f"the model imports {domain or 'ai.onnx'} opset {version}, which is none; correct it")
         self.functions = {(normal_domain(f.domain), f.name) for f in self.proto.functions}
 
     # -- graphs --------------------------------------------------------------------------------------
@@ -113,11 +136,13 @@ class _Walk:
         scope = Scope(ScopeId(len(self.scopes)), parent, None, attribute, path, graph, (), (), ())
         self.scopes.append(scope)
         declared = ((v.name, type_of_proto(v.type)) for v in (*graph.value_info, *graph.output))
+        own: dict[str, ValueId] = {}
         frame = _Frame(
             scope.id,
             path,
             parent is None,
-            visible.new_child(),
+            visible.new_child(own),
+            own,
             {name: t for name, t in declared if t is not None},
             frozenset(o.name for o in graph.output) if parent is None else frozenset(),
         )
@@ -185,14 +210,21 @@ class _Walk:
     # -- nodes ---------------------------------------------------------------------------------------
 
     def _op(self, node: NodeProto, position: int, frame: _Frame) -> OpId:
-        domain = normal_domain(node.domain)
-        name = node.name or f"{frame.path}{node.op_type}_{position}"
-        self.names.add(node.name)
-        inputs = tuple(self._read(frame, name, node.op_type, read) for read in node.input)
+        domain, op_type, named = normal_domain(node.domain), node.op_type, node.name
+        _refuse_bytes((op_type, domain, *[a.name for a in node.attribute]), f"node {position}: a part of it")
+        name = named or f"{frame.path}{op_type}_{position}"
+        self.names.add(named)
+        inputs = tuple([self._read(frame, name, op_type, read) for read in node.input])
+        schema = self._signature(node, domain, op_type)
+        if schema is not None and (fault := breach(node, schema)):
+            raise ModelError(f"node {name!r} ({op_type}) {fault}")
         mine = self._bodies(node, domain, name, frame, inputs)
-        schema = self._signature(node, domain)
-        op = Op(OpId(len(self.ops)), frame.scope, domain, node.op_type, name, node, inputs, (), mine, schema)
-        op = replace(op, outputs=tuple(self._result(op, slot, out, frame) for slot, out in enumerate(node.output)))
+        written = list(node.output)
+        ids = count(len(self.values))  # what `_result` is about to give
+        outputs = tuple([ValueId(next(ids)) if out else None for out in written])
+        op = Op(OpId(len(self.ops)), frame.scope, domain, op_type, name, node, inputs, outputs, mine, schema)
+        for slot, out in enumerate(written):
+            self._result(op, slot, out, frame)
         self.ops.append(op)
         for slot, value in enumerate(inputs):
             if value is not None:
@@ -202,45 +234,48 @@ class _Walk:
         return op.id
 
     def _read(self, frame: _Frame, node: str, op_type: str, name: str) -> ValueId | None:
-        if name and name not in frame.visible:
+        if not name:
+            return None
+        found = frame.find(name)
+        if found is None:
             raise ModelError(
                 f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
                 "the graph is cyclic, unsorted, or lacks an input"
             )
-        return frame.visible[name] if name else None
+        return found
 
     def _bodies(
         self, node: NodeProto, domain: str, name: str, frame: _Frame, inputs: tuple[ValueId | None, ...]
     ) -> tuple[ScopeId, ...]:
-        given = [self.types[v] if v is not None else None for v in inputs]
-        found = []
+        found: list[ScopeId] = []
         for attribute, graph in bodies(node):
+            given = [self.types[v] if v is not None else None for v in inputs]
             outer = handed_in(node, domain, given, self.opsets.get("", 1))
-            path = f"{frame.path}{name}/{attribute}/"
+            path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a made name has the path in it already
             body = self.graph(graph, frame.scope, attribute, path, frame.visible, outer)
             self.carried.extend(state_pairs(node, domain, self.scopes[body]))
             found.append(body)
         return tuple(found)
 
-    def _result(self, op: Op, slot: int, name: str, frame: _Frame) -> ValueId | None:
+    def _result(self, op: Op, slot: int, name: str, frame: _Frame) -> None:
+        """Define what the op writes there; nothing for an output left out."""
         if not name:
-            return None
+            return
         vtype = result_type(op, slot, self.types, self.scopes)
         if op.signature is None and (vtype is None or vtype.dtype is None):
             vtype = frame.declared.get(name, vtype)  # an unknown op: the declaration is all there is
-        tensor = _constant_tensor(op.node) if op.kind == "Constant" else None
+        tensor = _constant_tensor(op.node) if op.op_type == "Constant" and not op.domain else None
         public = name in frame.outputs
         value = self._value(frame, name, Role.RESULT, vtype, public=public, producer=op.id, tensor=tensor)
         frame.define(name, value)
-        return value
 
-    def _signature(self, node: NodeProto, domain: str) -> Signature | None:
-        if (domain, node.op_type) in self.functions:
+    def _signature(self, node: NodeProto, domain: str, op_type: str) -> Signature | None:
+        if (domain, op_type) in self.functions:
             return None
         opset = self.opsets.get(domain)
         if opset is None and domain == "" and self.proto.ir_version >= 3:
             raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
-        found = signature(domain, node.op_type, opset or 1)
+        found = signature(domain, op_type, opset or 1)
         if found is None and domain == "":
             raise ModelError(
                 f"node {node.name or node.op_type!r}: ai.onnx opset {opset} has no operator {node.op_type!r} "

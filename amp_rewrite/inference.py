@@ -7,16 +7,19 @@ attributes tell (an unknown op, an untyped body input), the consumers may: `sett
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.op import Op, Scope, Use, Value, ValueId
-from amp_rewrite.schema import TENSOR, ValueType, attribute, parse_type, stated_dtype
+from amp_rewrite.schema import TENSOR, Signature, ValueType, attribute, parse_type, stated_dtype
 
 Types = Sequence[ValueType | None]
+
+_REMEMBERED = 1 << 12  # a model has few kinds of nodes, even where it has many nodes
 
 
 def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
@@ -25,53 +28,81 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
         return _body_result(op, slot, types, scopes)
     if op.signature is None:
         return None
+    given = _given(op, types)
+    told = _told(op.signature, slot, given)
+    if told is not None:
+        return told
     formal = op.signature.output(slot)
     if formal is None:
         raise ModelError(f"node {op.name!r} ({op.kind}) has more outputs than its schema; remove output {slot}")
-    if formal.type not in op.signature.types:
+    bound(op, types)  # for its objections
+    dtype = stated_dtype(op.node, list(given))
+    if dtype is None:
+        legal = {parse_type(t).dtype for t in op.signature.types[formal.type]}
+        dtype = legal.pop() if len(legal) == 1 else None
+    return ValueType(_container(op.signature, formal.type, None), dtype)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _told(signature: Signature, slot: int, given: tuple[ValueType | None, ...]) -> ValueType | None:
+    """The type of an output that follows from the schema and the inputs' types alone; None if it does not."""
+    formal = signature.output(slot)
+    if formal is None:
+        return None
+    if formal.type not in signature.types:
         return parse_type(formal.type)
-    match = bound(op, types).get(op.signature.output_variable(slot) or "")
-    legal = [parse_type(t) for t in op.signature.types[formal.type]]
-    dtype = match.dtype if match else stated_dtype(op.node, [types[v] if v is not None else None for v in op.inputs])
-    if dtype is None and len({t.dtype for t in legal}) == 1:
-        dtype = legal[0].dtype
-    containers = {t.container for t in legal}
-    return ValueType(containers.pop() if len(containers) == 1 else _container(op, match), dtype)
+    found = _binding(signature, given)
+    match = None if isinstance(found, str) else found.get(signature.output_variable(slot) or "")
+    return match and ValueType(_container(signature, formal.type, match), match.dtype)
 
 
-def _container(op: Op, match: ValueType | None) -> str:
-    """For variables that may be tensors, sequences or optionals alike."""
+@lru_cache(maxsize=_REMEMBERED)
+def _container(signature: Signature, variable: str, match: ValueType | None) -> str:
+    """What a result is in; some variables may be tensors, sequences or optionals alike."""
+    legal = {parse_type(t).container for t in signature.types[variable]}
+    if len(legal) == 1:
+        return legal.pop()
     container = match.container if match else TENSOR
-    if op.op_type == "OptionalGetElement":
+    if signature.op_type == "OptionalGetElement":
         return "seq" if "seq" in container else TENSOR
-    if op.op_type == "Optional":
+    if signature.op_type == "Optional":
         return "optional(seq)" if container == "seq" else "optional"
     return container
 
 
-def bound(op: Op, types: Types) -> dict[str, ValueType]:
+def _given(op: Op, types: Types) -> tuple[ValueType | None, ...]:
+    return tuple([types[v] if v is not None else None for v in op.inputs])
+
+
+def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
     """The type of each variable that the op's inputs bind. ModelError when two inputs disagree."""
+    if op.signature is None:
+        return {}
+    found = _binding(op.signature, _given(op, types))
+    if isinstance(found, str):
+        raise ModelError(f"node {op.name!r} ({op.kind}){found}")
+    return found
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _binding(signature: Signature, given: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
+    """The type of each variable that inputs of these types bind; words for the error where they can not be."""
     found: dict[str, ValueType] = {}
     first: dict[str, int] = {}
-    if op.signature is None:
-        return found
-    for slot, value in enumerate(op.inputs):
-        formal = op.signature.input(slot)
+    for slot, actual in enumerate(given):
+        formal = signature.input(slot)
         if formal is None:
-            raise ModelError(f"node {op.name!r} ({op.kind}) has more inputs than its schema; remove input {slot}")
-        actual = types[value] if value is not None else None
-        if actual is None or actual.dtype is None or formal.type not in op.signature.types:
+            return f" has more inputs than its schema; remove input {slot}"
+        if actual is None or actual.dtype is None or formal.type not in signature.types:
             continue
-        if actual.onnx_spelling not in op.signature.types[formal.type]:
-            raise ModelError(
-                f"node {op.name!r} ({op.kind}): input {slot} is {actual}, which version {op.signature.since} of "
-                f"{op.kind} does not admit; the model is invalid"
-            )
-        variable = op.signature.input_variable(slot) or ""
+        if actual.onnx_spelling not in signature.types[formal.type]:
+            versioned = f"version {signature.since} of {signature.kind}"
+            return f": input {slot} is {actual}, which {versioned} does not admit; the model is invalid"
+        variable = signature.input_variable(slot) or ""
         known = found.setdefault(variable, actual)
         if known.dtype is not actual.dtype:
-            raise ModelError(
-                f"node {op.name!r} ({op.kind}): inputs {first[variable]} and {slot} must have one element type, "
+            return (
+                f": inputs {first[variable]} and {slot} must have one element type, "
                 f"but they are {known} and {actual}; the model is invalid"
             )
         first.setdefault(variable, slot)

@@ -92,7 +92,7 @@ def _wrap(value: object, depth: int) -> _Node:
     if depth > _MAX_DEPTH:
         raise ListError(f"{place}: nested too deeply for an op list")
     if value is None or isinstance(value, str | int | float):
-        return _Node(value, place, place)
+        return _Node(_bounded(value, place), place, place)
     if isinstance(value, Mapping):
         return _Node({str(name): _wrap(part, depth + 1) for name, part in value.items()}, place, place)
     if isinstance(value, Iterable):
@@ -130,7 +130,7 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
             open_nodes.append((replace(node, value=kind), []))
             continue
         if isinstance(event, yaml.ScalarEvent):
-            node = replace(node, value=_scalar(loader, event))
+            node = replace(node, value=_scalar(loader, event, node.where))
         elif isinstance(event, yaml.CollectionEndEvent):
             start, children = open_nodes.pop()
             node = replace(start, value=_pairs(children) if isinstance(start.value, dict) else children)
@@ -156,7 +156,7 @@ def _refuse_event(event: yaml.Event, where: str, depth: int, complete: bool) -> 
         raise ListError(f"{where}: a second YAML document; a list file is one mapping")
 
 
-def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent) -> Scalar | None:
+def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:
     """A number, truth value or null where YAML's rules for plain scalars say so, else the text."""
     import yaml
 
@@ -168,6 +168,13 @@ def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent) -> Scalar | None:
         value: Scalar | None = loader.construct_object(yaml.ScalarNode(tag, text))
     except ValueError:  # a plain scalar that only looks like a number, such as 0b_
         return text
+    return _bounded(value, where)
+
+
+def _bounded(value: Scalar | None, where: str) -> Scalar | None:
+    """The value; ListError for an integer that no attribute can have."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ListError(f"{where}: an integer of more than 64 bits; write a smaller one")
     return value
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
@@ -200,9 +201,15 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
 
 def _shipped(name: str, to: DType) -> Table:
     twin = name == "tensorflow" and to is DType.BFLOAT16
-    file = read_file(lists_folder() / f"{name}{'_bfloat16' if twin else ''}.yaml", None)
+    return _shipped_file(lists_folder(), f"{name}_bfloat16" if twin else name)
+
+
+@cache
+def _shipped_file(folder: Path, name: str) -> Table:
+    """Read once in a process: to parse them anew would be three quarters of a small conversion."""
+    file = read_file(folder / f"{name}.yaml", None)
     # the base of a shipped file is a file name, not a choice by target type
-    return _overlay({} if file.base is None else _shipped(file.base, DType.FLOAT16), file)
+    return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 
 
 def _shipped_ops() -> Iterable[Key]:

@@ -158,17 +158,17 @@ def _term(pattern: str, key: str, sign: str, value: str) -> Term:
     if key not in _CRITERIA:
         near = difflib.get_close_matches(key, _CRITERIA, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(_CRITERIA)}"
-        raise PatternError(f"pattern {pattern!r}: unknown key {key!r}; {hint}")
+        raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
     value = value.strip()
     if not value:
-        raise PatternError(f"pattern {pattern!r}: a term is empty; write KEY=VALUE or a glob on the node name")
+        raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
     if sign == "~=" and key != "name":
-        raise PatternError(f"pattern {pattern!r}: {key} takes a glob; write {key}={value}, or name~= for an expression")
+        raise PatternError(f"pattern '{pattern}': {key} takes a glob; write {key}={value}, or name~= for an expression")
     if sign == "~=":
         try:
             return Term(key, value, re.compile(value))
-        except re.error as error:
-            raise PatternError(f"pattern {pattern!r}: not a regular expression: {error}; mend it") from error
+        except (re.error, RecursionError, OverflowError) as error:
+            raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; mend it") from error
     if key in ("op", "feeds", "fed_by"):
         value = value.removeprefix("ai.onnx::")
     if key == "scope":
@@ -290,19 +290,19 @@ def _nothing_matched(view: View, pattern: str, terms: Sequence[Term], found: Seq
     for term, ops in zip(terms, found, strict=True):
         if not ops:
             what = _SUBJECT[term.key].format(term.text)
-            return f"pattern {pattern!r} matches nothing: {what}; {_hint(view, term)}"
+            return f"pattern '{pattern}' matches nothing: {what}; {_hint(view, term)}"
     counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, found, strict=True))
-    return f"pattern {pattern!r} matches nothing: no op passes all its terms ({counts}); drop or widen one"
+    return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
 
 
 _SUBJECT = {
-    "name": "no node is named {!r}",
-    "op": "no op is of type {!r}",
-    "scope": "no op stands in {!r}",
-    "feeds": "nothing feeds an op of type {!r}",
-    "fed_by": "nothing is fed by an op of type {!r}",
-    "input": "no op reads a value {!r}",
-    "output": "no op makes a value {!r}",
+    "name": "no node is named '{}'",
+    "op": "no op is of type '{}'",
+    "scope": "no op stands in '{}'",
+    "feeds": "nothing feeds an op of type '{}'",
+    "fed_by": "nothing is fed by an op of type '{}'",
+    "input": "no op reads a value '{}'",
+    "output": "no op makes a value '{}'",
 }
 
 

@@ -9,7 +9,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, TENSOR, attribute
-from amp_rewrite.view import Op, OpId, Role, Use, ValueId, View
+from amp_rewrite.view import Op, OpId, Role, ScopeId, Use, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,25 +185,49 @@ class _Planner:
     def _fold(self, homes: dict[ValueId, DType], needs: dict[ValueId, dict[DType, list[Use]]]) -> None:
         """Find the model's own Casts to the low type whose source is there in that type already.
 
-        Such a Cast would round what is rounded: its readers read the source's low version instead.
+        Such a Cast would round what is rounded: its readers read the source's low version instead. Two of
+        the same source are one too many.
         """
+        alike: dict[ValueId, list[Op]] = {}
         for op in self.view.ops:
-            if not _is_cast(op):
-                continue
-            source, result = op.inputs[0], op.outputs[0]
+            source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
             if source is None or result is None or homes.get(result, self.view.dtype(result)) is not self.to:
                 continue
-            if self.view.dtype(source) is self.to or (source in homes and homes[source] is self.to):
+            if self.view.dtype(source) is self.to or homes.get(source) is self.to:
                 self.folds[op.id] = source
-            elif source in homes and self.to in needs[source] and not self._outlives(op):
+                if source in homes:  # whoever reads the result in float32 needs that version of the source
+                    for dtype, uses in needs.get(result, {}).items():
+                        needs[source].setdefault(dtype, []).extend(uses)
+            elif not self._outlives(op):
+                alike.setdefault(source, []).append(op)
+        for source, ops in alike.items():
+            retargeted = [op for op in ops if op.outputs[0] in homes]
+            if source not in homes:
+                self._fold_repeated(source, retargeted)
+            elif len(retargeted) > 1 or self.to in needs[source]:
+                for op in ops:
+                    self.folds[op.id] = source
+                    self._move(needs[source], Use(op.id, 0))
+
+    def _fold_repeated(self, source: ValueId, ops: list[Op]) -> None:
+        """Of several Casts of one value that is not float32, the later ones read what the first gave."""
+        for op in ops[1:]:
+            if self._sees(op.scope, ops[0].scope) and ops[0].outputs[0] is not None:
+                self.versions[source] = {self.to: self.view.value_name(ops[0].outputs[0])}
                 self.folds[op.id] = source
-                self._move(needs[source], Use(op.id, 0))
+
+    def _sees(self, inner: ScopeId, outer: ScopeId) -> bool:
+        """Whether a graph is another one or lies inside it."""
+        scope: ScopeId | None = inner
+        while scope is not None and scope != outer:
+            scope = self.view.scopes[scope].parent
+        return scope == outer
 
     def _move(self, needs: dict[DType, list[Use]], use: Use) -> None:
         needs[DType.FLOAT].remove(use)
         if not needs[DType.FLOAT]:
             del needs[DType.FLOAT]
-        needs[self.to].append(use)
+        needs.setdefault(self.to, []).append(use)
 
     def _outlives(self, op: Op) -> bool:
         """Whether the op's first result is named by an edge of a graph, so that the op can not go."""
@@ -257,6 +281,8 @@ class _Planner:
 
     def _reason(self, value: ValueId, dtype: DType, uses: list[Use]) -> str:
         if not uses:
+            if value in self.io:
+                return f"the model's output is asked to be {dtype.spelling}"
             what = "the model's output" if self.view.values[value].public else "the body's output"
             return f"{what} stays {dtype.spelling}"
         readers = sorted({use.op for use in uses})

@@ -97,17 +97,18 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One formal input or output."""
+    """One formal input or output. `variable` is its type, or the variable that this one is linked with."""
 
     name: str
     type: str
     variadic: bool
     homogeneous: bool
+    variable: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """An operator's schema at one version, as far as types are concerned."""
+    """An operator's schema at one version, as far as types are concerned. There is one object for each."""
 
     domain: str
     op_type: str
@@ -117,6 +118,11 @@ class Signature:
     types: Mapping[str, frozenset[str]]
     expandable: bool
     """Whether the schema has a function body."""
+
+    @property
+    def kind(self) -> str:
+        """The operator with its domain, as lists spell it: "Conv", "com.microsoft::FusedMatMul"."""
+        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     def input(self, slot: int) -> Param | None:
         """The formal input behind an actual one; None past the last."""
@@ -131,19 +137,11 @@ class Signature:
 
         A port of one fixed type has that type as its variable. None past the last formal input.
         """
-        return self._variable(self.inputs, slot)
+        return _variable(self.inputs, slot)
 
     def output_variable(self, slot: int) -> str | None:
         """The same for an actual output."""
-        return self._variable(self.outputs, slot)
-
-    def _variable(self, params: tuple[Param, ...], slot: int) -> str | None:
-        formal = _formal(params, slot)
-        if formal is None:
-            return None
-        if formal.variadic and not formal.homogeneous:
-            return f"{formal.type}[{slot - len(params) + 1}]"
-        return _LINKED.get((self.domain, self.op_type), {}).get(formal.type, formal.type)
+        return _variable(self.outputs, slot)
 
     def legal(self, variable: str) -> frozenset[str]:
         """The type strings that a variable may take; a fixed type is its own only choice."""
@@ -160,6 +158,13 @@ def _formal(params: tuple[Param, ...], slot: int) -> Param | None:
     return params[-1] if params and params[-1].variadic else None
 
 
+def _variable(params: tuple[Param, ...], slot: int) -> str | None:
+    formal = _formal(params, slot)
+    if formal is None or not formal.variadic or formal.homogeneous:
+        return formal.variable if formal is not None else None
+    return f"{formal.type}[{slot - len(params) + 1}]"
+
+
 def normal_domain(domain: str) -> str:
     """ai.onnx has two spellings; the empty one is ours."""
     return "" if domain == "ai.onnx" else domain
@@ -174,9 +179,13 @@ def signature(domain: str, op_type: str, opset: int) -> Signature | None:
     except onnx.defs.SchemaError:
         return _contrib_signature(domain, op_type)
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    linked = _LINKED.get((domain, op_type), {})
 
     def params(formals: Any) -> tuple[Param, ...]:
-        return tuple(Param(p.name, p.type_str, p.option == variadic, p.is_homogeneous) for p in formals)
+        return tuple(
+            Param(p.name, p.type_str, p.option == variadic, p.is_homogeneous, linked.get(p.type_str, p.type_str))
+            for p in formals
+        )
 
     return Signature(
         domain,
@@ -195,7 +204,7 @@ def _contrib_signature(domain: str, op_type: str) -> Signature | None:
         return None
 
     def params(formals: list[list[Any]]) -> tuple[Param, ...]:
-        return tuple(Param(p[0], p[1], p[2] == "Variadic", len(p) < 4 or bool(p[3])) for p in formals)
+        return tuple(Param(p[0], p[1], p[2] == "Variadic", len(p) < 4 or bool(p[3]), p[1]) for p in formals)
 
     types = {name: frozenset(legal) for name, legal in row["types"].items()}
     return Signature(domain, op_type, row["since"], params(row["inputs"]), params(row["outputs"]), types, False)

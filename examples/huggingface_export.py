@@ -1,6 +1,6 @@
 """A Hugging Face transformer, built from a config with random weights: export, convert, run.
 
-    pip install amp-rewrite torch transformers onnxscript
+    pip install . torch transformers onnxscript
     python examples/huggingface_export.py
 
 Nothing is downloaded. For a checkpoint of your own use `AutoModel.from_pretrained(...)` in `encoder`.

@@ -1,6 +1,6 @@
 """PyTorch to onnxruntime in one pipeline: torch.onnx.export, then amp_rewrite.convert, then a session.
 
-    pip install amp-rewrite torch onnxscript
+    pip install . torch onnxscript
     python examples/torch_export.py
 
 Nothing is written to disk: `convert` takes the exporter's ONNXProgram and gives back a ModelProto.

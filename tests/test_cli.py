@@ -163,7 +163,7 @@ def test_the_output_is_named_after_the_type_and_never_replaced_unasked(model: st
 
     refused = run(model)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr == "error: net.float16.onnx exists; name another output or ask for overwrite\n"
+    assert refused.stderr == "error: net.float16.onnx exists; name another output, or replace it with --overwrite\n"
 
     assert run(model, "--overwrite", "-q").exit_code == 0
     assert Path("net.float16.onnx").read_bytes() == first
@@ -188,6 +188,42 @@ def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) ->
     assert (done.exit_code, done.stderr) == (0, "wrote net.float16.onnx\n")
     assert done.stdout == Path("report.json").read_text()
     assert json.loads(done.stdout)["model"]["to"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("file", "fact"),
+    [
+        ("net.onnx", "reports are known by their suffix; name a .json file"),
+        ("net.json", "it would replace the model; name another file"),
+        ("out.json", "it would replace the model; name another file"),
+    ],
+)
+def test_a_report_replaces_no_model_and_is_refused_before_the_work(model: str, file: str, fact: str) -> None:
+    Path("net.json").write_bytes(Path(model).read_bytes())
+    before = files()
+
+    done = run("net.json", "-o", "out.json", "--report", file)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: cannot write a report to {file}: {fact}\n"
+    assert files() == before
+
+
+def test_a_report_may_go_into_a_pipe(model: str) -> None:
+    done = shell(model, "-q", "--dry-run", "--report", "/dev/stdout")
+
+    assert json.loads(done.stdout.partition("\n}\n")[0] + "}")["model"]["name"] == model
+
+
+def test_a_model_with_nothing_to_lower_is_written_as_it_is_and_that_is_said(folder: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> sums (float[2] x) => (float[2] y) { y = Exp (x) }'
+    onnx.save(onnx.parser.parse_model(text), folder / "sums.onnx")
+
+    done = run("sums.onnx", "-q")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert Path("sums.float16.onnx").read_bytes() == Path("sums.onnx").read_bytes()
+
+    assert run("sums.onnx", "--dry-run").stderr == "nothing to lower: sums.onnx stays as it is\n"
 
 
 def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Path) -> None:
@@ -320,7 +356,7 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         (["--config", "none.toml"], "none.toml: cannot be read (No such file or directory); name a TOML file"),
         (["--outptu", "x"], "no such option --outptu; did you mean --output?; see 'amp-rewrite convert --help'"),
         (["-o", "no/where.onnx"], "cannot write no/where.onnx: the folder no does not exist; make it first"),
-        (["--report", "no/where.json"], "no/where.json: No such file or directory"),
+        (["--report", "no/where.json"], "cannot write no/where.json: the folder no does not exist; make it first"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(model: str, words: list[str], message: str) -> None:
@@ -345,6 +381,23 @@ def test_an_error_shows_no_control_characters_of_a_file(folder: Path) -> None:
     done = run("report", "bad\x1b[31m\nname.json")
 
     assert (done.exit_code, done.stderr.count("\n"), "\x1b" in done.stderr) == (2, 1, False)
+
+
+def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> None:
+    program = (
+        "import sys\n"
+        "import amp_rewrite.convert\n"
+        "def broken(*given):\n"
+        "    raise KeyError('broken')\n"
+        "sys.modules['amp_rewrite.convert'].plan_casts = broken\n"
+        "from amp_rewrite.cli import door\n"
+        f"door.main(['{model}'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, files()) == (2, "", [model])
+    assert done.stderr.startswith("Traceback ")
+    assert done.stderr.endswith("KeyError: 'broken'\nerror: amp-rewrite failed inside; please report the lines above\n")
 
 
 # -- every word of it ---------------------------------------------------------------------------------------

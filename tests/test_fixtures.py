@@ -22,6 +22,7 @@ import stub
 
 import amp_rewrite
 from amp_rewrite.dtypes import DType
+from amp_rewrite.safety.numbers import numbers
 
 MODELS = Path(__file__).parent / "models"
 FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))
@@ -167,6 +168,18 @@ def test_some_compute_op_is_lowered_to_bfloat16(name: str) -> None:
     assert DType.BFLOAT16.code in [kind for _, kind in compute_types(model.graph, {})]
 
 
+@every_fixture
+def test_weights_shrink_and_nothing_is_cast_for_its_shape_alone(name: str) -> None:
+    result = amp_rewrite.convert(MODELS / f"{name}.onnx")
+    assert result.report.totals.weights_after < result.report.totals.weights_before
+    readers = {cast.name: [] for cast in result.plan.casts}
+    for graph in graphs(result.model.graph):
+        for node in graph.node:
+            for read in set(node.input) & readers.keys():
+                readers[read].append(node.op_type)
+    assert [name for name, kinds in readers.items() if kinds and set(kinds) <= {"Shape", "Size"}] == []
+
+
 @both_types
 @every_fixture
 def test_converting_again_changes_nothing(name: str, low: DType) -> None:
@@ -235,6 +248,10 @@ def test_a_converted_model_opens_on_cuda_with_no_more_host_work(name: str, low: 
     assert "error" not in after, after
     added = Counter(node.split()[0] for node in after["cpu_float"])
     added -= Counter(node.split()[0] for node in before["cpu_float"])
+    # A number that the runtime computes from shapes on the host is cast there too, before it travels.
+    result = amp_rewrite.convert(source(name), to=low.spelling)
+    hosted = numbers(result.view)
+    added -= Counter(Cast=sum(result.view.values[cast.value].producer in hosted for cast in result.plan.casts))
     assert (dict(added), after["cpu_unknown"]) == ({}, [])
     assert after["memcpy"] <= before["memcpy"]
 

@@ -8,6 +8,7 @@ import cases
 import corpus
 import numpy as np
 import objections
+import onnx.parser
 import pytest
 from counting import lowered_ops
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -21,7 +22,7 @@ LOWERED = {
     "batch_norm_training": ("first norm second", 6, 3),
     "capture_of_lowered": ("before", 2, 1),
     "captures": ("outer weighed with_float with_lowered", 5, 2),
-    "cast_like": ("first second sum", 4, 0),
+    "cast_like": ("first like second sum", 2, 0),
     "casts_that_fold": ("first raise second", 2, 0),
     "constant_floats": ("first moved scaled second", 2, 2),
     "constant_of_shape": ("first moved ones scaled second zeros", 2, 0),
@@ -246,6 +247,76 @@ def test_a_local_function_with_floats_is_inlined_and_one_without_is_not() -> Non
     assert converted("function_of_integers").model.SerializeToString() == untouched.SerializeToString()
 
 
+def test_of_two_local_functions_only_the_one_with_floats_is_inlined() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "here" : 1]>'
+        "g (float[2,2] x, int64[2] n) => (float[2,2] y, int64[2] m) <int64[2] k>"
+        "{ y = here.Product (x, x)  k = here.Double (n)  m = Identity (k) }"
+        '<domain: "here", opset_import: ["" : 17]> Product (p, q) => (r) { r = MatMul (p, q) }'
+        '<domain: "here", opset_import: ["" : 17]> Double (p) => (r) { r = Add (p, p) }'
+    )
+    result = convert(model)
+    assert [f.subject for f in result.report.findings if f.kind == "inlined"] == ["here::Product"]
+    assert [node.op_type for node in result.model.graph.node if node.domain] == ["Double"]
+    assert objections.of_checker(result.model) == objections.of_loading(result.model) == []
+
+
+def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] x) => (float[2,2] d)'
+        "{ [a] a = MatMul (x, x)  [b] b = my.Foo (a)  [c] c = MatMul (b, b)  [d] d = my.Bar (c) }"
+    )
+    report = convert(model).report
+    row = next(row for row in report.rows if row.name == "c")
+    assert (row.dtype, row.rule, row.because) == ("unknown", "unknown_type", "b")
+    assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 1)
+
+
+def test_a_shape_alone_makes_no_cast_of_an_input_that_is_fed_in_half() -> None:
+    model = cases.build("s=Shape(x);a=MatMul(x,x)", ["s", "a"])
+    plan = convert(model, io="low").plan
+    assert plan.casts == ()
+
+
+def test_the_shape_of_a_weight_keeps_no_float32_copy_of_it() -> None:
+    model = cases.build("s=Shape(w);a=MatMul(x,w)", ["s", "a"], constants={"w": np.ones((8, 8))})
+    result = convert(model)
+    assert [t.data_type for t in result.model.graph.initializer] == [HALF]
+    assert result.report.totals.weights_after < result.report.totals.weights_before
+
+
+def test_the_shape_of_a_weight_that_float32_ops_read_is_taken_of_the_float32_copy() -> None:
+    model = cases.build("s=Shape(w);a=MatMul(x,w);d=Exp(w)", ["s", "a", "d"], constants={"w": np.ones((8, 8))})
+    assert list(node(convert(model).model, "s").input) == ["w"]
+
+
+def test_a_cast_like_becomes_the_cast_that_it_is_and_reads_no_activation() -> None:
+    model = cases.build("a=MatMul(x,x);c=CastLike(n,a);b=MatMul(c,a)", ["b"], types={"n": "int"})
+    result = convert(model)
+    assert (node(result.model, "c").op_type, list(node(result.model, "c").input)) == ("Cast", ["n"])
+    assert attribute(result.model, "c", "to") == HALF
+    assert len(result.plan.casts) == 2
+    untouched = cases.build("c=CastLike(n,x);d=Exp(c)", ["d"], types={"n": "int"})
+    assert convert(untouched).model == untouched
+
+
+NUMBERS = "s=Shape(x);c=Cast[to=float](s);p=Pow(c,k);r=ReduceProd[keepdims=0](p);a=MatMul(x,x);m=Mul(a,r);b=MatMul(m,m)"
+
+
+def test_a_denied_number_of_the_shape_does_not_keep_the_data_it_scales_in_float32() -> None:
+    model = cases.build(NUMBERS, ["b"], constants={"k": -0.5})
+    safe = convert(model)
+    assert list(lowered_ops(safe.view, safe.coloring)) == ["a", "b", "m"]
+    plain = convert(model, lists=["tensorflow"], safety="none", target="onnx")
+    assert list(lowered_ops(plain.view, plain.coloring)) == ["a", "b"]
+
+
+def test_a_denied_value_of_the_data_does() -> None:
+    model = cases.build(NUMBERS.replace("Cast[to=float](s)", "ReduceMean[keepdims=0](x)"), ["b"], constants={"k": -0.5})
+    result = convert(model)
+    assert list(lowered_ops(result.view, result.coloring)) == ["a", "b"]
+
+
 def test_the_ratio_of_dropout_stays_float32() -> None:
     result = converted("dropout_training").model
     assert list(node(result, "dropped").input) == ["a", "ratio", "training"]
@@ -345,3 +416,27 @@ def test_what_stands_beside_the_graph_is_kept() -> None:
 
 def test_every_text_model_has_its_row() -> None:
     assert sorted(LOWERED) == list(corpus.TEXT_MODELS)
+
+
+def test_a_folded_cast_gives_its_float32_readers_a_float32_version() -> None:
+    """The Cast is lowered by force, and what it casts is low; the op that is kept reads the source in float32."""
+    model = cases.build("a=MatMul(x,x);c=Cast[to=float](a);d=Exp(c);e=Relu(c)", ["d", "e"])
+    result = convert(model, level="unsafe-force-all", keep=["d"], target="onnx")
+    assert objections.of_checker(result.model) == objections.of_casts(result.model) == []
+
+
+def test_input_and_scale_of_a_root_mean_square_norm_have_one_type() -> None:
+    graph = "d=Exp(x);n=RMSNormalization(d,w);a=MatMul(n,x)"
+    model = cases.build(graph, ["a"], opset=23, shapes={"w": [8]})
+    assert objections.of_checker(convert(model, to="bfloat16", target="onnx", lower=["n"]).model) == []
+
+
+def test_a_type_that_only_a_reader_told_is_told_again_when_the_reader_is_lowered() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] x) => (float[2,2] y)'
+        "<float[2,2] w = {1, 1, 1, 1}> { t = my.Op (x)  y = MatMul (t, w) }"
+    )
+    once = convert(model)
+    assert list(lowered_ops(once.view, once.coloring)) == ["MatMul_1"]
+    assert objections.of_checker(once.model) == []
+    assert convert(once.model).plan.empty

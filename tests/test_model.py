@@ -280,3 +280,18 @@ def test_two_models_of_one_file_do_not_disturb_each_other(inline):
     tensor(first, "heavy").name = "renamed"
     assert second.to_proto() == model()
     assert plain(second.to_proto()) == plain(onnx.load(io.BytesIO(inline.read_bytes())))
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_an_opset_that_no_one_knows_is_refused(version):
+    proto = one(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    proto.opset_import[0].version = version
+    with pytest.raises(ModelError, match=f"imports ai.onnx opset {version}, and onnx .* knows 1 to"):
+        Model.load(proto)
+
+
+def test_a_graph_without_outputs_is_refused():
+    proto = one(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    del proto.graph.output[:]
+    with pytest.raises(ModelError, match="has no outputs"):
+        Model.load(proto)

@@ -79,6 +79,7 @@ FIRES = {
     "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 21}, {"shapes": IMAGES}),
     "cluster": Graph(NORM, "s", safe(), {"constants": NORM_CONSTANTS}),
     "norm_tail": Graph(TAILED, "g", inputs={"constants": TAILED_CONSTANTS}),
+    "shape_follows": Graph("a=MatMul(x,x);s=Shape(a)", "s", safe(lists=["tensorflow"], level="tensor-cores-only")),
     "shape_taint": Graph(
         SIZED, "g", safe(), {"types": {"n": "int"}, "shapes": {"n": [2]}, "constants": {"k": [8.0, 8.0]}}
     ),
@@ -131,6 +132,7 @@ MUST_NOT = {
     "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 22}, {"shapes": IMAGES}),
     "cluster": Graph(NORM, "s", {}, {"constants": NORM_CONSTANTS}),
     "norm_tail": Graph(TAILED, "g", {"opset": 13}, {"constants": TAILED_CONSTANTS}),
+    "shape_follows": Graph("a=MatMul(x,x);s=Shape(x)", "s", safe(level="lower-all")),
     "shape_taint": Graph(
         "f=Cast[to=float](n);a=MatMul(f,f);g=Mul(a,k);b=MatMul(g,g)",
         "g",

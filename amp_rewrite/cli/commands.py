@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,17 @@ def convert(
 ) -> None:
     """Convert MODEL and print what was done and why.
 
+    The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
+
     A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or
     scope=encoder/* or name~=REGEX.
     """
     settings = options.in_force(given)
-    output = output or model.with_name(f"{model.stem}.{DType.parse(settings.to).spelling}.onnx")
+    output = output or model.parent / f"{model.stem}.{DType.parse(settings.to).spelling}.onnx"
+    if report_file:
+        _check_report_file(report_file, model, output)
+    if not dry_run:
+        _check_target(output, settings)  # before the work, not after it
     with terminal.progress(model.name, quiet=quiet) as progress:
         converted = _converted(model, settings)
         if not dry_run:
@@ -59,6 +66,8 @@ def convert(
         terminal.show(_printed(converted.report, as_json=as_json, verbose=verbose))
     if as_json:
         terminal.warn(converted.report.findings, quiet=quiet)
+    if converted.plan.empty:
+        terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=quiet)
     if not dry_run:
         terminal.talk(f"wrote {output}", quiet=quiet)
 
@@ -115,6 +124,24 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     terminal.show(form(entries))
 
 
+def _check_report_file(file: Path, model: Path, output: Path) -> None:
+    """Nothing, where a report may be written; ReportError, saying what is in the way, elsewhere."""
+    if file.exists() and not file.is_file() and not file.is_dir():
+        return  # a pipe or a device
+    if not file.parent.is_dir():
+        raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
+    if file.suffix != ".json" or file.is_dir():
+        raise ReportError(f"cannot write a report to {file}: reports are known by their suffix; name a .json file")
+    if file.resolve() in (model.resolve(), output.resolve()):
+        raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
+
+
+def _check_target(output: Path, settings: Settings) -> None:
+    from amp_rewrite.files.store import check_target
+
+    check_target(output, settings.overwrite)
+
+
 def _converted(model: Path, settings: Settings) -> Converted:
     from amp_rewrite.convert import convert
 
@@ -137,13 +164,26 @@ def _is_report(file: Path) -> bool:
     return file.suffix == ".json" or file.is_fifo()
 
 
+def _content(file: Path) -> bytes:
+    """The bytes of a report, or as many as show that it is none."""
+    from amp_rewrite.reports.report import MAX_CHARACTERS
+
+    with file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            raise ReportError(f"cannot read {file}: it is no regular file; name a model or a JSON report")
+        if status.st_size > MAX_CHARACTERS:
+            raise ReportError(f"{file}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
+        return stream.read(MAX_CHARACTERS + 1)
+
+
 def _told(file: Path) -> Report:
     """The report in a file, or the inventory of a model."""
     if _is_report(file):
         from amp_rewrite.reports.report import Report
 
         try:
-            return Report.from_json(file.read_bytes(), str(file))
+            return Report.from_json(_content(file), str(file))
         except OSError as error:
             raise ReportError(f"cannot read {file}: {error.strerror}; name a model or a JSON report") from error
     from amp_rewrite.files.model import Model

@@ -7,6 +7,7 @@ import difflib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from amp_rewrite.reports.render import plain
 FOUND = 1
 USAGE = 2
 INTERRUPTED = 130  # as shells report death by SIGINT
+_LONGEST = 1000  # characters of an error; names come out of files and may be of any length
 PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 
@@ -74,15 +76,23 @@ class Door(click.Group):
             return INTERRUPTED
         except BrokenPipeError:
             return _hang_up()
+        except RecursionError:
+            return _fail("something given is nested too deeply: an expression, a file or a model; make it flatter")
+        except MemoryError:
+            return _fail("out of memory; give the process more, or a smaller model")
         except OSError as error:
             if not error.filename:
                 _hang_up()  # a full disk behind stdout would fail again at the last flush
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
+        except Exception:  # noqa: BLE001 a bug of ours: shown whole, but Python's exit code 1 would say "a difference"
+            traceback.print_exc()
+            return _fail("amp-rewrite failed inside; please report the lines above")
 
 
 def _fail(message: str) -> int:
-    click.echo(f"error: {plain(' '.join(message.split(chr(10))))}", err=True)
+    line = plain(" ".join(message[:_LONGEST].split("\n")))
+    click.echo(f"error: {line}{' …' if len(message) > _LONGEST else ''}", err=True)
     return USAGE
 
 

@@ -76,11 +76,11 @@ WRITING = (
     ),
     click.option("--overwrite", is_flag=True, default=None, help="Replace an output that is there already."),
     click.option("--dry-run", is_flag=True, help="Print what would happen; write no model."),
-    click.option("--report", "report_file", type=FILE, metavar="FILE", help="Write the report as JSON."),
+    click.option("--report", "report_file", type=FILE, metavar="FILE", help="Write the report to a .json file too."),
 )
 TALKING = (
     as_json,
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json asks for."),
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json or --dry-run asks for."),
     verbose,
 )
 

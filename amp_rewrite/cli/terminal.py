@@ -33,7 +33,7 @@ def show(text: str) -> None:
 def talk(text: str, *, quiet: bool) -> None:
     """Say something to the person who is watching, if one is."""
     if not quiet:
-        _write(text, sys.stderr, err=True)
+        _write(plain(text), sys.stderr, err=True)
 
 
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
@@ -51,10 +51,11 @@ def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
         yield None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
+        task = bar.add_task(escape(plain(title)), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

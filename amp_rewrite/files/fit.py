@@ -58,13 +58,15 @@ def _of_chunk(values: NDArray[Any], to: DType) -> Fit:
             values = values.astype(np.float32)  # exact: what is lower is a subset
     if not count:
         return Fit()
-    low, high = values.min(), values.max()
-    if not (np.isfinite(low) and np.isfinite(high)):
-        values = values[np.isfinite(values)]
-        if not values.size:
-            return Fit(count=count, nonfinite=count)
     sizes = np.abs(values)
-    absmax, absmin = sizes.max(), sizes.min()
+    absmax = sizes.max()
+    if not np.isfinite(absmax):
+        sizes = sizes[np.isfinite(sizes)]
+        if not sizes.size:
+            return Fit(count=count, nonfinite=count)
+        absmax = sizes.max()
+    finite = sizes.size
+    absmin = sizes.min()
     if not absmin:
         sizes = sizes[sizes != 0]
         absmin = sizes.min() if sizes.size else absmin
@@ -75,7 +77,7 @@ def _of_chunk(values: NDArray[Any], to: DType) -> Fit:
         subnormal = int(np.count_nonzero(sizes < normal)) - flushed
     return Fit(
         count=count,
-        nonfinite=count - values.size,
+        nonfinite=count - finite,
         absmax=float(absmax),
         absmin=float(absmin),
         overflow=int(np.count_nonzero(sizes >= limit)) if absmax >= limit else 0,

@@ -36,6 +36,8 @@ class Folder:
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"external data of tensor {tensor.name!r}"
+        if any(isinstance(text, bytes) for entry in entries.items() for text in entry):
+            raise ModelError(f"{where} is stated in words that are not UTF-8; the file is damaged, export it again")
         location = entries.get("location", "")
         if location not in self._files:
             self._files[location] = self._file(location, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import onnx
+import onnx.defs
 import onnx.parser
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -29,6 +31,9 @@ HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
 _FIT_CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 _FIRST_OPSET_IMPORT = 3  # the IR version that made opset_import a must
+_DEEPEST_TEXT = 200  # protobuf nests a third as many graphs
+# What C++ exceptions of onnx's parser become: numbers that are none, or too large; ValueError: not UTF-8, too.
+_STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -222,17 +227,32 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
 def _of_text(path: Path, format_: str) -> ModelProto:
     try:
         if format_ == "onnxtxt":
-            return onnx.parser.parse_model(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if _deepest(text) > _DEEPEST_TEXT:
+                raise ModelError(f"{path} is nested deeper than {_DEEPEST_TEXT} brackets; no model is, write it again")
+            return onnx.parser.parse_model(text)
         return onnx.load_model(path, format=format_, load_external_data=False)
     except (
         onnx.parser.ParseError,
         text_format.ParseError,
         json_format.ParseError,
-        UnicodeDecodeError,
         DecodeError,
+        *_STANDARD_ERRORS,
     ) as cause:
-        reason = str(cause).strip().splitlines()[0]
+        reason = " ".join(str(cause).split())[:200]
         raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
+
+
+def _deepest(text: str) -> int:
+    """How deep the brackets of ONNX text are nested; onnx's parser recurses until its stack is full."""
+    deepest = depth = 0
+    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[(\[{<>}\])]', text):
+        if bracket in "([{<":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif bracket in ")]}>":
+            depth -= 1
+    return deepest
 
 
 def _parsed(content: bytes, name: str) -> ModelProto:
@@ -274,6 +294,15 @@ def _check(proto: ModelProto, name: str) -> None:
         raise ModelError(f"{name} holds no graph: it is not an ONNX model; export it again")
     if not proto.opset_import and not 0 < proto.ir_version < _FIRST_OPSET_IMPORT:
         raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
+    newest = onnx.defs.onnx_opset_version()
+    for imported in proto.opset_import:
+        if imported.domain in ("", "ai.onnx") and not 1 <= imported.version <= newest:
+            raise ModelError(
+                f"{name} imports ai.onnx opset {imported.version}, and onnx {onnx.__version__} knows 1 to {newest};"
+                " upgrade onnx or correct the import"
+            )
+    if not proto.graph.output:
+        raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
 
 
 def _has_external(proto: ModelProto) -> bool:

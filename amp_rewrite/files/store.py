@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,8 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
+from amp_rewrite.files.ahead import ahead
+from amp_rewrite.files.scratch import alone, scratch, sweep
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
@@ -32,7 +33,6 @@ LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is t
 _SMALLEST_MOVED = 1 << 10
 _LARGEST_SHAPE = 1 << 14
 _PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
-_BUFFER = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -61,9 +61,10 @@ def save(
     """
     external = total > LARGEST_INLINE if external_data is None else external_data
     try:
-        _check_target(path, overwrite)
+        check_target(path, overwrite)
+        sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
-            _save(proto, path, external, sources, undo, progress or _silent)
+            _save(proto, path, external, overwrite, sources, undo, progress or _silent)
     except OSError as cause:
         raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
@@ -72,7 +73,8 @@ def _silent(done: int, total: int) -> None:
     pass
 
 
-def _check_target(path: Path, overwrite: bool) -> None:
+def check_target(path: Path, overwrite: bool) -> None:
+    """Nothing, where a model may be written; ModelError, saying what is in the way, elsewhere."""
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     if not path.parent.is_dir():
@@ -82,14 +84,22 @@ def _check_target(path: Path, overwrite: bool) -> None:
     if path.exists() and not path.is_file():
         raise ModelError(f"cannot write {path}: it is not a regular file; name another")
     if not overwrite and (path.exists() or path.is_symlink()):
-        raise ModelError(f"{path} exists; name another output or ask for overwrite")
+        raise ModelError(f"{path} exists; name another output, or replace it with --overwrite")
     try:
         path.name.encode()
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
 
 
-def _save(proto: ModelProto, path: Path, external: bool, sources: Sources, undo: ExitStack, progress: Progress) -> None:
+def _save(
+    proto: ModelProto,
+    path: Path,
+    external: bool,
+    overwrite: bool,
+    sources: Sources,
+    undo: ExitStack,
+    progress: Progress,
+) -> None:
     folder = path.parent
     layout: list[Placed] = []
     body = wire.pieces(proto, _Replace(sources, layout if external else None))
@@ -97,27 +107,38 @@ def _save(proto: ModelProto, path: Path, external: bool, sources: Sources, undo:
         body = [proto.SerializeToString(deterministic=True)]
     total = wire.total(body) + sum(placed.nbytes for placed in layout)
     written = _Counter(total, progress)
-    new_data: Path | None = None
+    data: tuple[Path, Path] | None = None
     if layout:
-        temporary, file = _temporary(folder, undo)
+        temporary, file = scratch(folder, undo)
         digest = _write_data(file, layout, sources, written)
-        new_data = folder / f"{path.stem}.{digest}.data"
-        body = _located(body, new_data.name)
+        data = temporary, folder / f"{path.stem}.{digest}.data"
+        body = _located(body, data[1].name)
     if wire.total(body) > LARGEST_FILE:
         raise ModelError(
             f"cannot write {path}: {wire.total(body)} bytes are more than protobuf can read"
             + ("" if external else "; use external data")
         )
-    model_temporary, model_file = _temporary(folder, undo)
+    model, model_file = scratch(folder, undo)
     _write_model(model_file, body, written)
-    outdated = [old for old in _data_files_of(path) if old != new_data]
-    if new_data is not None:
-        if not new_data.exists():
-            undo.callback(new_data.unlink, missing_ok=True)
-        temporary.replace(new_data)
-    model_temporary.replace(path)
+    with alone(folder):
+        check_target(path, overwrite)  # another process may have been faster
+        _commit(path, model, data, undo)
+
+
+def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, undo: ExitStack) -> None:
+    """Give the written files their names, and remove the data of the model that was there.
+
+    Only one process at a time may be here: what is outdated for one may be what another has just written.
+    """
+    outdated = [old for old in _data_files_of(path) if data is None or old != data[1]]
+    if data is not None:
+        written, named = data
+        if not named.exists():
+            undo.callback(named.unlink, missing_ok=True)
+        written.replace(named)
+    model.replace(path)
     undo.pop_all()
-    _sync_folder(folder)
+    _sync_folder(path.parent)
     for old in outdated:
         with suppress(OSError):
             old.unlink()
@@ -209,52 +230,50 @@ class _Counter:
         self.progress(self.done, self.total)
 
 
-def _temporary(folder: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """A new file in the folder, with the permissions of any new file, and gone when `undo` closes."""
-    path = folder / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
-    file = path.open("xb", buffering=_BUFFER)
-    undo.callback(path.unlink, missing_ok=True)
-    undo.callback(_close, file)
-    return path, file
-
-
-def _close(file: BinaryIO) -> None:
-    with suppress(OSError):  # on a full disk this fails once more, and that is known by now
-        file.close()
-
-
 def _write_data(file: BinaryIO, layout: list[Placed], sources: Sources, written: _Counter) -> str:
     """Write the data file, close it, and give the first 16 hex digits of the SHA-256 of its content."""
     digest = hashlib.sha256()
     end = 0
-    for placed in layout:
-        padding = bytes(placed.offset - end)
-        file.write(padding)
-        digest.update(padding)
-        end = placed.offset
-        for chunk in payload(placed.tensor, sources):
-            file.write(chunk)
-            digest.update(chunk)
-            end += len(chunk)
-            written.add(len(chunk))
-        _check_length(placed.tensor.name, end - placed.offset, placed.nbytes)
+    for placed, chunk in ahead(_placed(layout, sources)):
+        if placed.offset > end:  # its first chunk
+            padding = bytes(placed.offset - end)
+            file.write(padding)
+            digest.update(padding)
+            end = placed.offset
+        file.write(chunk)
+        digest.update(chunk)
+        end += len(chunk)
+        written.add(len(chunk))
     _finish(file)
     return digest.hexdigest()[:16]
 
 
+def _placed(layout: list[Placed], sources: Sources) -> Iterator[tuple[Placed, bytes | memoryview]]:
+    for placed in layout:
+        count = 0
+        for chunk in payload(placed.tensor, sources):
+            count += len(chunk)
+            yield placed, chunk
+        _check_length(placed.tensor.name, count, placed.nbytes)
+
+
 def _write_model(file: BinaryIO, body: list[wire.Piece], written: _Counter) -> None:
+    for _, chunk in ahead(_chunks(body)):
+        file.write(chunk)
+        written.add(len(chunk))
+    _finish(file)
+
+
+def _chunks(body: list[wire.Piece]) -> Iterator[tuple[None, bytes | memoryview]]:
     for piece in body:
         if isinstance(piece, bytes):
-            file.write(piece)
-            written.add(len(piece))
+            yield None, piece
             continue
         count = 0
         for chunk in piece.chunks():
-            file.write(chunk)
             count += len(chunk)
-            written.add(len(chunk))
+            yield None, chunk
         _check_length("", count, piece.nbytes)
-    _finish(file)
 
 
 def _check_length(name: str, found: int, expected: int) -> None:

@@ -23,13 +23,16 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.half import BLOCK, half
 
 Array = NDArray[Any]
 
-CHUNK = 1 << 22  # elements
+CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
+_LARGE = 1 << 12  # elements from which it pays to convert in whole arrays
 
 _DTYPE, _STAMP, _EXPLICIT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.explicit"
 _OPEN_FILES = 32
+_COPIED = 1 << 20  # bytes
 # The bit pattern of infinity; the one below it is the largest finite value.
 _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
     DType.FLOAT16: (np.uint16, 0x7C00),
@@ -151,6 +154,22 @@ def cast(values: Array, to: DType) -> Array:
     Finite values beyond the largest of the type become it (with their sign), instead of infinity; infinity
     and NaN stay.
     """
+    if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
+        return _cast_in_blocks(values)
+    return _cast_whole(values, to)
+
+
+def _cast_in_blocks(values: Array) -> Array:
+    flat = np.ascontiguousarray(values).reshape(-1)
+    low: Array = np.empty(flat.size, np.float16)
+    for at in range(0, flat.size, BLOCK):
+        block = flat[at : at + BLOCK]
+        rounded = half(block)
+        low[at : at + BLOCK] = rounded if rounded is not None else _cast_whole(block, DType.FLOAT16)
+    return low.reshape(values.shape)
+
+
+def _cast_whole(values: Array, to: DType) -> Array:
     if values.dtype == np.float64 and to is DType.BFLOAT16:
         values = _rounded_to_odd(values)
     with np.errstate(all="ignore"):
@@ -305,11 +324,10 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
         for chunk in chunks(tensor, CHUNK, sources):
             yield cast(chunk, kind).view(np.uint8).data
         return
-    buffer = memoryview(bytearray(min(place.length, CHUNK)))
-    for at in range(0, place.length, CHUNK):
-        part = buffer[: min(CHUNK, place.length - at)]
-        sources.fill(place, at, part)
-        yield part
+    for at in range(0, place.length, _COPIED):
+        part: Array = np.empty(min(_COPIED, place.length - at), np.uint8)
+        sources.fill(place, at, part.data)
+        yield part.data
 
 
 def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto:

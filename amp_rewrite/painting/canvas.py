@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color, Entry
 from amp_rewrite.lists import Level
 from amp_rewrite.painting.color import Coloring, Paint
-from amp_rewrite.painting.gate import Gate
 from amp_rewrite.painting.vertices import Vertices
 from amp_rewrite.pin import Cluster, Pin
-from amp_rewrite.view import Op, OpId, View
+from amp_rewrite.view import Op, OpId, ValueId, View
 
 
 @dataclass
@@ -21,12 +20,12 @@ class Canvas:
     """What the rules read and write. `low` and `denied` hold the paint of vertices, `frozen` that of ops.
 
     `pins` are ops that stay float32, `clusters` groups that share one colour; `norms` are those that
-    the runtime fuses (see `unit`).
+    the runtime fuses (see `unit`). `low_inputs` are graph inputs that the caller will feed in the low type, `numbers`
+    ops that compute with shapes and constants alone, whose denial does not spread.
     """
 
     view: View
     vertices: Vertices
-    gate: Gate
     to: DType
     level: Level
     gray_follows_allow: bool
@@ -35,6 +34,9 @@ class Canvas:
     pins: Sequence[Pin]
     clusters: Sequence[Cluster]
     norms: Sequence[Cluster]
+    low_inputs: Collection[ValueId]
+    shapes_follow: bool
+    numbers: Collection[OpId]
     low: dict[int, Paint] = field(default_factory=dict)
     denied: dict[int, Paint] = field(default_factory=dict)
     frozen: dict[OpId, Paint] = field(default_factory=dict)
@@ -132,13 +134,22 @@ class Canvas:
         return self.high("unpainted", None, _UNPAINTED[self.color(v)].format(low=self.to.spelling))
 
     def _edge(self, op: Op) -> Paint | None:
+        """Of an op without a vertex: why it stays as it is; None where floats have no part in it."""
         values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-        if op.signature is None and any(self.view.types[v] is None for v in values):
-            return self.high("unknown_type", None, f"{op.kind} is no known operator and its types are unknown")
+        strange = next((v for v in values if self._unknown(v)), None)
+        if strange is not None:
+            made_by = self.view.values[strange].producer
+            because = made_by if made_by != op.id else None
+            note = f"the element type of {self.view.value_name(strange)!r} is unknown"
+            return self.high("unknown_type", because, note)
         if not any(self.view.dtype(v) is DType.FLOAT for v in values):
             return None
         note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"
         return self.high("boundary", None, note)
+
+    def _unknown(self, value: ValueId) -> bool:
+        found = self.view.types[value]
+        return found is None or (found.dtype is None and found.container != "map")
 
 
 _UNPAINTED = {

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+
+import onnx.defs
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.kernels import Kernels, load_kernels
 from amp_rewrite.policy import Target
-from amp_rewrite.schema import KEPT_VARIABLES
+from amp_rewrite.schema import KEPT_VARIABLES, Signature, signature
 from amp_rewrite.view import Op, Variable, View
+
+# Their schema lets input and scale differ, and onnx's own inference then objects to the result.
+_TIED = ("RMSNormalization",)
+
+_FIRST_BFLOAT16_CAST = 13
 
 _NEVER = {
     "BitCast": "BitCast reads bits, not numbers",
     "Constant": "a constant is baked for the readers that want it low",
     "MeanVarianceNormalization": "its function body holds float32 constants",
 }
+
+
+def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
+    """The schemas of an ai.onnx op at other opsets."""
+    for opset in opsets if op.domain == "" else ():
+        schema = signature(op.domain, op.op_type, opset)
+        if schema is not None:
+            yield opset, schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +78,18 @@ class Gate:
         if unknown:
             refusal = Refusal("unknown_type", "the element type of an input is unknown")
             return Passage((), {v.name: refusal for v in floats})
+        if self.to is DType.BFLOAT16 and view.opsets.get("", _FIRST_BFLOAT16_CAST) < _FIRST_BFLOAT16_CAST:
+            refusal = Refusal(
+                "schema_gate", f"no Cast to bfloat16 before opset {_FIRST_BFLOAT16_CAST}: raise the opset"
+            )
+            return Passage((), {v.name: refusal for v in floats})
         refusals: dict[str, Refusal] = {}
         for variable in floats:
             found = self._schema_refusal(op, variable)
             if found is not None:
                 refusals[variable.name] = found
         candidates = [v.name for v in floats if v.name not in refusals]
-        if self.target is Target.TENSORRT:
+        if self.target is Target.TENSORRT or (self.kernels is None and op.kind in _TIED):
             return Passage((tuple(candidates),) if candidates else (), refusals)
         if self.kernels is None or not candidates:
             return Passage(tuple((c,) for c in candidates), refusals)
@@ -77,7 +97,7 @@ class Gate:
         passed = {name for group in groups for name in group}
         for name in candidates:
             if name not in passed:
-                refusals[name] = Refusal("kernel_gate", self._kernel_note(view, op, (name,)))
+                refusals[name] = Refusal("kernel_gate", self._kernel_note(view, op, tuple(candidates)))
         return Passage(groups, refusals)
 
     def _schema_refusal(self, op: Op, variable: Variable) -> Refusal | None:
@@ -93,14 +113,20 @@ class Gate:
         if self.target is Target.TENSORRT and op.domain not in ("", "ai.onnx.ml"):
             return Refusal("schema_gate", f"TensorRT has no {op.kind}")
         if not op.signature.admits(variable.name, self.to):
-            since = f"version {op.signature.since}"
-            return Refusal("schema_gate", f"{op.kind} {since} does not admit {self.to.spelling} for {variable.name}")
+            return Refusal("schema_gate", self._schema_note(op, variable.name))
         return None
+
+    def _schema_note(self, op: Op, variable: str) -> str:
+        assert op.signature is not None
+        fact = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable}"
+        later = _versions(op, range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1))
+        first = next((opset for opset, schema in later if schema.admits(variable, self.to)), None)
+        return fact if first is None else f"{fact}; opset {first} does: raise the model's opset"
 
     def _kernel_groups(self, view: View, op: Op, candidates: list[str]) -> tuple[tuple[str, ...], ...]:
         """Singles where a kernel runs every mixture of them, else all together, else the first that runs alone."""
         unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
-        if all(self.runs(view, op, union) for union in unions):
+        if op.kind not in _TIED and all(self.runs(view, op, union) for union in unions):
             return tuple((name,) for name in candidates)
         if self.runs(view, op, tuple(candidates)):
             return (tuple(candidates),)
@@ -117,6 +143,11 @@ class Gate:
         assert self.kernels is not None and op.signature is not None
         types = self._types(view, op, lowered)
         said = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        opset = view.opsets.get(op.domain, 1)
+        others = _versions(op, (*range(opset - 1, 0, -1), *range(opset + 1, onnx.defs.onnx_opset_version() + 1)))
+        for other, schema in others:
+            if self.kernels.runs(op.domain, op.op_type, schema.since, types) and schema.admits(lowered[0], self.to):
+                return f"{self.kernels.runtime}: {said}; at opset {other} there is one"
         return f"{self.kernels.runtime}: {said}"
 
     def _types(self, view: View, op: Op, lowered: tuple[str, ...]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.lists import Level, OpLists
@@ -13,7 +13,7 @@ from amp_rewrite.painting.gate import Gate
 from amp_rewrite.painting.vertices import Vertices, entries_of
 from amp_rewrite.pin import Cluster, Pin
 from amp_rewrite.policy import Target
-from amp_rewrite.view import OpId, View
+from amp_rewrite.view import OpId, ValueId, View
 
 Rule = Callable[[Canvas], None]
 
@@ -29,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     unit.sequences_by_allow,
     unit.clusters_whole,
     unit.norm_tails,
+    rules.shapes_follow,
     rules.existing_casts,
 )
 
@@ -45,20 +46,36 @@ def paint(
     norms: Sequence[Cluster] = (),
     keep: Mapping[OpId, str] | None = None,
     lower: Mapping[OpId, str] | None = None,
+    low_inputs: Collection[ValueId] = (),
     gray_follows_allow: bool | None = None,
+    shapes_follow: bool = False,
+    numbers: Collection[OpId] = (),
 ) -> Coloring:
     """A colour for every float32 type variable of a model, with the rule and the op behind each.
 
     `keep` and `lower` map ops to the pattern that named them; the gate wins over both, they win over `pins`,
     and pins over the lists. `gray_follows_allow` defaults to TensorFlow's choice: off for float16, on for
     bfloat16. `clusters` get one colour each; of `norms` only scale and bias are seen to (`unit.norm_tails`).
-    O(nodes + uses).
+    `low_inputs` are graph inputs that will be fed in the low type; with `shapes_follow` (not TensorFlow's way)
+    Shape and Size take their input as it is. `numbers` are ops whose denial does not spread. O(nodes + uses).
     """
     gate = Gate.of(target, to)
     entries = entries_of(view, lists.at_level(level))
-    vertices = Vertices.build(view, entries, gate)
-    follow = to is DType.BFLOAT16 if gray_follows_allow is None else gray_follows_allow
-    canvas = Canvas(view, vertices, gate, to, level, follow, dict(keep or {}), dict(lower or {}), pins, clusters, norms)
+    canvas = Canvas(
+        view=view,
+        vertices=Vertices.build(view, entries, gate),
+        to=to,
+        level=level,
+        gray_follows_allow=to is DType.BFLOAT16 if gray_follows_allow is None else gray_follows_allow,
+        keep=dict(keep or {}),
+        lower=dict(lower or {}),
+        pins=pins,
+        clusters=clusters,
+        norms=norms,
+        low_inputs=low_inputs,
+        shapes_follow=shapes_follow,
+        numbers=numbers,
+    )
     for rule in RULES:
         rule(canvas)
     return canvas.coloring(entries)

@@ -14,7 +14,7 @@ from amp_rewrite.entry import Color
 from amp_rewrite.lists import Level
 from amp_rewrite.painting.canvas import Canvas
 from amp_rewrite.painting.color import Paint
-from amp_rewrite.view import Op
+from amp_rewrite.view import Op, ValueId
 
 _STATEFUL = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 # They make constants out of nothing, and no provider has a half kernel for them.
@@ -66,7 +66,8 @@ def deny_forward(canvas: Canvas) -> None:
     ends = [v for v in count if canvas.color(v) in (Color.DENY, Color.GRAY)]
     conductors = set(ends)
     conductors.update(canvas.walk(ends, canvas.vertices.sources.__getitem__, canvas.clear))
-    reached = canvas.walk(denied, canvas.vertices.readers.__getitem__, conductors.__contains__)
+    loud = [v for v in denied if canvas.vertices.all[v].op not in canvas.numbers]
+    reached = canvas.walk(loud, canvas.vertices.readers.__getitem__, conductors.__contains__)
     for v, due in reached.items():
         canvas.denied.setdefault(v, canvas.high("deny_forward", due))
 
@@ -109,6 +110,34 @@ def allow_through_clear(canvas: Canvas) -> None:
     reached = canvas.walk(list(canvas.low), near, lambda v: canvas.clear(v) and canvas.free(v))
     for v, due in reached.items():
         canvas.low[v] = Paint(canvas.to, "allow_through_clear", due)
+
+
+def shapes_follow(canvas: Canvas) -> None:
+    """Shape and Size read no element: they take their input as it comes, and no Cast or copy is made for them."""
+    for v, vertex in enumerate(canvas.vertices.all):
+        op = canvas.op(v)
+        if not canvas.shapes_follow or op.kind not in _ELEMENTLESS or vertex.refusal is not None:
+            continue
+        source = op.inputs[0]
+        due = next((s for s in canvas.vertices.sources[v] if s in canvas.low), None)
+        if due is not None or source in canvas.low_inputs or _wanted_low_alone(canvas, source):
+            because = canvas.vertices.all[due].op if due is not None else None
+            canvas.low[v] = Paint(canvas.to, "shape_follows", because)
+        elif v in canvas.low:
+            canvas.low.pop(v)
+
+
+_ELEMENTLESS = ("Shape", "Size")
+
+
+def _wanted_low_alone(canvas: Canvas, value: ValueId | None) -> bool:
+    """Whether a value is a constant that is read for its elements in the low type alone."""
+    if value is None or canvas.view.constant(value) is None:
+        return False
+    if canvas.view.values[value].public or value in canvas.view.yielded:
+        return False
+    uses = [use for use in canvas.view.uses[value] if canvas.view.ops[use.op].kind not in _ELEMENTLESS]
+    return bool(uses) and all(canvas.reads_low(use.op, use.slot) for use in uses)
 
 
 def existing_casts(canvas: Canvas) -> None:

@@ -27,7 +27,9 @@ RULES = {
     "kernel_gate": "the target has no kernel for it",
     "schema_gate": "its operator does not admit the type",
     "kept_variable": "computed in float32 by every kernel",
-    "unknown_type": "an element type near it is unknown",
+    "unknown_type": "an element type at it is unknown, so it stays as it is",
+    "shape_follows": "reads no element, so it takes its input as it comes",
+    "norm_tail": "scale and bias of a normalization have the type of what it normalises",
     "cluster": "part of one computation that is lowered as a whole or not at all",
     "shape_taint": "computes a shape, size, axis or scale",
     "index_taint": "holds integers in floats",
@@ -49,14 +51,14 @@ def explain(report: Report, name: str) -> str:
     at = _find(report, name)
     if report.inventory:
         row = report.rows[at]
-        return f"{plain(row.path)} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet\n"
+        return plain(f"{row.path} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet") + "\n"
     seen: set[int] = set()
     lines: list[str] = []
     while at != NO_ROW and at not in seen:
         lines += _step(report.rows[at], first=not seen)
         seen.add(at)
         at = report.rows[at].because_row
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(plain, lines)) + "\n"
 
 
 def _step(row: Row, *, first: bool) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath, PureWindowsPath
 
 from onnx import AttributeProto, NodeProto, TypeProto
@@ -79,6 +79,7 @@ def report_of(
     return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
 
 
+@lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant
 def _last_part(path: str) -> str:
     """The file's own name, whichever system the path is from."""
     return PureWindowsPath(PurePosixPath(path).name).name
@@ -140,7 +141,8 @@ class _Stock:
             dtype = next((port.dtype for port in ports if port is not None and port.dtype is not None), None)
             if dtype is not None and dtype.floating:
                 found[variable.name] = dtype
-        return found
+        free = {name: dtype for name, dtype in found.items() if "(" not in name}
+        return free or found  # a port of one fixed type, "tensor(float)", tells nothing beside them
 
     def _read(self, op: Op, slot: int) -> ValueType | None:
         value = op.inputs[slot]
@@ -342,7 +344,7 @@ _FLOATING = {dtype.spelling for dtype in DType if dtype.floating}
 
 
 def _floating(row: Row) -> bool:
-    return bool(row.variables) or row.dtype in _FLOATING
+    return bool(row.variables) or row.dtype in _FLOATING or row.rule == "unknown_type"
 
 
 def _attributes(node: NodeProto) -> list[str]:

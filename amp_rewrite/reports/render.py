@@ -88,14 +88,16 @@ def _code(cell: str) -> str:
 def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
     """One GitHub workflow command: "::warning title=…::…".
 
-    Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too.
+    Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. What else is not
+    printable is escaped as `plain` does.
     """
     stated = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{level}{' ' + stated if stated else ''}::{_message(message)}"
 
 
 def _message(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return plain(escaped)
 
 
 def _property(text: str) -> str:

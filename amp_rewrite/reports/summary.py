@@ -27,7 +27,8 @@ def _head(report: Report) -> list[str]:
     lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
     facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
     if model.to:
-        facts.append(("settings", f"target {model.target}, level {model.level}, safety {model.safety}"))
+        chosen = {"target": model.target, "level": model.level, "safety": model.safety}
+        facts.append(("settings", ", ".join(f"{name} {value}" for name, value in chosen.items() if value)))
     if model.lists:
         facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
     return [*lines, *table([*facts, *_totals(report)])]
@@ -36,7 +37,7 @@ def _head(report: Report) -> list[str]:
 def _totals(report: Report) -> list[tuple[str, str]]:
     totals = report.totals
     rows = [row for row in report.rows if row.op != "Constant"]
-    dtypes = Counter(row.dtype for row in rows if row.variables or row.dtype in ("float32", *_LOW))
+    dtypes = Counter(row.dtype for row in rows if row.variables or row.dtype in ("float32", "unknown", *_LOW))
     parts = [f"{number} {dtype}" for dtype, number in sorted(dtypes.items())]
     rest = len(rows) - dtypes.total()
     parts += [f"{rest} without floats"] if rest else []

@@ -12,6 +12,7 @@ from amp_rewrite.safety.angle import angle
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.safety.constants import epsilon, statistics, underflow
 from amp_rewrite.safety.mask import overflow, saturated
+from amp_rewrite.safety.numbers import numbers
 from amp_rewrite.safety.taint import accumulators, index_taint, shape_taint
 from amp_rewrite.view import OpId, ValueId, View
 
@@ -36,13 +37,15 @@ class Hazards:
 
     pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one colour.
     saturate: values to clamp to the low type's finite range where they become low: constants where they are
-    baked, results where a Cast lowers them. findings: what a person should know about all that.
+    baked, results where a Cast lowers them. numbers: ops that compute with shapes and constants alone, whose
+    denial need not spread. findings: what a person should know about all that.
     """
 
     pins: tuple[Pin, ...] = ()
     clusters: tuple[Cluster, ...] = ()
     findings: tuple[Finding, ...] = ()
     saturate: frozenset[ValueId] = frozenset()
+    numbers: frozenset[OpId] = frozenset()
 
 
 NOTHING = Hazards()
@@ -55,4 +58,4 @@ def hazards(view: View, to: DType) -> Hazards:
         for pin in rule(view, to):
             pins.setdefault(pin.op, pin)
     saturate, findings = saturated(view, to)
-    return Hazards(tuple(pins[op] for op in sorted(pins)), clusters(view), findings, saturate)
+    return Hazards(tuple(pins[op] for op in sorted(pins)), clusters(view), findings, saturate, numbers(view))

@@ -1,0 +1,114 @@
+"""What a schema demands of a node beyond types: how many inputs and outputs, which attributes of which kind.
+
+The rest of the package reads `op.inputs[1]` or an attribute's `i` without asking: whatever is not there, or is of
+another kind, is refused here, before anything looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from amp_rewrite.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas
+
+_ANY = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Counts of inputs and outputs, the slots that may not be left out, and the kinds of attributes."""
+
+    inputs: tuple[int, int] = (0, _ANY)
+    outputs: tuple[int, int] = (0, _ANY)
+    needed_inputs: Collection[int] = ()
+    needed_outputs: Collection[int] = ()
+    attributes: Mapping[str, int] = field(default_factory=dict)
+    needed_attributes: Collection[str] = ()
+    dtype_attribute: str | None = None
+
+
+@cache
+def demand(domain: str, op_type: str, since: int) -> Demand:
+    """What the schema of that version demands; of an operator that only the runtime knows, its inputs alone."""
+    try:
+        schema = onnx.defs.get_schema(op_type, since, domain)
+    except onnx.defs.SchemaError:
+        row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
+        needed = [i for i, p in enumerate(row["inputs"]) if p[2] == "Single"] if row else []
+        return Demand((max(needed, default=-1) + 1, _ANY), needed_inputs=frozenset(needed))
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return Demand(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        frozenset(i for i, p in enumerate(schema.inputs) if p.option == single),
+        frozenset(i for i, p in enumerate(schema.outputs) if p.option == single),
+        {name: int(a.type.value) for name, a in schema.attributes.items()},  # type: ignore[attr-defined]
+        tuple(name for name, a in schema.attributes.items() if a.required),
+        DTYPE_ATTRIBUTES.get((domain, op_type)),
+    )
+
+
+def breach(node: NodeProto, signature: Signature) -> str | None:
+    """How a node of a graph (not of a function's body) breaks its schema, and the way out; None if it does not."""
+    terms = demand(signature.domain, signature.op_type, signature.since)
+    return (
+        _ports("input", node.input, terms.inputs, terms.needed_inputs)
+        or _ports("output", node.output, terms.outputs, terms.needed_outputs)
+        or (_attributes(node, terms) if node.attribute or terms.needed_attributes else None)
+        or _said_in_words(node)
+    )
+
+
+def _ports(side: str, names: Sequence[str], counts: tuple[int, int], needed: Collection[int]) -> str | None:
+    count = len(names)
+    if count < counts[0]:
+        return f"has {count} {side}s, but needs {counts[0]}; add what is missing"
+    if count > counts[1]:
+        return f"has more {side}s than its schema; remove {side} {counts[1]}"
+    if "" in names:
+        for slot, name in enumerate(names):
+            if not name and slot in needed:
+                return f"leaves out {side} {slot}, which is not optional; name it"
+    return None
+
+
+def _attributes(node: NodeProto, terms: Demand) -> str | None:
+    stated = {a.name: a for a in node.attribute}
+    if len(stated) < len(node.attribute):
+        return "states an attribute twice; keep one"
+    for name in terms.needed_attributes:
+        if name not in stated:
+            return f"lacks the attribute {name!r}; add it"
+    for name, a in stated.items():
+        if a.ref_attr_name:
+            return f"has the attribute {name!r} refer to one of a function, but stands in none; state its value"
+        kind = terms.attributes.get(name)
+        if kind is not None and a.type not in (kind, AttributeProto.UNDEFINED):
+            spelled = AttributeProto.AttributeType.Name
+            return f"has the attribute {name!r} as {spelled(a.type)}, not as {spelled(kind)}; export it again"
+        if name == terms.dtype_attribute and not _names_type(a):
+            return f"has the attribute {name!r} be {a.s[:80] or a.i!r}, which is no element type; export it again"
+    return None
+
+
+def _names_type(a: AttributeProto) -> bool:
+    """Whether the attribute states an element type: by its number, or in text as Cast did before opset 6."""
+    types = onnx.TensorProto.DataType
+    if a.type == AttributeProto.STRING:
+        return a.s.decode("utf-8", "replace") in types.keys()  # noqa: SIM118
+    return not a.s and a.i in types.values()
+
+
+def _said_in_words(node: NodeProto) -> str | None:
+    """What the schema only says in its description."""
+    if node.op_type == "Constant" and not node.attribute:
+        return "holds no value; export it again"
+    if node.op_type == "Scan":
+        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 1)
+        if not 0 < scanned <= len(node.input):
+            return f"scans {scanned} of its {len(node.input)} inputs; correct num_scan_inputs"
+    return None

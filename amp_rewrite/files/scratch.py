@@ -1,0 +1,70 @@
+"""Scratch files beside a target: made, held while their process lives, swept up when it was killed.
+
+A scratch file is locked by the process that writes it, so whoever finds one that is old and not locked knows that its
+process is gone. Where files cannot be locked (Windows, some network file systems) nothing is swept and no one waits.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_BUFFER = 1 << 20
+_PATTERN = ".amp-rewrite.*.tmp"
+_YOUNG = 60  # seconds; between being made and being locked a file is younger than that
+
+
+def scratch(folder: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
+    """A new file in the folder, with the permissions of any new file, and gone when `undo` closes."""
+    path = folder / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
+    file = path.open("xb", buffering=_BUFFER)
+    undo.callback(path.unlink, missing_ok=True)
+    undo.callback(_close, file)
+    _lock(file.fileno(), wait=False)
+    return path, file
+
+
+def sweep(folder: Path) -> None:
+    """Remove the scratch files in the folder whose process was killed."""
+    for path in folder.glob(_PATTERN):
+        with suppress(OSError):
+            if path.is_symlink() or time.time() - path.stat().st_mtime < _YOUNG:
+                continue
+            with path.open("rb") as file:
+                if _lock(file.fileno(), wait=False):
+                    path.unlink()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """While the body runs, no other process is in this place for the same folder."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            _lock(descriptor, wait=True)
+        yield
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    """Whether the file could be locked; the lock ends when it is closed, or its process dies."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def _close(file: BinaryIO) -> None:
+    with suppress(OSError):  # on a full disk this fails once more, and that is known by now
+        file.close()

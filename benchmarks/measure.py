@@ -1,0 +1,103 @@
+"""What a command costs: wall time, processor time and peak memory of one process, and of which machine.
+
+Peak memory is the high-water mark that the kernel keeps for a process (`ru_maxrss`). A child inherits the mark
+of the process that started it, so a benchmark builds its models in children (`apart`) and stays small itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one process: exit code, wall and processor seconds, peak resident bytes, its last lines."""
+
+    code: int
+    wall: float
+    cpu: float
+    peak: int
+    said: str = ""
+
+
+def cost(command: Sequence[str | Path], env: Mapping[str, str] | None = None, stdout: Path | None = None) -> Cost:
+    """Run a command to its end, and what it cost; what it prints goes to `stdout`, or its tail into the result."""
+    with tempfile.TemporaryFile() as errors, (stdout or Path(os.devnull)).open("wb") as out:
+        start = time.perf_counter()
+        process = subprocess.Popen([str(word) for word in command], stdout=out, stderr=errors, env=env)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        said = errors.read().decode("utf-8", "replace").strip()[-400:]
+    scale = 1 if sys.platform == "darwin" else 1024
+    return Cost(process.returncode, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * scale, said)
+
+
+def best(runs: Iterable[Cost]) -> Cost:
+    """The run of least wall time: on a shared machine the others measure the neighbours."""
+    return min(runs, key=lambda run: run.wall)
+
+
+def apart(function: Callable[..., Any], *arguments: object) -> Any:
+    """What a function gives, run in a process of its own, so that its memory does not count here."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def own_command() -> list[str | Path]:
+    """How this interpreter runs amp-rewrite."""
+    return [Path(sys.executable).with_name("amp-rewrite")]
+
+
+def machine(packages: Iterable[str] = ("onnx", "numpy", "ml_dtypes", "protobuf")) -> dict[str, object]:
+    """The machine, the date and the versions, as a results file states them."""
+    model = ""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        named = (line for line in info.read_text("utf-8").splitlines() if line.startswith("model name"))
+        model = next(named, ":").partition(":")[2].strip()
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": model or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions,
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def write(name: str, about: Mapping[str, object], rows: Sequence[Any], table: Sequence[str]) -> None:
+    """Put what was measured into results/NAME.json and .md."""
+    RESULTS.mkdir(exist_ok=True)
+    plain = [row if isinstance(row, dict) else asdict(row) for row in rows]
+    text = json.dumps({"machine": about, "rows": plain}, indent=1) + "\n"
+    (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
+    versions = ", ".join(f"{package} {version}" for package, version in dict(about["versions"]).items())  # type: ignore[call-overload]
+    where = f"{about['date']}, {about['cpu']}, {about['cores']} cores (shared, load {about['load']}), {about['system']}"
+    lines = [f"{where}, Python {about['python']}, {versions}.", "", *table]
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table."""
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    return lines + [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]

@@ -1,0 +1,1 @@
+"""The models that the ONNX standard tests its operators with, converted, run and judged."""

@@ -1,0 +1,130 @@
+"""The cases: models with inputs and expected outputs that the onnx wheel carries, as far as they hold float32."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+
+NEWEST_OPSET, NEWEST_IR = 26, 13
+"""The newest opset of ai.onnx and the newest IR version that onnxruntime 1.31.1 opens."""
+FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
+DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
+UNTESTED_DOMAIN = "ai.onnx.preview.training"
+
+Sample = tuple[Sequence[object], Sequence[object]]
+"""Inputs and expected outputs, in the order of the graph's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of the standard. `suite` says where it comes from: "node", one of `FOLDERS`, or "light"."""
+
+    suite: str
+    name: str
+    origin: TestCase | Path
+
+    @cached_property
+    def original(self) -> ModelProto:
+        """The model as the standard has it."""
+        if isinstance(self.origin, Path):
+            return onnx.load(self.origin)
+        assert self.origin.model is not None
+        return self.origin.model
+
+    @property
+    def relabelled(self) -> bool:
+        """Whether the model's opset or IR version is newer than what onnxruntime opens."""
+        too_new = any(o.domain in ("", "ai.onnx") and o.version > NEWEST_OPSET for o in self.original.opset_import)
+        return too_new or self.original.ir_version > NEWEST_IR
+
+    @property
+    def model(self) -> ModelProto:
+        """A copy of the model under the newest labels that onnxruntime opens; it may not check under them."""
+        model = copy.deepcopy(self.original)
+        model.ir_version = min(model.ir_version, NEWEST_IR)
+        for opset in model.opset_import:
+            if opset.domain in ("", "ai.onnx"):
+                opset.version = min(opset.version, NEWEST_OPSET)
+        return model
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All inputs with the outputs that they must give."""
+        if not isinstance(self.origin, Path):
+            return tuple((ins, outs) for ins, outs in self.origin.data_sets or ())
+        if self.suite == "light":
+            return (_light_sample(self.origin, self.original),)
+        return tuple(_stored_sample(folder, self.original) for folder in sorted(self.origin.parent.glob("test_data_*")))
+
+
+@cache
+def cases() -> Mapping[str, Case]:
+    """Every case that has float32 in or out, by "suite/name", in order. Models with gradients are left out."""
+    found = sorted(_all(), key=lambda case: (case.suite, case.name))
+    return {f"{case.suite}/{case.name}": case for case in found if _belongs(case.original)}
+
+
+def _all() -> Iterator[Case]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflows that the standard makes on purpose
+        yield from (Case("node", test.name, test) for test in collect_testcases(None))
+    for suite in FOLDERS:
+        yield from (Case(suite, path.parent.name, path) for path in (DATA / suite).glob("*/model.onnx"))
+    yield from (Case("light", path.stem, path) for path in (DATA / "light").glob("*.onnx"))
+
+
+def _belongs(model: ModelProto) -> bool:
+    if any(opset.domain == UNTESTED_DOMAIN for opset in model.opset_import):
+        return False
+    return any(_element(value.type) == TensorProto.FLOAT for value in (*model.graph.input, *model.graph.output))
+
+
+def _element(proto: TypeProto) -> int:
+    kind = proto.WhichOneof("value")
+    if kind == "sequence_type":
+        return _element(proto.sequence_type.elem_type)
+    if kind == "optional_type":
+        return _element(proto.optional_type.elem_type)
+    return proto.tensor_type.elem_type if kind == "tensor_type" else TensorProto.UNDEFINED
+
+
+def inputs_to_feed(model: ModelProto) -> list[ValueInfoProto]:
+    """The inputs that no initializer fills; before IR 4 initializers stand among the inputs."""
+    filled = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in filled]
+
+
+def _stored_sample(folder: Path, model: ModelProto) -> Sample:
+    def read(kind: str, values: Sequence[ValueInfoProto]) -> list[object]:
+        count = len(list(folder.glob(f"{kind}_*.pb")))
+        return [_read(folder / f"{kind}_{at}.pb", values[at].type) for at in range(count)]
+
+    return read("input", inputs_to_feed(model)), read("output", model.graph.output)
+
+
+def _read(path: Path, proto: TypeProto) -> object:
+    if proto.WhichOneof("value") == "sequence_type":
+        return numpy_helper.to_list(onnx.SequenceProto.FromString(path.read_bytes()))
+    return numpy_helper.to_array(TensorProto.FromString(path.read_bytes()))
+
+
+def _light_sample(path: Path, model: ModelProto) -> Sample:
+    """The ramp from 0 to 1 with which the standard made the outputs that it stores."""
+    ramps = []
+    for value in inputs_to_feed(model):
+        shape = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
+        size = int(np.prod(shape))
+        ramps.append((np.arange(size).reshape(shape) / size).astype(np.float32))
+    stored = TensorProto.FromString(path.with_name(f"{path.stem}_output_0.pb").read_bytes())
+    return ramps, [numpy_helper.to_array(stored)]

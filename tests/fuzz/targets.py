@@ -1,0 +1,134 @@
+"""What is fuzzed: each target takes any bytes, and raises only what must never leave the package.
+
+Refusals (`AmpRewriteError` but for `ConversionError`, which says of itself that it is a bug) are fine; so is success.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import onnx
+
+from amp_rewrite.config import from_file
+from amp_rewrite.convert import convert
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import AmpRewriteError, ConversionError
+from amp_rewrite.files.model import Model
+from amp_rewrite.lists import load_lists
+from amp_rewrite.pattern import select
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.report import Report
+from amp_rewrite.view import View
+
+_WAYS: tuple[dict[str, str], ...] = (
+    {},
+    {"target": "onnx", "level": "lower-all"},
+    {"target": "onnx", "level": "unsafe-force-all", "safety": "none", "io": "low"},
+    {"target": "tensorrt", "to": "bfloat16"},
+)
+
+
+def model(content: bytes) -> None:
+    """A model file, converted (in the way that its last byte chooses) and saved; its inventory, printed."""
+    way = _WAYS[content[-1] % len(_WAYS)] if content else {}
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, "m.onnx")
+        path.write_bytes(content)
+        convert(path, **way).save(path.with_name("out.onnx"))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, "m.onnx")
+        path.write_bytes(content)
+        report_of(View.of(Model.load(path)), name="m", tool="").text(verbose=True)
+
+
+def text(content: bytes) -> None:
+    """A model as text, in the format that its first byte chooses."""
+    suffix = (".onnxtxt", ".textproto", ".json")[content[0] % 3] if content else ".json"
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, f"m{suffix}")
+        path.write_bytes(content[1:])
+        View.of(Model.load(path))
+
+
+def lists(content: bytes) -> None:
+    """An op list in YAML."""
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, "mine.yaml")
+        path.write_bytes(content)
+        load_lists(DType.FLOAT16, [path])
+
+
+def config(content: bytes) -> None:
+    """Settings in TOML, as a file of their own and in pyproject.toml."""
+    for name in ("amp.toml", "pyproject.toml"):
+        with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+            path = Path(folder, name)
+            path.write_bytes(content)
+            from_file(path)
+
+
+def report(content: bytes) -> None:
+    """A report in JSON, read, explained, printed in every form, and compared with a sound one."""
+    with _refusals():
+        read = Report.from_json(content, "r.json")
+        read.text(verbose=True)
+        if read.rows:
+            explain(read, "#0")
+        for delta in (diff(read, _sound()), diff(_sound(), read)):
+            for form in ("text", "json", "markdown", "github"):
+                delta.to(form, ())
+
+
+def pattern(content: bytes) -> None:
+    """A pattern for keep or lower, against a small model."""
+    with _refusals():
+        select(_view(), content.decode("utf-8", "surrogateescape"))
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "model": model,
+    "text": text,
+    "lists": lists,
+    "config": config,
+    "report": report,
+    "pattern": pattern,
+}
+
+
+class _refusals(suppress):
+    """Lets a refusal be the end of a run."""
+
+    def __init__(self) -> None:
+        super().__init__(AmpRewriteError)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, ConversionError):
+            return False
+        return super().__exit__(kind, error, trace)  # type: ignore[arg-type]
+
+
+_TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,4] x) => (float[2,3] y)
+<float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
+  [first] h = MatMul (x, w)
+  [act] a = Relu (h)
+  [squash] y = Softmax (a)
+}
+"""
+
+
+@cache
+def _view() -> View:
+    return View.of(Model.load(onnx.parser.parse_model(_TEXT)))
+
+
+@cache
+def _sound() -> Report:
+    return convert(onnx.parser.parse_model(_TEXT)).report

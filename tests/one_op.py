@@ -1,0 +1,254 @@
+"""One-op models in a low type, made from the float32 cases of onnx's own node tests, and how far results are apart."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.schema import DTYPE_ATTRIBUTES, set_element_type, type_of_proto
+from amp_rewrite.view import Role, View
+
+NEWEST_OPSET, NEWEST_IR = 26, 13
+PER_OP = 3
+"""How many cases of each op are taken, evenly from all that differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A float32 model of one op and what to feed it."""
+
+    name: str
+    op_type: str
+    model: ModelProto
+    feeds: Mapping[str, object]
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Cases of one node with float32 inputs or outputs, at most PER_OP of each op.
+
+    onnx draws their inputs from numpy's global generator while it is imported: that happens in a process of its own,
+    from a fixed seed.
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", __file__], stdout=subprocess.PIPE, check=True)
+    found: dict[str, list[Case]] = {}
+    for name, model, feeds in pickle.loads(done.stdout):
+        proto = ModelProto.FromString(model)
+        op_type = proto.graph.node[0].op_type
+        found.setdefault(op_type, []).append(Case(name, op_type, proto, feeds))
+    chosen = list(_own())
+    for op_type in sorted(found):
+        of_op = found[op_type]
+        at = np.linspace(0, len(of_op) - 1, min(PER_OP, len(of_op))).round().astype(int)
+        chosen.extend(of_op[i] for i in sorted(set(at.tolist())))
+    return tuple(chosen)
+
+
+# What onnx's tests show only with other types, or not alone: op, opset and shapes; integers are given.
+OWN = {
+    "Celu": "y = Celu <alpha = 2.0> (x)",
+    "CumProd": "y = CumProd (x, axis)",
+    "CumSum": "y = CumSum (x, axis)",
+    "Einsum": 'y = Einsum <equation = "ij,kj->ik"> (x, x)',
+    "Equal": "y = Equal (x, x)",
+    "NonZero": "y = NonZero (x)",
+    "Trilu": "y = Trilu (x)",
+}
+_OWN_TYPES = {"Equal": "bool[4, 6] y", "NonZero": "int64[2, N] y", "Einsum": "float[4, 4] y"}
+
+
+def _own() -> Iterator[Case]:
+    x = np.random.default_rng(5).standard_normal((4, 6)).astype(np.float32)
+    for op_type, text in OWN.items():
+        axis = ", int64 axis" if "axis" in text else ""
+        y = _OWN_TYPES.get(op_type, "float[4, 6] y")
+        opset = NEWEST_OPSET if op_type == "CumProd" else 22
+        header = f'<ir_version: 10, opset_import: ["": {opset}]> g (float[4, 6] x{axis}) => ({y})'
+        feeds = {"x": x} | ({"axis": np.array(1)} if axis else {})
+        yield Case(op_type.lower(), op_type, onnx.parser.parse_model(f"{header} {{ {text} }}"), feeds)
+
+
+def _collect() -> Iterator[tuple[str, bytes, dict[str, object]]]:
+    np.random.seed(0)
+    from onnx.backend.test.case.node import collect_testcases
+
+    for case in collect_testcases(None):
+        model = case.model
+        if model is None or len(model.graph.node) != 1 or not case.data_sets or not _float32(model):
+            continue
+        arrays = [numpy_helper.to_array(v) if isinstance(v, TensorProto) else v for v in case.data_sets[0][0]]
+        feeds = {v.name: _array(a) for v, a in zip(model.graph.input, arrays, strict=True)}
+        # BitCast wants equal widths; what trains draws numbers; numpy cannot hand narrow types to onnxruntime.
+        if model.graph.node[0].op_type != "BitCast" and "training" not in case.name and not _narrow(feeds.values()):
+            yield case.name, _loadable(model).SerializeToString(), feeds
+
+
+def _array(value: object) -> object:
+    return value if value is None or isinstance(value, list) else np.asarray(value)
+
+
+def _narrow(values: Iterable[object]) -> bool:
+    return any(a.dtype.itemsize == 1 and a.dtype.kind not in "iub" for a in flat(list(values)))
+
+
+def _loadable(model: ModelProto) -> ModelProto:
+    """The model under the newest opset and IR version that onnxruntime opens, if it has newer ones."""
+    out = ModelProto()
+    out.CopyFrom(model)
+    out.ir_version = min(out.ir_version, NEWEST_IR)
+    for opset in out.opset_import:
+        opset.version = min(opset.version, NEWEST_OPSET)
+    return out
+
+
+def _float32(model: ModelProto) -> bool:
+    domain = model.graph.node[0].domain
+    return domain in ("", "ai.onnx") and any(
+        "elem_type: 1\n" in str(v.type) for v in (*model.graph.input, *model.graph.output)
+    )
+
+
+def lowered(case: Case, low: DType) -> tuple[ModelProto, frozenset[str]] | None:
+    """The case's model with every type variable that may be `low` in it, and the inputs that are now low.
+
+    None where the op has none.
+    """
+    view = View.of(Model.load(case.model))
+    op = view.ops[0]
+    assert op.signature is not None
+    model = ModelProto()
+    model.CopyFrom(case.model)
+    node = model.graph.node[0]
+    changed = set()
+    for variable in view.variables[0]:
+        if variable.type and variable.type.dtype is DType.FLOAT and op.signature.admits(variable.name, low):
+            changed |= {op.inputs[i] for i in variable.inputs}
+            if not variable.inputs:
+                _state(node, op.domain, op.op_type, low)
+                changed |= {op.outputs[o] for o in variable.outputs}
+    names = frozenset(view.value_name(v) for v in changed if v is not None)
+    if not names:
+        return None
+    for formal in model.graph.input:
+        if formal.name in names:
+            set_element_type(formal.type, low)
+    after = View.of(Model.load(model))
+    types = {v.name: after.dtype(v.id) for v in after.values}
+    for formal in model.graph.output:
+        dtype = types[formal.name]
+        assert dtype is not None
+        set_element_type(formal.type, dtype)
+    if not any(t is not None and t.low for t in types.values()):
+        return None
+    fed = {v.name for v in after.values if v.role is Role.INPUT}
+    return model, names & fed
+
+
+def _state(node: onnx.NodeProto, domain: str, op_type: str, low: DType) -> None:
+    """Let an op whose output type stands in an attribute state the low type there."""
+    if op_type in ("Constant", "ConstantOfShape"):
+        for a in node.attribute:
+            if a.HasField("t") and a.t.data_type == TensorProto.FLOAT:
+                a.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(a.t).astype(low.numpy)))
+    elif (domain, op_type) in DTYPE_ATTRIBUTES:
+        name = DTYPE_ATTRIBUTES[domain, op_type]
+        kept = [a for a in node.attribute if a.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, low.code)])
+
+
+def fed(case: Case, names: frozenset[str], low: DType, factor: float) -> dict[str, object]:
+    """The feeds, times a factor and rounded where they are to be low."""
+
+    def rounded(value: object) -> object:
+        if value is None or isinstance(value, list):
+            return value and [rounded(v) for v in value]
+        with np.errstate(all="ignore"):
+            return np.asarray(np.asarray(value, np.float64) * factor).astype(np.float32).astype(low.numpy)
+
+    return {name: rounded(v) if name in names else v for name, v in case.feeds.items()}
+
+
+def widened(value: object) -> object:
+    """Arrays of a low type as float32, lists too; everything else as it is."""
+    if isinstance(value, list):
+        return [widened(v) for v in value]
+    return value.astype(np.float32) if getattr(value, "dtype", None) in (np.float16, ml_dtypes.bfloat16) else value
+
+
+def flat(values: object) -> Iterator[np.ndarray]:
+    """Every array in a list of arrays, sequences and left-out optionals."""
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from flat(value)
+    elif values is not None:
+        yield np.asarray(values)
+
+
+def apart(found: object, expected: object, low: DType, *, scaled: bool = False) -> float:
+    """The largest `distance` between two lists of outputs; infinite where one has more arrays."""
+    pairs = list(zip_longest(flat(found), flat(expected)))
+    return max((np.inf if a is None or b is None else distance(a, b, low, scaled=scaled) for a, b in pairs), default=0)
+
+
+def distance(found: np.ndarray, expected: np.ndarray, low: DType, *, scaled: bool = False) -> float:
+    """How many steps of the low type lie between two arrays once rounded to it, at the worst place.
+
+    Infinity is the step after the largest value; NaN is only near NaN; what is no float must be equal. `scaled`:
+    steps of the size that they have at the largest finite magnitude expected, for sums that cancel.
+    """
+    if found.shape != expected.shape:
+        return np.inf
+    if found.size == 0:
+        return 0.0
+    if found.dtype.kind in "iubOSU" or expected.dtype.kind in "iub":
+        return 0.0 if found.dtype == expected.dtype and np.array_equal(found, expected) else np.inf
+    with np.errstate(all="ignore"):
+        a, b = found.astype(low.numpy), expected.astype(low.numpy)
+    wide, right = a.astype(np.float64), b.astype(np.float64)
+    nan, infinite = np.isnan(wide), np.isinf(wide) | np.isinf(right)
+    if not np.array_equal(nan, np.isnan(right)):
+        return np.inf
+    steps = np.where(nan, 0, np.abs(_ordinal(a) - _ordinal(b))).astype(np.float64)
+    if scaled:
+        top = np.max(np.abs(right), where=np.isfinite(right), initial=low.tiny)
+        ulp = 2.0 ** np.floor(np.log2(top)) * low.eps
+        with np.errstate(all="ignore"):
+            steps = np.where(nan | infinite, steps, np.minimum(steps, np.abs(wide - right) / ulp))
+    return float(np.max(steps))
+
+
+def holds_low_values(found: object, declared: object, low: DType) -> bool:
+    """Whether float32 outputs of the emulation are values of the low type where the model declares that type."""
+    for value, formal in zip(found, declared, strict=True):  # type: ignore[call-overload]
+        kind = type_of_proto(formal.type)
+        for array in flat(value):
+            if kind is not None and kind.dtype is low:
+                with np.errstate(all="ignore"):
+                    again = array.astype(low.numpy).astype(np.float32)
+                if array.dtype != np.float32 or not np.array_equal(again, array, equal_nan=True):
+                    return False
+    return True
+
+
+def _ordinal(values: np.ndarray) -> np.ndarray:
+    """Values of a low type numbered in their order, both zeros 0."""
+    bits = np.ascontiguousarray(values).view(np.uint16).astype(np.int64).reshape(values.shape)
+    return np.where(bits & 0x8000, -(bits & 0x7FFF), bits)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(pickle.dumps(list(_collect())))
