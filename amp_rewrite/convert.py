@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -101,53 +101,105 @@ def convert(
     Raises ModelError, ListError, PatternError, PolicyError or ConfigError, each saying what to do. A model with
     nothing to lower comes back unchanged.
     """
-    low = _low(to)
-    environment = from_environment(os.environ)
-    op_lists = _lists(low, lists, environment)
-    chosen = level if level is not None else str(environment.get("level", "default"))
-    how = chosen if isinstance(chosen, Level) else Level.parse(chosen)
-    aim = target if isinstance(target, Target) else Target.parse(target)
-    care = safety if isinstance(safety, Safety) else Safety.parse(safety)
-
+    request = _Request.of(to, lists, level, target, safety)
     source = Model.load(model, folder=folder)
-    inlined, inlinings = inline_functions(source)
-    view, expansions = inline_schema_functions(View.of(inlined), op_lists, low, aim)
-    view = spell_out_casts(view)
-    found = hazards(view, low) if care is Safety.DEFAULT else Hazards()
+    view, expansions = _expanded(source, request)
+    found = hazards(view, request.to) if request.safe else Hazards()
     kept, lowered = overrides(view, _texts(keep), _texts(lower))
-    io_low = io_types(view, parse_io(io), low)
+    io_low = io_types(view, parse_io(io), request.to)
     coloring = paint(
         view,
-        op_lists,
-        low,
-        level=how,
-        target=aim,
+        request.lists,
+        request.to,
+        level=request.level,
+        target=request.target,
         pins=found.pins,
         clusters=found.clusters,
         norms=found.clusters or clusters(view),
+        numbers=found.numbers,
         keep=kept,
         lower=lowered,
         low_inputs=io_low,
         gray_follows_allow=gray_follows_allow,
-        shapes_follow=care is Safety.DEFAULT,
-        numbers=found.numbers,
+        shapes_follow=request.safe,
     )
     plan = plan_casts(view, coloring, io_low, found.saturate)
-    settings = {"level": how.value, "target": aim.value, "safety": care.value}
+    result, doubts = _carried_out(source, view, plan, request)
+    planned = {(finding.kind, finding.subject) for finding in plan.findings}
+    hazardous = [f for f in found.findings if (f.kind, f.subject) not in planned]
+    changes = () if plan.empty else (*expansions, *hazardous, *doubts)
+    report = request.report(source, view, coloring, plan, (*changes, *_unserved(view, coloring)))
+    return Converted(result, report, view, coloring, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is asked for, by arguments and environment, read and checked."""
+
+    to: DType
+    lists: OpLists
+    level: Level
+    target: Target
+    safety: Safety
+    log_path: Path | None
+
+    @classmethod
+    def of(
+        cls,
+        to: str | DType,
+        lists: Sequence[_ListSource] | _ListSource,
+        level: str | Level | None,
+        target: str | Target,
+        safety: str | Safety,
+    ) -> _Request:
+        environment = from_environment(os.environ)
+        low = _low(to)
+        chosen = level if level is not None else str(environment.get("level", "default"))
+        return cls(
+            low,
+            _lists(low, lists, environment),
+            chosen if isinstance(chosen, Level) else Level.parse(chosen),
+            target if isinstance(target, Target) else Target.parse(target),
+            safety if isinstance(safety, Safety) else Safety.parse(safety),
+            Path(str(environment["log_path"])) if "log_path" in environment else None,
+        )
+
+    @property
+    def safe(self) -> bool:
+        """Whether this project's rules hold on top of TensorFlow's."""
+        return self.safety is Safety.DEFAULT
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"level": self.level.value, "target": self.target.value, "safety": self.safety.value}
+
+    def report(
+        self, source: Model, view: View, coloring: Coloring, plan: Plan, findings: tuple[Finding, ...]
+    ) -> Report:
+        """The report; with AMP_REWRITE_LOG_PATH also dumps of before, after and the four lists."""
+        name = source.path.name if source.path else None
+        made = report_of(
+            view, coloring, plan, name=name, tool=VERSION, lists=self.lists, findings=findings, **self.settings
+        )
+        if self.log_path is not None:
+            dump(self.log_path, report_of(view, name=name, tool=VERSION), made, self.lists)
+        return made
+
+
+def _expanded(source: Model, request: _Request) -> tuple[View, tuple[Finding, ...]]:
+    """The view that is painted: functions inlined where painting gains by it, CastLike spelled out."""
+    inlined, local = inline_functions(source)
+    view, standard = inline_schema_functions(View.of(inlined), request.lists, request.to, request.target)
+    return spell_out_casts(view), (*local, *standard)
+
+
+def _carried_out(source: Model, view: View, plan: Plan, request: _Request) -> tuple[Model, tuple[Finding, ...]]:
+    """The checked result of a plan; the source itself, unexpanded, where there is nothing to do."""
     if plan.empty:
         check_source(source)
-        result, findings = source, _unserved(view, coloring)
-    else:
-        result = _signed(apply(view, plan), low, op_lists, settings)
-        doubts = check(inlined, view, plan, result)
-        planned = {(finding.kind, finding.subject) for finding in plan.findings}
-        hazardous = (f for f in found.findings if (f.kind, f.subject) not in planned)
-        findings = (*inlinings, *expansions, *hazardous, *_unserved(view, coloring), *doubts)
-    name = source.path.name if source.path else None
-    report = report_of(view, coloring, plan, name=name, tool=VERSION, lists=op_lists, findings=findings, **settings)
-    if "log_path" in environment:
-        dump(Path(str(environment["log_path"])), report_of(view, name=name, tool=VERSION), report, op_lists)
-    return Converted(result, report, view, coloring, plan)
+        return source, ()
+    result = _signed(apply(view, plan), request)
+    return result, check(view.model, view, plan, result)
 
 
 def _low(to: str | DType) -> DType:
@@ -178,11 +230,12 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(found.items()))
 
 
-def _signed(result: Model, to: DType, lists: OpLists, settings: Mapping[str, str]) -> Model:
+def _signed(result: Model, request: _Request) -> Model:
     """The model with a metadata entry that says how it was made."""
     proto = result.proto
-    words = [f"version={VERSION}", f"to={to.spelling}", f"lists={lists.name}@{lists.fingerprint[:12]}"]
-    words += [f"{key}={value}" for key, value in settings.items()]
+    words = [f"version={VERSION}", f"to={request.to.spelling}"]
+    words.append(f"lists={request.lists.name}@{request.lists.fingerprint[:12]}")
+    words += [f"{key}={value}" for key, value in request.settings.items()]
     entry = next((p for p in proto.metadata_props if p.key == METADATA_KEY), None) or proto.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, " ".join(words)
-    return replace(result, proto=proto)
+    return result

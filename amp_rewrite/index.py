@@ -20,9 +20,9 @@ from amp_rewrite.schema import TENSOR, Signature, ValueType, normal_domain, sign
 _OPSETS = 1 << 31  # onnx counts them in an int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Index:
-    """What the walk finds; see `View`, which holds the same."""
+    """What the walk finds. Positions in the tuples are the ids of ops, values and scopes."""
 
     opsets: Mapping[str, int]
     ops: tuple[Op, ...]
@@ -31,7 +31,9 @@ class Index:
     types: tuple[ValueType | None, ...]
     uses: tuple[tuple[Use, ...], ...]
     carried: tuple[tuple[ValueId, ValueId], ...]
-    names: frozenset[str]
+    """Pairs (body output, body input) through which a Loop or Scan hands state to its next iteration."""
+    names: frozenset[str] = field(repr=False)
+    """Every value and node name of the model, all scopes and functions: what a new name must avoid."""
 
 
 def index(proto: ModelProto) -> Index:

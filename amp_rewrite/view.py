@@ -6,8 +6,8 @@ bodies (If, Loop, Scan …) stands after the ops of its bodies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from onnx import TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.index import index
+from amp_rewrite.index import Index, index
 from amp_rewrite.op import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.schema import TENSOR, ValueType
 
@@ -27,37 +27,17 @@ __all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "Va
 
 
 @dataclass(frozen=True)
-class View:
-    """The index. Build it with `View.of`; O(nodes + uses)."""
+class View(Index):
+    """A model and its index. Build it with `View.of`; O(nodes + uses)."""
 
     model: Model
-    opsets: Mapping[str, int]
-    ops: tuple[Op, ...]
-    values: tuple[Value, ...]
-    scopes: tuple[Scope, ...]
-    types: tuple[ValueType | None, ...]
-    uses: tuple[tuple[Use, ...], ...]
-    carried: tuple[tuple[ValueId, ValueId], ...]
-    """Pairs (body output, body input) through which a Loop or Scan hands state to its next iteration."""
-    names: frozenset[str] = field(repr=False)
-    """Every value and node name of the model, all scopes and functions: what a new name must avoid."""
     _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, model: Model) -> View:
         """Index a model. ModelError, naming the node, when the graph is not one that can run."""
         found = index(model.proto)
-        return cls(
-            model,
-            found.opsets,
-            found.ops,
-            found.values,
-            found.scopes,
-            found.types,
-            found.uses,
-            found.carried,
-            found.names,
-        )
+        return cls(**{part.name: getattr(found, part.name) for part in fields(found)}, model=model)
 
     def dtype(self, value: ValueId) -> DType | None:
         """The element type of a value, whatever its container; None when it is unknown."""

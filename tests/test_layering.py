@@ -97,8 +97,9 @@ def test_a_module_imports_from_no_row_below_its_own(module: str) -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = nx.DiGraph((a, b) for a in trees().keys() - ENTRANCES for b in own_imports(a, at_start=True))
-    assert list(nx.simple_cycles(graph)) == []
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_edges_from((a, b) for a in trees().keys() - ENTRANCES for b in own_imports(a, at_start=True))
+    assert [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
 
 
 @pytest.mark.parametrize("foreign", CONFINED)
@@ -121,7 +122,8 @@ def test_slow_libraries_are_imported_inside_functions(foreign: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in WITHOUT_ONNX if m in trees()])
 def test_what_reads_reports_does_not_import_onnx(module: str) -> None:
-    graph = nx.DiGraph((a, b) for a in trees() for b in own_imports(a, at_start=True))
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_edges_from((a, b) for a in trees() for b in own_imports(a, at_start=True))
     needed = {module} | (nx.descendants(graph, module) if module in graph else set())
     users = {
         m for m in needed for tree in trees()[m] for n in imports(tree, at_start=True) if n.split(".")[0] == "onnx"
