@@ -115,7 +115,7 @@ def convert(
         target=request.target,
         pins=found.pins,
         clusters=found.clusters,
-        norms=found.clusters or clusters(view),
+        norms=found.clusters if request.safe else clusters(view),
         numbers=found.numbers,
         keep=kept,
         lower=lowered,

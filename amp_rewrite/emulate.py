@@ -12,15 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.exact import exact
+from amp_rewrite.expand import inlined
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
-from amp_rewrite.schema import DTYPE_ATTRIBUTES, TENSOR, normal_domain, set_element_type, type_of_proto
+from amp_rewrite.rewrite import import_standard
+from amp_rewrite.schema import DTYPE_ATTRIBUTES, FIRST_BFLOAT16_CAST, TENSOR, set_element_type, type_of_proto
 from amp_rewrite.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
 
 _KEPT_EDGES = {
@@ -30,7 +31,6 @@ _KEPT_EDGES = {
 }
 _LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FIRST_CAST_BY_CODE = 6
-_FIRST_BFLOAT16_CAST = 13
 # Attributes that choose the type of a computation inside the op; the twin has only float32 inside.
 _INSIDE = frozenset({"stash_type", "softmax_precision", "precision"})
 
@@ -56,19 +56,13 @@ def emulate(model: object, *, io: str = "numpy", folder: str | Path | None = Non
     proto.CopyFrom(view.model.proto)
     proto.ClearField("training_info")
     _Twin(view, _KEPT_EDGES[io]).graph(proto.graph, view.scopes[MAIN])
-    if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
-        proto.opset_import.add(domain="", version=_FIRST_BFLOAT16_CAST)
+    import_standard(proto)
     return replace(view.model, proto=proto)
 
 
 def _inlined(model: Model) -> Model:
     """The model without local functions: one may be called with low types here and with others there."""
-    if not model.proto.functions:
-        return model
-    try:
-        return replace(model, proto=onnx.inliner.inline_local_functions(model.proto))
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:  # cyclic, doubled, ill-typed …
-        raise ModelError(f"the model's local functions can not be inlined: {' '.join(str(cause).split())}") from cause
+    return inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions}))
 
 
 class _Twin:
@@ -77,7 +71,7 @@ class _Twin:
     def __init__(self, view: View, kept: frozenset[DType]) -> None:
         self.view = view
         self.taken = set(view.names)
-        self.opset = view.opsets.get("", _FIRST_BFLOAT16_CAST)
+        self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
         main = view.scopes[MAIN]
         self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
         given = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
@@ -120,10 +114,10 @@ class _Twin:
     # -- casts ---------------------------------------------------------------------------------------
 
     def _cast(self, source: str, target: str, to: DType) -> NodeProto:
-        if to is DType.BFLOAT16 and self.opset < _FIRST_BFLOAT16_CAST:
+        if to is DType.BFLOAT16 and self.opset < FIRST_BFLOAT16_CAST:
             raise ModelError(
                 f"the model imports ai.onnx opset {self.opset}, which has no Cast to bfloat16; import opset "
-                f"{_FIRST_BFLOAT16_CAST} or later"
+                f"{FIRST_BFLOAT16_CAST} or later"
             )
         code: int | str = to.code if self.opset >= _FIRST_CAST_BY_CODE else TensorProto.DataType.Name(to.code)
         return onnx.helper.make_node("Cast", [source], [target], name=self._fresh(f"{target}_cast"), to=code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import onnx
@@ -30,13 +30,21 @@ def inline_functions(model: Model) -> tuple[Model, tuple[Finding, ...]]:
     if not model.proto.functions:
         return model, ()
     wanted = sorted(_float_functions(View.of(model)))
-    try:
-        inlined = onnx.inliner.inline_selected_functions(model.proto, wanted)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:  # cyclic, doubled, ill-typed …
-        raise ModelError(f"the model's local functions can not be inlined: {' '.join(str(cause).split())}") from cause
     note = "a local function, inlined so that what is inside it is painted too"
-    findings = tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
-    return replace(model, proto=inlined), findings
+    return inlined(model, wanted), tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
+
+
+def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
+    """The model with calls of these local functions, by domain and name, replaced by their bodies.
+
+    ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
+    """
+    if not model.proto.functions:
+        return model
+    try:
+        return replace(model, proto=onnx.inliner.inline_selected_functions(model.proto, list(functions)))
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
+        raise ModelError(f"the model's local functions can not be inlined: {' '.join(str(cause).split())}") from cause
 
 
 def _float_functions(view: View) -> set[tuple[str, str]]:

@@ -15,7 +15,7 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.op import Op, Scope, Use, Value, ValueId
-from amp_rewrite.schema import TENSOR, Signature, ValueType, attribute, parse_type, stated_dtype
+from amp_rewrite.schema import TENSOR, Signature, ValueType, attribute, parse_type, stated_dtype, unknown
 
 Types = Sequence[ValueType | None]
 
@@ -161,7 +161,7 @@ def settle(
     A consumer tells when its port has one fixed type, or when another input binds the same variable. What
     stays unknown stays so: it is never guessed.
     """
-    queue = deque(v.id for v in values if _unknown(types[v.id]))
+    queue = deque(v.id for v in values if unknown(types[v.id]))
     queued = set(queue)
     while queue:
         value = queue.popleft()
@@ -169,18 +169,14 @@ def settle(
         made_by = values[value].producer
         found = _again(ops[made_by], value, types, scopes) if made_by is not None else None
         found = found if found is not None and found.dtype is not None else _demanded(ops, uses[value], types)
-        if found is None or found.dtype is None or not _unknown(types[value]):
+        if found is None or found.dtype is None or not unknown(types[value]):
             continue
         types[value] = found
         for use in uses[value]:
             for near in (*ops[use.op].inputs, *ops[use.op].outputs):
-                if near is not None and near not in queued and _unknown(types[near]):
+                if near is not None and near not in queued and unknown(types[near]):
                     queue.append(near)
                     queued.add(near)
-
-
-def _unknown(found: ValueType | None) -> bool:
-    return found is None or (found.dtype is None and found.container != "map")
 
 
 def _again(op: Op, value: ValueId, types: Types, scopes: Sequence[Scope]) -> ValueType | None:

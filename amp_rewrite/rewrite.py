@@ -12,10 +12,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
 from amp_rewrite.plan import Bake, Cast, Plan
-from amp_rewrite.schema import DTYPE_ATTRIBUTES, TENSOR, attribute, normal_domain, set_element_type
+from amp_rewrite.schema import DTYPE_ATTRIBUTES, FIRST_BFLOAT16_CAST, TENSOR, attribute, normal_domain, set_element_type
 from amp_rewrite.view import MAIN, Op, Role, Scope, ScopeId, Use, Value, ValueId, View
 
-_FIRST_BFLOAT16_CAST = 13
 _FIRST_CLIP_WITH_INPUTS = 11
 
 
@@ -30,9 +29,14 @@ def apply(view: View, plan: Plan) -> Model:
     if plan.empty:
         return replace(view.model, proto=proto)
     _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
-    if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
-        proto.opset_import.add(domain="", version=_FIRST_BFLOAT16_CAST)  # a model of ai.onnx.ml ops alone
+    import_standard(proto)
     return replace(view.model, proto=proto)
+
+
+def import_standard(proto: ModelProto) -> None:
+    """Make sure that a model may hold Casts: one of ai.onnx.ml ops alone imports no ai.onnx opset."""
+    if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
+        proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
 
 class _Emitter:

@@ -41,6 +41,11 @@ class ValueType:
         return ValueType(self.container, dtype)
 
 
+def unknown(found: ValueType | None) -> bool:
+    """Whether a type, or its element type, is still to be found out; maps have no single one."""
+    return found is None or (found.dtype is None and found.container != "map")
+
+
 @cache
 def _spell(container: str, dtype: DType | None) -> str:
     inner = f"tensor({dtype.onnx_name})" if dtype else "unknown"
@@ -217,6 +222,13 @@ def contrib_schemas() -> Mapping[str, Any]:
     ops: dict[str, Any] = json.loads(text)["ops"]
     return ops
 
+
+FIRST_BFLOAT16_CAST = 13
+"""The ai.onnx opset from which Cast knows bfloat16."""
+
+RANDOM_OPS = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 
 # Variables that name one element type twice: once bare, once inside a container.
 _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {

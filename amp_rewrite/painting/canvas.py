@@ -12,6 +12,7 @@ from amp_rewrite.lists import Level
 from amp_rewrite.painting.color import Coloring, Paint
 from amp_rewrite.painting.vertices import Vertices
 from amp_rewrite.pin import Cluster, Pin
+from amp_rewrite.schema import unknown
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 
@@ -136,7 +137,7 @@ class Canvas:
     def _edge(self, op: Op) -> Paint | None:
         """Of an op without a vertex: why it stays as it is; None where floats have no part in it."""
         values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-        strange = next((v for v in values if self._unknown(v)), None)
+        strange = next((v for v in values if unknown(self.view.types[v])), None)
         if strange is not None:
             made_by = self.view.values[strange].producer
             because = made_by if made_by != op.id else None
@@ -146,10 +147,6 @@ class Canvas:
             return None
         note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"
         return self.high("boundary", None, note)
-
-    def _unknown(self, value: ValueId) -> bool:
-        found = self.view.types[value]
-        return found is None or (found.dtype is None and found.container != "map")
 
 
 _UNPAINTED = {

@@ -11,13 +11,11 @@ import onnx.defs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.kernels import Kernels, load_kernels
 from amp_rewrite.policy import Target
-from amp_rewrite.schema import KEPT_VARIABLES, Signature, signature
+from amp_rewrite.schema import FIRST_BFLOAT16_CAST, KEPT_VARIABLES, Signature, signature, unknown
 from amp_rewrite.view import Op, Variable, View
 
 # Their schema lets input and scale differ, and onnx's own inference then objects to the result.
 _TIED = ("RMSNormalization",)
-
-_FIRST_BFLOAT16_CAST = 13
 
 _NEVER = {
     "BitCast": "BitCast reads bits, not numbers",
@@ -74,14 +72,11 @@ class Gate:
     def _passage(self, view: View, op: Op, variables: tuple[Variable, ...]) -> Passage:
         assert op.signature is not None
         floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
-        unknown = any(v.type is None or (v.type.dtype is None and v.type.container != "map") for v in variables)
-        if unknown:
+        if any(unknown(v.type) for v in variables):
             refusal = Refusal("unknown_type", "the element type of an input is unknown")
             return Passage((), {v.name: refusal for v in floats})
-        if self.to is DType.BFLOAT16 and view.opsets.get("", _FIRST_BFLOAT16_CAST) < _FIRST_BFLOAT16_CAST:
-            refusal = Refusal(
-                "schema_gate", f"no Cast to bfloat16 before opset {_FIRST_BFLOAT16_CAST}: raise the opset"
-            )
+        if self.to is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
+            refusal = Refusal("schema_gate", f"no Cast to bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset")
             return Passage((), {v.name: refusal for v in floats})
         refusals: dict[str, Refusal] = {}
         for variable in floats:

@@ -14,12 +14,12 @@ from amp_rewrite.entry import Color
 from amp_rewrite.lists import Level
 from amp_rewrite.painting.canvas import Canvas
 from amp_rewrite.painting.color import Paint
+from amp_rewrite.schema import RANDOM_OPS
 from amp_rewrite.view import Op, ValueId
 
-_STATEFUL = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 # They make constants out of nothing, and no provider has a half kernel for them.
 _GENERATORS = {"EyeLike", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
-_NEVER_FORCED = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", *_STATEFUL, *_GENERATORS}
+_NEVER_FORCED = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", *RANDOM_OPS, *_GENERATORS}
 
 
 def freeze(canvas: Canvas) -> None:

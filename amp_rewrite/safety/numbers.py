@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from amp_rewrite.schema import RANDOM_OPS
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 _SOURCES = ("Shape", "Size")
-_GENERATORS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
 def numbers(view: View) -> frozenset[OpId]:
@@ -16,7 +16,7 @@ def numbers(view: View) -> frozenset[OpId]:
     """
     found: set[OpId] = set()
     for op in view.ops:
-        if op.inputs and not op.bodies and op.kind not in _GENERATORS and op.signature is not None:
+        if op.inputs and not op.bodies and op.kind not in RANDOM_OPS and op.signature is not None:
             read = [v for v in op.inputs if v is not None]
             if read and all(_fixed(view, v, found) for v in read):
                 found.add(op.id)

@@ -9,6 +9,20 @@ from catalogue.loud_types import SQUARE
 
 LOWEST = float(np.finfo(np.float32).min)
 
+LAYER_NORM = """g (float[8,8] x) => (float[8,8] y) {
+    a = MatMul (x, w)
+    m = ReduceMean <axes = [-1]> (a)
+    c = Sub (a, m)
+    q = Pow (c, two)
+    v = ReduceMean <axes = [-1]> (q)
+    e = Add (v, eps)
+    r = Sqrt (e)
+    d = Div (c, r)
+    s = Mul (d, scale)
+    n = Add (s, bias)
+    y = MatMul (n, w2)
+}"""
+
 CASES = (
     Case(
         44,
@@ -145,19 +159,7 @@ CASES = (
     Case(
         56,
         "a LayerNormalization in pieces, which the runtime fuses",
-        """g (float[8,8] x) => (float[8,8] y) {
-            a = MatMul (x, w)
-            m = ReduceMean <axes = [-1]> (a)
-            c = Sub (a, m)
-            q = Pow (c, two)
-            v = ReduceMean <axes = [-1]> (q)
-            e = Add (v, eps)
-            r = Sqrt (e)
-            d = Div (c, r)
-            s = Mul (d, scale)
-            n = Add (s, bias)
-            y = MatMul (n, w2)
-        }""",
+        LAYER_NORM,
         weights={**SQUARE, "two": 2.0, "eps": 1e-5, "scale": np.ones(8), "bias": np.zeros(8)},
         blocked="Pow ReduceMean",
         fails="[0-9] Casts",

@@ -20,23 +20,12 @@ from amp_rewrite.errors import ModelError
 from catalogue.case import WRONG, Case, converted, every, naive_fails, of_numbers, of_result, rounded
 from catalogue.loud_types import SQUARE
 from catalogue.naive import naive
+from catalogue.silent_constants import LAYER_NORM
 
 FUSED = Case(
     56,
     "a LayerNormalization in pieces",
-    """g (float[8,8] x) => (float[8,8] y) {
-        a = MatMul (x, w)
-        m = ReduceMean <axes = [-1]> (a)
-        c = Sub (a, m)
-        q = Pow (c, two)
-        v = ReduceMean <axes = [-1]> (q)
-        e = Add (v, eps)
-        r = Sqrt (e)
-        d = Div (c, r)
-        s = Mul (d, scale)
-        n = Add (s, bias)
-        y = MatMul (n, w2)
-    }""",
+    LAYER_NORM,
     weights={**SQUARE, "two": 2.0, "eps": 1e-5, "scale": np.ones(8), "bias": np.zeros(8)},
     blocked="Pow ReduceMean",
     fails="topologically sorted",
