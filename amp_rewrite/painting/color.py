@@ -34,10 +34,6 @@ class Coloring:
         paints = [self.paints[op, name] for name in self._by_op.get(op, ())]
         return next((p for p in paints if p.dtype is self.to), paints[0] if paints else None)
 
-    def variables(self, op: OpId) -> tuple[str, ...]:
-        """The float32 type variables of an op."""
-        return self._by_op.get(op, ())
-
     def lowered(self, op: OpId, variable: str | None) -> bool:
         """Whether a variable of an op has the low type."""
         found = self.paints.get((op, variable)) if variable is not None else None
