@@ -11,20 +11,24 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 WORKERS ?= 2
 LONG ?= 60
-# Two files test the tools around the package rather than the package; what onnx and its tests expect changes by version.
+# Where `make gpu` leaves what it measured; a second run goes on from there.
+OUT ?= build/gpu
+# Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
+# sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/test_packaging.py --ignore=tests/test_examples.py --ignore=tests/conformance \
-	--ignore=tests/test_emulate_ops.py \
+	--ignore=tests/test_emulate_ops.py --ignore=tests/gpu --ignore=tests/test_invariants.py \
+	--ignore=tests/test_raise_models.py --ignore=tests/test_hard_models.py --ignore-glob='tests/train/test_vjp_*' \
 	-m "not torch and not transformers and not stub and not gpu"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check conformance lint format types dev extras wheel lowest fuzz clean
+.PHONY: help demo test check conformance lint format types dev extras wheel lowest gpu fuzz clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
 		|| sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
-demo: $(RUNTIME) ## convert two trained models, run them, print the accuracy before and after
+demo: $(RUNTIME) ## convert three trained models, run them, print the accuracy before and after
 	@$(BIN)/python examples/demo.py
 
 test: $(DEV) ## run the tests
@@ -67,6 +71,10 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 
 lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
+
+gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python benchmarks/gpu.py --out $(OUT)
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
 	@set -e; for target in model text lists config report pattern; do \

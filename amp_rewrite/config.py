@@ -16,7 +16,7 @@ from pathlib import Path
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError
-from amp_rewrite.policy import Safety, Target
+from amp_rewrite.policy import Placement, Safety, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class Settings:
     lower: tuple[str, ...] = ()
     io: tuple[str, ...] = ()
     gray_follows_allow: bool | None = None
+    fuse: str = "basic"
+    opset: str | None = None
+    placement: str = "propagate"
     external_data: bool | None = None
     overwrite: bool = False
     fail_on: tuple[str, ...] = ()
@@ -117,11 +120,26 @@ def _level(spelling: str) -> object:
     return Level.parse(spelling)
 
 
+def _fuse(spelling: str) -> object:
+    from amp_rewrite.fuse.canonical import Fuse  # late: it is a door to onnx
+
+    return Fuse.parse(spelling)
+
+
+def _opset(spelling: str) -> object:
+    from amp_rewrite.opset import parse_opset
+
+    return parse_opset(spelling)
+
+
 _CHOICES: Mapping[str, Callable[[str], object]] = {
     "to": DType.parse,
     "level": _level,
     "target": Target.parse,
     "safety": Safety.parse,
+    "fuse": _fuse,
+    "opset": _opset,
+    "placement": Placement.parse,
 }
 
 
@@ -172,6 +190,8 @@ def _typed(key: str, value: object, where: str) -> object:
         raise ConfigError(f'{where}: {key} is {value!r}; write a list of text, as in ["..."]')
     if isinstance(value, str):
         return value
+    if key == "opset" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     raise ConfigError(f"{where}: {key} is {value!r}; write text in quotes")
 
 

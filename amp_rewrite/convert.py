@@ -1,43 +1,40 @@
-"""The pipeline: load, view, paint, plan, apply, check, report."""
+"""The pipeline: draft, paint, guard, plan, apply, check, report."""
 
 from __future__ import annotations
 
-import gc
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
 from amp_rewrite.check import check, check_source
-from amp_rewrite.config import from_environment
+from amp_rewrite.cycles import uncollected
+from amp_rewrite.draft import Draft, ListSource, Request
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
-from amp_rewrite.expand import inline_functions, inline_schema_functions, spell_out_casts
+from amp_rewrite.evidence.guard import HEADROOM, Guarded, guard
 from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.lists import Level, OpLists, environment_edits, load_lists
+from amp_rewrite.fuse.canonical import Fuse
+from amp_rewrite.lists import Level
+from amp_rewrite.opset import Opset
 from amp_rewrite.painting.color import Coloring
-from amp_rewrite.painting.painter import paint
-from amp_rewrite.pattern import io_types, overrides, parse_io
-from amp_rewrite.plan import Plan, plan_casts
-from amp_rewrite.policy import Safety, Target
+from amp_rewrite.plan import Plan
+from amp_rewrite.policy import PROPAGATE, Placement, Policy, Safety, Target
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite import apply
-from amp_rewrite.safety.cluster import clusters
-from amp_rewrite.safety.hazards import Hazards, hazards
 from amp_rewrite.version import VERSION
 from amp_rewrite.view import View
 
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.ranges import Ranges
+
 METADATA_KEY = "amp_rewrite"
 """The metadata entry of a converted model: by which version, to which type, with which lists."""
-
-_ListSource = str | Path | Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -63,24 +60,12 @@ class Converted:
         self.result.save(path, overwrite=overwrite, external_data=external_data)
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python's search for cycles paused: in a large graph it takes a fifth of the time, and there are none."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def convert(
     model: object,
     *,
-    to: str | DType = "float16",
-    lists: Sequence[_ListSource] | _ListSource = (),
+    to: str | DType | Policy = "float16",
+    lists: Sequence[ListSource] | ListSource = (),
     level: str | Level | None = None,
     target: str | Target = "ort-cuda",
     safety: str | Safety = "default",
@@ -88,136 +73,101 @@ def convert(
     lower: Sequence[str] = (),
     io: str | Sequence[str] | None = None,
     gray_follows_allow: bool | None = None,
+    fuse: str | Fuse = "basic",
+    opset: Opset | None = None,
+    placement: str | Placement = PROPAGATE,
+    ranges: Ranges | str | Path | None = None,
+    headroom: float = HEADROOM,
     folder: str | Path | None = None,
 ) -> Converted:
     """A float32 model in mixed precision, with a report that says why each op is what it is.
 
     `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
-    onnx_ir.Model; it is never changed. `to`: "float16" or "bfloat16". `lists`: YAML files, mappings or shipped
-    names on top of the default lists. `keep`, `lower`: patterns for ops that stay float32, or that are lowered.
-    `io`: "keep", "low" or globs such as "past_*=float16". AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits
-    (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are read here, and an argument wins over them.
+    onnx_ir.Model; it is never changed. `to`: "float16", "bfloat16" or a policy such as "mixed_float16".
+    `lists`: YAML files, mappings or shipped names on top of the default lists. `keep`, `lower`: patterns for ops that
+    stay float32, or that are lowered.
+    `io`: "keep", "low" or globs such as "past_*=float16". `ranges`: what `calibrate` saw, or its file; an op that
+    would read or make a value that does not fit `to` with a factor `headroom` to spare stays float32.
+    `placement`: "propagate", TensorFlow's way to spread colours, or "mincut" or "mincut:GPU" (`Placement`), which moves
+    the border between the types to where Casts, float32 and lost fusions cost least.
+    `fuse`: "basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"
+    does not. `opset`: "auto" for the one that the target serves best, or a number; by default the model's own.
+    AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are
+    read here, and an argument wins over them.
 
-    Raises ModelError, ListError, PatternError, PolicyError or ConfigError, each saying what to do. A model with
-    nothing to lower comes back unchanged.
+    Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
+    A model with nothing to lower comes back unchanged.
     """
-    request = _Request.of(to, lists, level, target, safety)
-    source = Model.load(model, folder=folder)
-    view, expansions = _expanded(source, request)
-    found = hazards(view, request.to) if request.safe else Hazards()
-    kept, lowered = overrides(view, _texts(keep), _texts(lower))
-    io_low = io_types(view, parse_io(io), request.to)
-    coloring = paint(
-        view,
-        request.lists,
-        request.to,
-        level=request.level,
-        target=request.target,
-        pins=found.pins,
-        clusters=found.clusters,
-        norms=found.clusters if request.safe else clusters(view),
-        numbers=found.numbers,
-        keep=kept,
-        lower=lowered,
-        low_inputs=io_low,
+    request = Request.of(
+        to=to,
+        lists=lists,
+        level=level,
+        target=target,
+        safety=safety,
+        keep=keep,
+        lower=lower,
+        io=io,
         gray_follows_allow=gray_follows_allow,
-        shapes_follow=request.safe,
+        fuse=fuse,
+        opset=opset,
+        placement=placement,
     )
-    plan = plan_casts(view, coloring, io_low, found.saturate)
-    result, doubts = _carried_out(source, view, plan, request)
-    planned = {(finding.kind, finding.subject) for finding in plan.findings}
-    hazardous = [f for f in found.findings if (f.kind, f.subject) not in planned]
-    changes = () if plan.empty else (*expansions, *hazardous, *doubts)
-    report = request.report(source, view, coloring, plan, (*changes, *_unserved(view, coloring)))
-    return Converted(result, report, view, coloring, plan)
+    draft = Draft.of(model, request, folder=folder)
+    seen = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else Guarded()
+    return finish(draft, draft.paint(seen.pins), seen.findings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What is asked for, by arguments and environment, read and checked."""
+def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
+    """Ranges, or those in a file. EvidenceError if they are not those of the draft's model."""
+    from amp_rewrite.evidence.ranges import Ranges
 
-    to: DType
-    lists: OpLists
-    level: Level
-    target: Target
-    safety: Safety
-    log_path: Path | None
-
-    @classmethod
-    def of(
-        cls,
-        to: str | DType,
-        lists: Sequence[_ListSource] | _ListSource,
-        level: str | Level | None,
-        target: str | Target,
-        safety: str | Safety,
-    ) -> _Request:
-        environment = from_environment(os.environ)
-        low = _low(to)
-        chosen = level if level is not None else str(environment.get("level", "default"))
-        return cls(
-            low,
-            _lists(low, lists, environment),
-            chosen if isinstance(chosen, Level) else Level.parse(chosen),
-            target if isinstance(target, Target) else Target.parse(target),
-            safety if isinstance(safety, Safety) else Safety.parse(safety),
-            Path(str(environment["log_path"])) if "log_path" in environment else None,
-        )
-
-    @property
-    def safe(self) -> bool:
-        """Whether this project's rules hold on top of TensorFlow's."""
-        return self.safety is Safety.DEFAULT
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"level": self.level.value, "target": self.target.value, "safety": self.safety.value}
-
-    def report(
-        self, source: Model, view: View, coloring: Coloring, plan: Plan, findings: tuple[Finding, ...]
-    ) -> Report:
-        """The report; with AMP_REWRITE_LOG_PATH also dumps of before, after and the four lists."""
-        name = source.path.name if source.path else None
-        made = report_of(
-            view, coloring, plan, name=name, tool=VERSION, lists=self.lists, findings=findings, **self.settings
-        )
-        if self.log_path is not None:
-            dump(self.log_path, report_of(view, name=name, tool=VERSION), made, self.lists)
-        return made
-
-
-def _expanded(source: Model, request: _Request) -> tuple[View, tuple[Finding, ...]]:
-    """The view that is painted: functions inlined where painting gains by it, CastLike spelled out."""
-    inlined, local = inline_functions(source)
-    view, standard = inline_schema_functions(View.of(inlined), request.lists, request.to, request.target)
-    return spell_out_casts(view), (*local, *standard)
-
-
-def _carried_out(source: Model, view: View, plan: Plan, request: _Request) -> tuple[Model, tuple[Finding, ...]]:
-    """The checked result of a plan; the source itself, unexpanded, where there is nothing to do."""
-    if plan.empty:
-        check_source(source)
-        return source, ()
-    result = _signed(apply(view, plan), request)
-    return result, check(view.model, view, plan, result)
-
-
-def _low(to: str | DType) -> DType:
-    found = to if isinstance(to, DType) else DType.parse(to)
-    if not found.low:
-        raise PolicyError(f"cannot lower to {found.spelling}; use float16 or bfloat16")
+    found = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
+    found.check(draft.source)
     return found
 
 
-def _texts(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
+    """What ranges say of a draft: pins and findings."""
+    return guard(
+        draft.view,
+        draft.paint,
+        ranges,
+        draft.request.to,
+        headroom=headroom,
+        saturate=draft.hazards.saturate,
+    )
 
 
-def _lists(to: DType, given: Sequence[_ListSource] | _ListSource, environment: Mapping[str, object]) -> OpLists:
-    overlays = [given] if isinstance(given, (str, Path, Mapping)) else list(given)
-    if not overlays:
-        overlays = list(environment.get("lists", ()))  # type: ignore[call-overload]
-    return load_lists(to, overlays, environment_edits(os.environ))
+def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), made: Sequence[str] = ()) -> Converted:
+    """The checked model of a painted draft, and its report. `made`: more words for the metadata entry."""
+    plan = draft.plan(coloring)
+    result, doubts = _carried_out(draft, plan, made)
+    planned = {(finding.kind, finding.subject) for finding in plan.findings}
+    hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
+    changes = () if plan.empty else (*draft.expansions, *hazardous, *doubts)
+    told = (*changes, *_unserved(draft.view, coloring), *coloring.findings, *findings)
+    return Converted(result, _report(draft, coloring, plan, told), draft.view, coloring, plan)
+
+
+def _carried_out(draft: Draft, plan: Plan, made: Sequence[str]) -> tuple[Model, tuple[Finding, ...]]:
+    """The checked result of a plan; the source itself, unexpanded, where there is nothing to do."""
+    if plan.empty:
+        check_source(draft.source)
+        return draft.source, ()
+    result = _signed(apply(draft.view, plan), draft.request, made)
+    return result, check(draft.view.model, draft.view, plan, result)
+
+
+def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: tuple[Finding, ...]) -> Report:
+    """The report; with AMP_REWRITE_LOG_PATH also dumps of before, after and the four lists."""
+    request, view = draft.request, draft.view
+    name = draft.source.path.name if draft.source.path else None
+    made = report_of(
+        view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
+    )
+    if request.log_path is not None:
+        dump(request.log_path, report_of(view, name=name, tool=VERSION), made, request.lists)
+    return made
 
 
 def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
@@ -230,12 +180,13 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(found.items()))
 
 
-def _signed(result: Model, request: _Request) -> Model:
+def _signed(result: Model, request: Request, made: Sequence[str]) -> Model:
     """The model with a metadata entry that says how it was made."""
     proto = result.proto
     words = [f"version={VERSION}", f"to={request.to.spelling}"]
     words.append(f"lists={request.lists.name}@{request.lists.fingerprint[:12]}")
     words += [f"{key}={value}" for key, value in request.settings.items()]
+    words += made
     entry = next((p for p in proto.metadata_props if p.key == METADATA_KEY), None) or proto.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, " ".join(words)
     return result

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import onnx
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto
 
 from amp_rewrite.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas
 
@@ -52,14 +52,19 @@ def demand(domain: str, op_type: str, since: int) -> Demand:
     )
 
 
-def breach(node: NodeProto, signature: Signature) -> str | None:
-    """How a node of a graph (not of a function's body) breaks its schema, and the way out; None if it does not."""
+def breach(
+    signature: Signature, inputs: Sequence[str], outputs: Sequence[str], stated: Sequence[AttributeProto]
+) -> str | None:
+    """How a node of a graph (not of a function's body) breaks its schema, and the way out; None if it does not.
+
+    The node is told by the names of its inputs and outputs and by its attributes.
+    """
     terms = demand(signature.domain, signature.op_type, signature.since)
     return (
-        _ports("input", node.input, terms.inputs, terms.needed_inputs)
-        or _ports("output", node.output, terms.outputs, terms.needed_outputs)
-        or (_attributes(node, terms) if node.attribute or terms.needed_attributes else None)
-        or _said_in_words(node)
+        _ports("input", inputs, terms.inputs, terms.needed_inputs)
+        or _ports("output", outputs, terms.outputs, terms.needed_outputs)
+        or (_attributes(stated, terms) if stated or terms.needed_attributes else None)
+        or (_said_in_words(signature.op_type, len(inputs), stated) if signature.op_type in _WORDY else None)
     )
 
 
@@ -76,14 +81,14 @@ def _ports(side: str, names: Sequence[str], counts: tuple[int, int], needed: Col
     return None
 
 
-def _attributes(node: NodeProto, terms: Demand) -> str | None:
-    stated = {a.name: a for a in node.attribute}
-    if len(stated) < len(node.attribute):
+def _attributes(stated: Sequence[AttributeProto], terms: Demand) -> str | None:
+    named = {a.name: a for a in stated}
+    if len(named) < len(stated):
         return "states an attribute twice; keep one"
     for name in terms.needed_attributes:
-        if name not in stated:
+        if name not in named:
             return f"lacks the attribute {name!r}; add it"
-    for name, a in stated.items():
+    for name, a in named.items():
         if a.ref_attr_name:
             return f"has the attribute {name!r} refer to one of a function, but stands in none; state its value"
         kind = terms.attributes.get(name)
@@ -97,18 +102,19 @@ def _attributes(node: NodeProto, terms: Demand) -> str | None:
 
 def _names_type(a: AttributeProto) -> bool:
     """Whether the attribute states an element type: by its number, or in text as Cast did before opset 6."""
-    types = onnx.TensorProto.DataType
     if a.type == AttributeProto.STRING:
-        return a.s.decode("utf-8", "replace") in types.keys()  # noqa: SIM118
-    return not a.s and a.i in types.values()
+        return a.s.decode("utf-8", "replace") in _TYPE_NAMES
+    return not a.s and a.i in _TYPE_CODES
 
 
-def _said_in_words(node: NodeProto) -> str | None:
+_TYPE_NAMES = frozenset(onnx.TensorProto.DataType.keys())
+_TYPE_CODES = frozenset(onnx.TensorProto.DataType.values())
+_WORDY = ("Constant", "Scan")
+
+
+def _said_in_words(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
     """What the schema only says in its description."""
-    if node.op_type == "Constant" and not node.attribute:
-        return "holds no value; export it again"
-    if node.op_type == "Scan":
-        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 1)
-        if not 0 < scanned <= len(node.input):
-            return f"scans {scanned} of its {len(node.input)} inputs; correct num_scan_inputs"
-    return None
+    if op_type == "Constant":
+        return None if stated else "holds no value; export it again"
+    scanned = next((a.i for a in stated if a.name == "num_scan_inputs"), 1)
+    return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"

@@ -1,8 +1,8 @@
 """The float32 twin of a mixed model, for machines whose half-precision kernels do not round.
 
 Every float16 or bfloat16 tensor becomes a float32 tensor that holds only values of the low type: weights are
-rounded and widened, and what a low op computes passes a Cast to the low type and one back. See
-docs/emulation.md for what that models and what it does not.
+rounded and widened, and what a low op computes passes a Cast to the low type and one back. Or, in the widened twin,
+nothing is rounded any more. See docs/emulation.md for what that models and what it does not.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _KEPT_EDGES = {
     "float32": frozenset[DType](),
 }
 _LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 _FIRST_CAST_BY_CODE = 6
 # Attributes that choose the type of a computation inside the op; the twin has only float32 inside.
 _INSIDE = frozenset({"stash_type", "softmax_precision", "precision"})
 
 
-def emulate(model: object, *, io: str = "numpy", folder: str | Path | None = None) -> Model:
+def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
     """The model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
 
     `model`: a Model, or what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their
@@ -44,9 +45,15 @@ def emulate(model: object, *, io: str = "numpy", folder: str | Path | None = Non
     and their elements are taken to be of the low type already. Local functions are inlined, and training_info
     is left out. Names, order and shapes of inputs and outputs stay.
 
+    Without `rounding` it is the *widened* twin: what the model would compute if its low types were float32. Its
+    weights are those that the model holds; inputs are not rounded, the model's Casts between floats and low types
+    become Identity. With io="float32" no Cast to a low type is left but those of the next paragraph. It is the
+    float32 reference of a model that is half already.
+
     Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
-    their low type between Casts. PolicyError for another `io`; ModelError as `Model.load` and `View.of` raise it.
-    O(nodes + uses). Low weights that lie in a file stay there; those with a pending cast are read.
+    their low type between Casts, with and without `rounding`. PolicyError for another `io`; ModelError as
+    `Model.load` and `View.of` raise it. O(nodes + uses). Low weights that lie in a file stay there; those with a
+    pending cast are read.
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
@@ -55,7 +62,7 @@ def emulate(model: object, *, io: str = "numpy", folder: str | Path | None = Non
     proto = ModelProto()
     proto.CopyFrom(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, _KEPT_EDGES[io]).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -68,15 +75,17 @@ def _inlined(model: Model) -> Model:
 class _Twin:
     """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
 
-    def __init__(self, view: View, kept: frozenset[DType]) -> None:
+    def __init__(self, view: View, kept: frozenset[DType], rounding: bool) -> None:
         self.view = view
+        self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
         main = view.scopes[MAIN]
         self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
         given = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
         self.kept = frozenset(v for v in self.fed | given if view.dtype(v) in kept)
-        self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(self.kept | self.fed)}
+        apart = self.kept | self.fed if rounding else self.kept
+        self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
         self.in_scope: dict[ScopeId, list[Value]] = {}
         for value in view.values:
             self.in_scope.setdefault(value.scope, []).append(value)
@@ -147,7 +156,7 @@ class _Twin:
             name = self.view.value_name(value)
             if value in self.kept:
                 yield self._cast(name, self._name(value), DType.FLOAT)
-            else:
+            elif self.rounding:
                 yield from self._rounded(name, value)
         for value in sorted(self.kept - self.fed):
             if self.view.values[value].producer is None:
@@ -204,7 +213,7 @@ class _Twin:
             node.output[slot] = self._name(value)
             if not self._tensor(value):
                 continue
-            if not exact(op):
+            if self.rounding and not exact(op):
                 node.output[slot] = self._fresh(f"{self.view.value_name(value)}_unrounded")
                 casts.extend(self._rounded(node.output[slot], value))
             elif value in self.kept:
@@ -216,18 +225,30 @@ class _Twin:
         """A Cast of the model: one to a low type rounds, one from a low type reads what is rounded already."""
         before, after = op.inputs[0], op.outputs[0]
         assert before is not None and after is not None
-        was, becomes = self._low(before), self.view.dtype(after)
-        if was is not None and becomes in (was, DType.FLOAT):
+        if self._same_in_twin(before, after):
             del node.input[1:]
             del node.attribute[:]
             node.op_type = "Identity"
-            yield from self._computed(replace(op, op_type="Identity"), node)
+            yield from self._computed(op._replace(op_type="Identity", kind="Identity"), node)
         elif not self._low(after):
             yield node
-        else:
+        elif self.rounding:
             cast, *widening = self._rounded(node.input[0], after)
             cast.name = node.name or cast.name
             yield from (cast, *widening)
+        else:
+            cast = self._cast(node.input[0], self._name(after), DType.FLOAT)
+            cast.name = node.name or cast.name
+            yield from self._computed(op, cast)
+
+    def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
+        """Whether a Cast of the model, from or to a low type, casts nothing any more."""
+        was, becomes = self.view.dtype(before), self.view.dtype(after)
+        if not (self._low(before) or self._low(after)):
+            return False
+        if self.rounding:
+            return becomes is was or (becomes is DType.FLOAT and self._low(before) is not None)
+        return {was, becomes} <= _FLOAT32_IN_TWIN
 
     def _stays_low(self, op: Op) -> bool:
         """Whether no float32 kernel can stand for the op."""
@@ -236,7 +257,7 @@ class _Twin:
         if op.signature is None or op.kind == "BitCast":
             return True
         if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:  # type: ignore[arg-type]
-            return True  # fewer digits are written of a low value
+            return self.rounding  # fewer digits are written of a low value
         ports = [op.signature.input_variable(i) for i, v in enumerate(op.inputs) if self._low(v)]
         ports += [op.signature.output_variable(i) for i, v in enumerate(op.outputs) if self._low(v)]
         return any(p is not None and not op.signature.admits(p, DType.FLOAT) for p in ports)

@@ -6,7 +6,12 @@
     ├── ListError          an op list is malformed or contradicts itself
     ├── PatternError       a keep, lower or io pattern is malformed or matches nothing
     ├── PolicyError        an unknown or contradictory precision policy, level or target
+    ├── FeedError          data to feed a model is missing, damaged, or does not fit its inputs
+    ├── EvidenceError      measured ranges cannot be read, or are those of another model or type
     ├── ReportError        a report file cannot be read
+    ├── GradientError      a gradient is asked for that does not exist, or that no rule gives
+    ├── TrainingError      a loss scale, optimizer, training step or checkpoint is malformed; also a ValueError
+    ├── MachineError       this machine lacks what something needs: a library, a registry that can be read
     └── ConfigError        a configuration file or environment variable is malformed
 
 Each message names the thing, the fact and the way out.
@@ -35,13 +40,33 @@ class PatternError(AmpRewriteError):
     """A keep, lower or io pattern is malformed or matches nothing."""
 
 
-class PolicyError(AmpRewriteError):
-    """An unknown or contradictory precision policy, level or target."""
+class PolicyError(AmpRewriteError, ValueError):
+    """An unknown or contradictory precision policy, level or target; also a ValueError, as in TensorFlow."""
+
+
+class FeedError(AmpRewriteError):
+    """Data to feed a model is missing, damaged, or does not fit its inputs."""
+
+
+class EvidenceError(AmpRewriteError):
+    """Measured ranges cannot be read, or are those of another model or type."""
 
 
 class ReportError(AmpRewriteError):
     """A report file cannot be read."""
 
 
+class TrainingError(AmpRewriteError, ValueError):
+    """A loss scale, optimizer, training step or checkpoint is malformed, or does not fit its model."""
+
+
 class ConfigError(AmpRewriteError):
     """A configuration file or environment variable is malformed."""
+
+
+class MachineError(AmpRewriteError):
+    """This machine lacks what something needs: a library, or a registry that can be read."""
+
+
+class GradientError(AmpRewriteError):
+    """A gradient is asked for that does not exist, or that no rule gives."""

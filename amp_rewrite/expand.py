@@ -1,14 +1,18 @@
-"""Functions inlined before painting: a model's own, and schema functions that the target has no kernel for."""
+"""What is spelled out before painting: functions, a model's own and those that the target has no kernel for; the Casts
+behind CastLike; the selections behind masks that are added."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.helper
 import onnx.inliner
+import onnx.numpy_helper
 from onnx import FunctionProto, GraphProto, NodeProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
@@ -25,11 +29,14 @@ from amp_rewrite.policy import Target
 from amp_rewrite.view import MAIN, Op, OpId, ValueId, View
 
 
-def inline_functions(model: Model) -> tuple[Model, tuple[Finding, ...]]:
-    """The model with the local functions inlined that handle float32, so that what is in them is painted too."""
+def inline_functions(model: Model, *, low: bool = False) -> tuple[Model, tuple[Finding, ...]]:
+    """The model with the local functions inlined that handle float32, so that what is in them is painted too.
+
+    `low`: those that handle a low type as well, so that what is in them can be raised.
+    """
     if not model.proto.functions:
         return model, ()
-    wanted = sorted(_float_functions(View.of(model)))
+    wanted = sorted(_float_functions(View.of(model), (DType.FLOAT, *(d for d in DType if d.low and low))))
     note = "a local function, inlined so that what is inside it is painted too"
     return inlined(model, wanted), tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
 
@@ -47,11 +54,11 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
         raise ModelError(f"the model's local functions can not be inlined: {' '.join(str(cause).split())}") from cause
 
 
-def _float_functions(view: View) -> set[tuple[str, str]]:
-    """The functions that some call gives or takes float32, or a type that is unknown, and those that they call."""
+def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
+    """The functions that some call gives or takes these types, or one that is unknown, and those that they call."""
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in _nodes(f.node)} for f in view.model.proto.functions}
     found: set[tuple[str, str]] = set()
-    pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles_float32(view, op)]
+    pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles(view, op, dtypes)]
     while pending:
         name = pending.pop()
         if name in called and name not in found:
@@ -67,9 +74,9 @@ def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from _nodes(body.node)
 
 
-def _handles_float32(view: View, op: Op) -> bool:
+def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
     types = (view.types[v] for v in (*op.inputs, *op.outputs) if v is not None)
-    return any(t is None or t.dtype in (None, DType.FLOAT) for t in types)
+    return any(t is None or t.dtype is None or t.dtype in dtypes for t in types)
 
 
 def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:
@@ -126,6 +133,128 @@ def spell_out_casts(view: View) -> View:
             node.op_type = "Cast"
             node.attribute.append(onnx.helper.make_attribute("to", dtype.code))
     return View.of(replace(view.model, proto=proto))
+
+
+def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
+    """A view in which scores to which a mask of 0 and −3.4e38 is added are selected by that mask instead.
+
+    In float32 both give the same: beside 1e30 scores are lost, whatever they are. In the low type a sum leaves the
+    range once more, to −inf, and makes NaN of a row that is masked throughout; a selection keeps every score finite.
+    For a sum that a softmax reads whose mask is made by a Where between two scalars, or is a constant.
+    """
+    if view.opsets.get("", 1) < _FIRST_WHERE or view.model.proto.ir_version < _FIRST_FREE_INITIALIZERS:
+        return view, ()
+    sums = {op.id: mask for op in view.ops if op.kind == "Add" and (mask := _mask_of(view, op)) is not None}
+    if not sums:
+        return view, ()
+    proto = onnx.ModelProto()
+    proto.CopyFrom(view.model.proto)
+    copies = _nodes_by_op(view, proto.graph)
+    chosen: dict[ValueId, tuple[str, str]] = {}
+    for op_id, mask in sums.items():
+        if mask.value not in chosen:
+            chosen[mask.value] = _condition(view, mask, proto.graph)
+        condition, fill = chosen[mask.value]
+        node = copies[op_id]
+        scores = node.input[1 - mask.slot]
+        del node.input[:]
+        node.input.extend((condition, scores, fill) if mask.shows else (condition, fill, scores))
+        node.op_type = "Where"
+    _drop_unread(view, chosen, sums.keys(), proto.graph)
+    note = "is added to scores before a softmax: it selects them instead, which gives the same numbers in any type"
+    found = tuple(Finding("selected", view.value_name(value), note) for value in chosen)
+    return View.of(replace(view.model, proto=proto)), found
+
+
+_FIRST_WHERE = 9
+_FIRST_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be a graph input
+_LOST = -1e30
+"""At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
+_LARGEST_MASK = 1 << 24  # elements of a constant mask that is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse."""
+
+    value: ValueId
+    slot: int
+    shows: bool
+
+
+def _mask_of(view: View, op: Op) -> _Mask | None:
+    """The mask among the operands of an Add whose result a softmax reads."""
+    result = op.outputs[0]
+    if result is None or view.dtype(result) is not DType.FLOAT:
+        return None
+    if not any(reader.kind in ("Softmax", "LogSoftmax") for reader in view.readers(result)):
+        return None
+    for slot, value in enumerate(op.inputs):
+        shows = _shows(view, value) if value is not None and value != op.inputs[1 - slot] else None
+        if value is not None and shows is not None:
+            return _Mask(value, slot, shows)
+    return None
+
+
+def _shows(view: View, value: ValueId) -> bool | None:
+    """Whether a mask is 0 where its condition holds; None for what is no such mask."""
+    made_by = view.producer(value)
+    if made_by is not None and made_by.kind == "Where":
+        branches = [number for branch in made_by.inputs[1:] if (number := _scalar(view, branch)) is not None]
+        two = len(branches) == 2 and 0 in branches and min(branches) <= _LOST
+        return branches[0] == 0 if two else None
+    tensor = view.constant(value)
+    if tensor is None or not 0 < math.prod(tensor.dims) <= _LARGEST_MASK or len(tensor.dims) == 0:
+        return None
+    values = view.model.array(tensor)
+    least = float(values.min())
+    return True if -math.inf < least <= _LOST and bool(((values == 0) | (values == least)).all()) else None
+
+
+def _scalar(view: View, value: ValueId | None) -> float | None:
+    """The one finite number that a constant holds."""
+    tensor = view.constant(value)
+    if tensor is None or list(tensor.dims) not in ([], [1]):
+        return None
+    number = float(view.model.array(tensor).item())
+    return number if math.isfinite(number) else None
+
+
+def _condition(view: View, mask: _Mask, main: GraphProto) -> tuple[str, str]:
+    """The names of a mask's condition and of its fill, made if the mask is a constant."""
+    made_by = view.producer(mask.value)
+    if made_by is not None and made_by.kind == "Where":
+        return made_by.node.input[0], made_by.node.input[2 if mask.shows else 1]
+    tensor = view.constant(mask.value)
+    assert tensor is not None
+    values = view.model.array(tensor)
+    names = [_fresh(view, f"{view.value_name(mask.value)}_{part}") for part in ("shown", "fill")]
+    for name, array in zip(names, (values == 0, values.min()), strict=True):
+        main.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return names[0], names[1]
+
+
+def _fresh(view: View, name: str) -> str:
+    while name in view.names:
+        name += "_"
+    return name
+
+
+def _drop_unread(view: View, masks: Iterable[ValueId], sums: Collection[OpId], main: GraphProto) -> None:
+    """Remove from the main graph the nodes and initializers of masks that nothing reads any more."""
+    gone = {
+        view.value_name(value)
+        for value in masks
+        if view.values[value].scope == MAIN
+        and not view.values[value].public
+        and value not in view.yielded
+        and all(use.op in sums for use in view.uses[value])
+    }
+    for at in reversed([i for i, node in enumerate(main.node) if gone.intersection(node.output)]):
+        del main.node[at]
+    for named in (main.initializer, main.value_info):
+        for at in reversed([i for i, held in enumerate(named) if held.name in gone]):
+            del named[at]
 
 
 def _input(op: Op) -> ValueId:

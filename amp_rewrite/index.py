@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -58,7 +58,11 @@ def index(proto: ModelProto) -> Index:
 
 def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     """The graphs in a node's attributes, each with the attribute's name."""
-    for a in node.attribute:
+    return _graphs(node.attribute)
+
+
+def _graphs(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]]:
+    for a in stated:
         if a.type == AttributeProto.GRAPH:
             yield a.name, a.g
         elif a.type == AttributeProto.GRAPHS:
@@ -104,6 +108,9 @@ class _Frame:
         return found if found is not None else self.visible.get(name)
 
 
+_Kind = tuple[str, str, str, Signature | None]
+
+
 @dataclass
 class _Walk:
     proto: ModelProto
@@ -114,6 +121,7 @@ class _Walk:
     uses: list[list[Use]] = field(default_factory=list)
     carried: list[tuple[ValueId, ValueId]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.opsets = {normal_domain(o.domain): o.version for o in self.proto.opset_import}
@@ -198,35 +206,41 @@ class _Walk:
         vtype: ValueType | None,
         *,
         public: bool,
-        producer: OpId | None = None,
         overridable: bool = False,
         tensor: TensorProto | None = None,
     ) -> ValueId:
-        value = Value(ValueId(len(self.values)), frame.scope, name, role, producer, public, overridable, tensor)
+        value = Value(ValueId(len(self.values)), frame.scope, name, role, None, public, overridable, tensor)
+        self._add(value, vtype)
+        return value.id
+
+    def _add(self, value: Value, vtype: ValueType | None) -> None:
         self.values.append(value)
         self.types.append(vtype)
         self.uses.append([])
-        self.names.add(name)
-        return value.id
+        self.names.add(value.name)
 
     # -- nodes ---------------------------------------------------------------------------------------
 
     def _op(self, node: NodeProto, position: int, frame: _Frame) -> OpId:
-        domain, op_type, named = normal_domain(node.domain), node.op_type, node.name
-        _refuse_bytes((op_type, domain, *[a.name for a in node.attribute]), f"node {position}: a part of it")
+        # Each look at a field of a node makes an object anew: every field is asked for once.
+        named, read, written, stated = node.name, list(node.input), list(node.output), list(node.attribute)
+        domain, op_type, kind, schema = self._kind(node, position)
+        if stated:
+            _refuse_bytes([a.name for a in stated], f"node {position}: a part of it")
         name = named or f"{frame.path}{op_type}_{position}"
-        self.names.add(named)
-        inputs = tuple([self._read(frame, name, op_type, read) for read in node.input])
-        schema = self._signature(node, domain, op_type)
-        if schema is not None and (fault := breach(node, schema)):
+        self.names.add(name)
+        own = frame.own
+        inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
+        if schema is not None and (fault := breach(schema, read, written, stated)):
             raise ModelError(f"node {name!r} ({op_type}) {fault}")
-        mine = self._bodies(node, domain, name, frame, inputs)
-        written = list(node.output)
+        graphs = list(_graphs(stated)) if stated else ()
+        mine = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
         ids = count(len(self.values))  # what `_result` is about to give
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
-        op = Op(OpId(len(self.ops)), frame.scope, domain, op_type, name, node, inputs, outputs, mine, schema)
+        op = Op(OpId(len(self.ops)), frame.scope, domain, op_type, name, node, inputs, outputs, mine, schema, kind)
         for slot, out in enumerate(written):
-            self._result(op, slot, out, frame)
+            if out:
+                self._result(op, slot, out, frame, stated)
         self.ops.append(op)
         for slot, value in enumerate(inputs):
             if value is not None:
@@ -234,6 +248,17 @@ class _Walk:
         for body in mine:
             self.scopes[body] = replace(self.scopes[body], owner=op.id)
         return op.id
+
+    def _kind(self, node: NodeProto, position: int) -> _Kind:
+        """Domain, type, both together, and schema of a node."""
+        key = node.domain, node.op_type
+        found = self.kinds.get(key)
+        if found is None:
+            _refuse_bytes(key, f"node {position}: a part of it")
+            domain = normal_domain(key[0])
+            kind = f"{domain}::{key[1]}" if domain else key[1]
+            found = self.kinds[key] = domain, key[1], kind, self._signature(node, domain, key[1])
+        return found
 
     def _read(self, frame: _Frame, node: str, op_type: str, name: str) -> ValueId | None:
         if not name:
@@ -247,10 +272,16 @@ class _Walk:
         return found
 
     def _bodies(
-        self, node: NodeProto, domain: str, name: str, frame: _Frame, inputs: tuple[ValueId | None, ...]
+        self,
+        node: NodeProto,
+        domain: str,
+        name: str,
+        frame: _Frame,
+        inputs: tuple[ValueId | None, ...],
+        graphs: Iterable[tuple[str, GraphProto]],
     ) -> tuple[ScopeId, ...]:
         found: list[ScopeId] = []
-        for attribute, graph in bodies(node):
+        for attribute, graph in graphs:
             given = [self.types[v] if v is not None else None for v in inputs]
             outer = handed_in(node, domain, given, self.opsets.get("", 1))
             path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a made name has the path in it already
@@ -259,17 +290,15 @@ class _Walk:
             found.append(body)
         return tuple(found)
 
-    def _result(self, op: Op, slot: int, name: str, frame: _Frame) -> None:
-        """Define what the op writes there; nothing for an output left out."""
-        if not name:
-            return
+    def _result(self, op: Op, slot: int, name: str, frame: _Frame, stated: Sequence[AttributeProto]) -> None:
+        """Define what the op writes there."""
         vtype = result_type(op, slot, self.types, self.scopes)
         if op.signature is None and (vtype is None or vtype.dtype is None):
             vtype = frame.declared.get(name, vtype)  # an unknown op: the declaration is all there is
-        tensor = _constant_tensor(op.node) if op.op_type == "Constant" and not op.domain else None
-        public = name in frame.outputs
-        value = self._value(frame, name, Role.RESULT, vtype, public=public, producer=op.id, tensor=tensor)
-        frame.define(name, value)
+        tensor = _constant_tensor(stated) if op.op_type == "Constant" and not op.domain else None
+        made = ValueId(len(self.values))
+        self._add(Value(made, frame.scope, name, Role.RESULT, op.id, name in frame.outputs, False, tensor), vtype)
+        frame.define(name, made)
 
     def _signature(self, node: NodeProto, domain: str, op_type: str) -> Signature | None:
         if (domain, op_type) in self.functions:
@@ -286,9 +315,9 @@ class _Walk:
         return found
 
 
-def _constant_tensor(node: NodeProto) -> TensorProto | None:
+def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:
     """What a Constant node holds, as a tensor; None for sparse values."""
-    for a in node.attribute:
+    for a in stated:
         if a.name == "value":
             tensor: TensorProto = a.t
             return tensor

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
-from amp_rewrite.painting.color import Coloring
-from amp_rewrite.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, TENSOR, attribute
+from amp_rewrite.painting.color import RAISED, Coloring
+from amp_rewrite.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, TENSOR, attribute
 from amp_rewrite.view import Op, OpId, Role, ScopeId, Use, ValueId, View
 
 
@@ -28,7 +28,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Bake:
-    """A constant stored in the low type; under its own name, unless a float32 reader keeps the original."""
+    """A constant stored in another type; under its own name, unless someone reads the original too."""
 
     value: ValueId
     to: DType
@@ -42,7 +42,8 @@ class Plan:
 
     `retype`: values whose element type changes where they are made. `rename`: of those, the ones whose
     name must stay with the other type (`casts` then gives it back). `attributes`: ops whose type-stating
-    attribute becomes this type. `drop`: the folded Casts; `identities`: Casts that became
+    attribute becomes this type; `widened`: ops whose attributes that choose the type of a computation inside
+    become float32. `drop`: the folded Casts; `identities`: Casts that became
     copies but make a public value.
     """
 
@@ -53,6 +54,7 @@ class Plan:
     bakes: tuple[Bake, ...] = ()
     rewire: Mapping[Use, str] = field(default_factory=dict)
     attributes: Mapping[OpId, DType] = field(default_factory=dict)
+    widened: frozenset[OpId] = frozenset()
     drop: frozenset[OpId] = frozenset()
     identities: frozenset[OpId] = frozenset()
     io: Mapping[ValueId, DType] = field(default_factory=dict)
@@ -75,9 +77,21 @@ def plan_casts(
     `io` maps public values to the type that they get; the others keep theirs. `saturate` are values whose
     Cast clamps. O(nodes + uses).
     """
-    if not coloring.lowers and not io:
-        return Plan(coloring.to)
+    if not (coloring.lowers or coloring.raises or io):
+        return Plan(coloring.to, findings=tuple(_unraised(view, coloring)))
     return _Planner(view, coloring, dict(io or {}), saturate).plan()
+
+
+_TYPES = (DType.FLOAT, *(dtype for dtype in DType if dtype.low))
+"""The types that the pass moves values between."""
+_Needs = dict[ValueId, dict[DType, list[Use]]]
+"""Who reads a value in which type."""
+
+
+def _unraised(view: View, coloring: Coloring) -> Iterator[Finding]:
+    """What was to be raised and could not be."""
+    for op, paint in coloring.unraised.items():
+        yield Finding("unraised", view.ops[op].name, paint.note)
 
 
 class _Planner:
@@ -96,7 +110,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         homes = {v.id: home for v in self.view.values if (home := self._home(v.id)) is not None}
-        needs = {v: dict[DType, list[Use]]() for v in homes}
+        needs: _Needs = {v: {} for v in homes}
         for value in homes:
             for use in self.view.uses[value]:
                 needed = self._needed(use, homes[value])
@@ -109,16 +123,17 @@ class _Planner:
         identities = {op for op in self.folds if not self._dropped(op)}
         return Plan(
             self.to,
-            retype={v: home for v, home in made.items() if home is not DType.FLOAT},
+            retype={v: home for v, home in made.items() if home is not self.view.dtype(v)},
             rename=self.rename,
             casts=tuple(self.casts),
             bakes=tuple(self.bakes),
             rewire=rewire,
             attributes=dict(self._attributes(homes)),
+            widened=frozenset(self._widened()),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,
-            findings=tuple(self._findings(self.bakes)),
+            findings=(*self._findings(self.bakes), *_unraised(self.view, self.coloring)),
         )
 
     def _provide(self, value: ValueId, home: DType, needs: dict[DType, list[Use]]) -> None:
@@ -128,14 +143,14 @@ class _Planner:
         if home is not fixed is not None:
             self.rename[value] = self._fresh(name, home)
         own = self.versions[value] = {home: self.rename.get(value, name)}
-        wanted = [d for d in (DType.FLOAT, self.to) if d in needs or d is fixed]
+        wanted = [d for d in _TYPES if d in needs or d is fixed]
         for dtype in wanted:
             if dtype is home:
                 continue
-            if dtype is self.to and fixed is not dtype and (source := self._widened(value, home)) is not None:
+            if fixed is not dtype and (source := self._cast_from(value, dtype)) is not None:
                 own[dtype] = self._name(source, dtype)
-            elif dtype is self.to and self._bakes(value):
-                keeps = DType.FLOAT in wanted
+            elif self._bakes(value):
+                keeps = wanted != [dtype]
                 own[dtype] = self._fresh(name, dtype) if keeps else name
                 self.bakes.append(Bake(value, dtype, own[dtype], keeps))
             else:
@@ -147,34 +162,37 @@ class _Planner:
     # -- what a value is and what its readers want -------------------------------------------------
 
     def _home(self, value: ValueId) -> DType | None:
-        """The type in which a float32 value is made; None for values that the pass has no say in."""
-        if self.view.dtype(value) is not DType.FLOAT:
+        """The type in which a float32 or low value is made; None for values that the pass has no say in."""
+        dtype = self.view.dtype(value)
+        if dtype not in _TYPES:
             return None
         found = self.view.values[value]
         if found.role is Role.INPUT or found.overridable:
-            return self.io.get(value, DType.FLOAT) if found.public else DType.FLOAT
+            return self.io.get(value, dtype) if found.public else dtype
         op = self.view.producer(value)
         if op is None or op.signature is None or op.bodies:
-            return DType.FLOAT
-        lowered = self.coloring.lowered(op.id, op.signature.output_variable(op.outputs.index(value)))
-        return self.to if lowered else DType.FLOAT
+            return dtype
+        return self.coloring.dtype(op.id, op.signature.output_variable(op.outputs.index(value))) or dtype
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
         if _is_cast(op):
             return home  # widening first would change no bit of what a Cast gives
-        if op.signature is None or op.bodies:
-            return DType.FLOAT
-        return self.to if self.coloring.lowered(op.id, op.signature.input_variable(use.slot)) else DType.FLOAT
+        named = op.signature.input_variable(use.slot) if op.signature is not None and not op.bodies else None
+        return self.coloring.dtype(op.id, named) or self._own(op.inputs[use.slot])
+
+    def _own(self, value: ValueId | None) -> DType:
+        """The type that a value has in the model."""
+        found = self.view.dtype(value) if value is not None else None
+        assert found is not None
+        return found
 
     def _fixed(self, value: ValueId) -> DType | None:
         """The type that the value's own name must keep, since an edge of a graph states it."""
         found = self.view.values[value]
-        if found.public and (found.role is Role.INPUT or found.overridable):
-            return self.io.get(value, DType.FLOAT)
-        if value not in self.view.yielded:
-            return DType.FLOAT if found.public else None
-        return self.io.get(value, DType.FLOAT) if found.public else DType.FLOAT
+        if found.public and (found.role is Role.INPUT or found.overridable or value in self.view.yielded):
+            return self.io.get(value, self._own(value))
+        return self._own(value) if found.public or value in self.view.yielded else None
 
     def _bakes(self, value: ValueId) -> bool:
         found = self.view.types[value]
@@ -182,38 +200,51 @@ class _Planner:
 
     # -- casts that the model has already ------------------------------------------------------------
 
-    def _fold(self, homes: dict[ValueId, DType], needs: dict[ValueId, dict[DType, list[Use]]]) -> None:
-        """Find the model's own Casts to the low type whose source is there in that type already.
+    def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
+        """Find the model's own Casts that changes around them made superfluous, and read past them.
 
-        Such a Cast would round what is rounded: its readers read the source's low version instead. Two of
-        the same source are one too many.
+        A Cast whose source is made in its type already would round what is rounded, or copy: its readers read the
+        source. Two of the same source are one too many.
         """
-        alike: dict[ValueId, list[Op]] = {}
+        alike: dict[tuple[ValueId, DType], list[Op]] = {}
         for op in self.view.ops:
             source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
-            if source is None or result is None or homes.get(result, self.view.dtype(result)) is not self.to:
+            if source is None or result is None or result not in homes:
                 continue
-            if self.view.dtype(source) is self.to or homes.get(source) is self.to:
-                self.folds[op.id] = source
-                if source in homes:  # whoever reads the result in float32 needs that version of the source
-                    for dtype, uses in needs.get(result, {}).items():
-                        needs[source].setdefault(dtype, []).extend(uses)
+            made = homes[result]
+            if homes.get(source) is made:
+                if made is self.to or self._changed(homes, source) or self._changed(homes, result):
+                    self.folds[op.id] = source
             elif not self._outlives(op):
-                alike.setdefault(source, []).append(op)
-        for source, ops in alike.items():
-            retargeted = [op for op in ops if op.outputs[0] in homes]
+                alike.setdefault((source, made), []).append(op)
+        for op_id in reversed(self.folds):  # a chain of them from its end
+            self._hand_on(needs, op_id)
+        for (source, made), ops in alike.items():
+            changed = [op for op in ops if op.outputs[0] is not None and self._changed(homes, op.outputs[0])]
             if source not in homes:
-                self._fold_repeated(source, retargeted)
-            elif len(retargeted) > 1 or self.to in needs[source]:
+                self._fold_repeated(source, made, changed)
+            elif len(changed) > 1 or made in needs[source]:
                 for op in ops:
                     self.folds[op.id] = source
-                    self._move(needs[source], Use(op.id, 0))
+                    self._move(needs[source], Use(op.id, 0), homes[source], made)
+                    self._hand_on(needs, op.id, but=made)
 
-    def _fold_repeated(self, source: ValueId, ops: list[Op]) -> None:
-        """Of several Casts of one value that is not float32, the later ones read what the first gave."""
+    def _changed(self, homes: Mapping[ValueId, DType], value: ValueId) -> bool:
+        return homes[value] is not self.view.dtype(value)
+
+    def _hand_on(self, needs: _Needs, op: OpId, but: DType | None = None) -> None:
+        """Whoever reads the result of a Cast that goes needs that version of its source."""
+        result, source = self.view.ops[op].outputs[0], self.folds[op]
+        if result is not None and self._dropped(op):
+            for dtype, uses in needs[result].items():
+                if dtype is not but:
+                    needs[source].setdefault(dtype, []).extend(uses)
+
+    def _fold_repeated(self, source: ValueId, made: DType, ops: list[Op]) -> None:
+        """Of several Casts of one value that the pass has no say in, the later ones read what the first gave."""
         for op in ops[1:]:
             if self._sees(op.scope, ops[0].scope) and ops[0].outputs[0] is not None:
-                self.versions[source] = {self.to: self.view.value_name(ops[0].outputs[0])}
+                self.versions[source] = {made: self.view.value_name(ops[0].outputs[0])}
                 self.folds[op.id] = source
 
     def _sees(self, inner: ScopeId, outer: ScopeId) -> bool:
@@ -223,11 +254,11 @@ class _Planner:
             scope = self.view.scopes[scope].parent
         return scope == outer
 
-    def _move(self, needs: dict[DType, list[Use]], use: Use) -> None:
-        needs[DType.FLOAT].remove(use)
-        if not needs[DType.FLOAT]:
-            del needs[DType.FLOAT]
-        needs.setdefault(self.to, []).append(use)
+    def _move(self, needs: dict[DType, list[Use]], use: Use, before: DType, to: DType) -> None:
+        needs[before].remove(use)
+        if not needs[before]:
+            del needs[before]
+        needs.setdefault(to, []).append(use)
 
     def _outlives(self, op: Op) -> bool:
         """Whether the op's first result is named by an edge of a graph, so that the op can not go."""
@@ -237,13 +268,11 @@ class _Planner:
     def _dropped(self, op: OpId | None) -> bool:
         return op is not None and op in self.folds and not self._outlives(self.view.ops[op])
 
-    def _widened(self, value: ValueId, home: DType) -> ValueId | None:
-        """The low value of which a float32 one is only the wider copy."""
+    def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
+        """What the model's own Cast made the value from, if that is of this type: there is no need to cast it back."""
         op = self.view.producer(value)
-        source = op.inputs[0] if op is not None and _is_cast(op) and home is DType.FLOAT else None
-        if source is None:
-            return None
-        return source if self.view.dtype(source) is self.to or self._home(source) is self.to else None
+        source = op.inputs[0] if op is not None and _is_cast(op) else None
+        return source if source is not None and self._home(source) is dtype else None
 
     # -- names ---------------------------------------------------------------------------------------
 
@@ -257,18 +286,12 @@ class _Planner:
         self.names.add(found)
         return found
 
-    def _rewired(self, needs: dict[ValueId, dict[DType, list[Use]]]) -> Iterator[tuple[Use, str]]:
+    def _rewired(self, needs: _Needs) -> Iterator[tuple[Use, str]]:
         for value, by_type in needs.items():
             for dtype, uses in by_type.items():
                 name = self._name(value, dtype)
                 if name != self.view.value_name(value):
                     yield from ((use, name) for use in uses)
-        for op_id, source in self.folds.items():
-            result = self.view.ops[op_id].outputs[0]
-            assert result is not None
-            if result not in needs and self._dropped(op_id):
-                name = self._name(source, self.to)
-                yield from ((use, name) for use in self.view.uses[result])
 
     def _name(self, value: ValueId, dtype: DType) -> str:
         """The name of one version of a value, past folded casts."""
@@ -299,18 +322,29 @@ class _Planner:
             if result is None or result not in homes:
                 continue
             present = stated is not None and attribute(op.node, stated) is not None
-            if homes[result] is not (DType.FLOAT if present else self._implied(op)):
+            if homes[result] is not (self.view.dtype(result) if present or stated is None else self._implied(op)):
                 yield op.id, homes[result]
 
     def _implied(self, op: Op) -> DType:
-        """The type that a float32 result gets now where no attribute states one."""
+        """The type that a result gets now where no attribute states one."""
         slot = IMPLIED_BY_INPUT.get(op.op_type)
         if slot is None or slot >= len(op.inputs) or op.signature is None:
             return DType.FLOAT
-        return self.to if self.coloring.lowered(op.id, op.signature.input_variable(slot)) else DType.FLOAT
+        painted = self.coloring.dtype(op.id, op.signature.input_variable(slot))
+        return painted or self._own(op.inputs[slot])
+
+    def _widened(self) -> Iterator[OpId]:
+        """Raised ops that choose a low type for what they compute inside."""
+        for (op, _), paint in self.coloring.paints.items():
+            if paint.rule == RAISED:
+                inner = (DType.of(a.i) for a in self.view.ops[op].node.attribute if a.name in INNER_DTYPE_ATTRIBUTES)
+                if any(dtype is not None and dtype.low for dtype in inner):
+                    yield op
 
     def _findings(self, bakes: list[Bake]) -> Iterator[Finding]:
         for bake in bakes:
+            if not bake.to.low:
+                continue  # float32 holds all that a low type does
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:

@@ -12,7 +12,15 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
 from amp_rewrite.plan import Bake, Cast, Plan
-from amp_rewrite.schema import DTYPE_ATTRIBUTES, FIRST_BFLOAT16_CAST, TENSOR, attribute, normal_domain, set_element_type
+from amp_rewrite.schema import (
+    DTYPE_ATTRIBUTES,
+    FIRST_BFLOAT16_CAST,
+    INNER_DTYPE_ATTRIBUTES,
+    TENSOR,
+    attribute,
+    normal_domain,
+    set_element_type,
+)
 from amp_rewrite.view import MAIN, Op, Role, Scope, ScopeId, Use, Value, ValueId, View
 
 _FIRST_CLIP_WITH_INPUTS = 11
@@ -120,6 +128,8 @@ class _Emitter:
             del node.attribute[:]
         elif op.id in self.plan.attributes:
             self._state_dtype(op, node, self.plan.attributes[op.id])
+        if op.id in self.plan.widened:
+            _widen_inside(node)
         self._bake_constant(op, node)
         for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
             self.graph(graph, self.view.scopes[body])
@@ -243,7 +253,8 @@ class _Emitter:
             return
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            fresh.append((self.plan.rename[value.id], self.plan.retype.get(value.id, DType.FLOAT)))
+            made = self.plan.retype.get(value.id) or self.view.dtype(value.id)
+            fresh.append((self.plan.rename[value.id], made or DType.FLOAT))
         for name, dtype in fresh:
             if name not in known and source.WhichOneof("value") == "tensor_type":
                 info = ValueInfoProto(name=name)
@@ -256,6 +267,14 @@ def _cast(source: str, result: str, name: str, to: DType) -> NodeProto:
     """A Cast. Large models get as many as they have nodes, and make_node takes four times as long."""
     stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
     return NodeProto(op_type="Cast", name=name, input=(source,), output=(result,), attribute=(stated,))
+
+
+def _widen_inside(node: NodeProto) -> None:
+    """Let what a node computes inside in a low type by its own choice be float32."""
+    for a in node.attribute:
+        chosen = DType.of(a.i) if a.name in INNER_DTYPE_ATTRIBUTES else None
+        if chosen is not None and chosen.low:
+            a.i = DType.FLOAT.code
 
 
 def _replace(node: NodeProto, name: str, new: AttributeProto) -> None:

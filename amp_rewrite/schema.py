@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -17,8 +17,7 @@ from amp_rewrite.dtypes import DType
 TENSOR = "tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueType:
+class ValueType(NamedTuple):
     """The type of a value: a container ("tensor", "seq", "optional", "optional(seq)", "map" …) of elements.
 
     `dtype` is None where the element type is unknown or no single one exists (maps, opaque types).
@@ -269,6 +268,9 @@ DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     ("", "QuantizeLinear"): "output_dtype",
     ("com.microsoft", "GemmFloat8"): "dtype",
 }
+
+# Attributes that choose the type of a computation inside an operator; they hold a DataType code.
+INNER_DTYPE_ATTRIBUTES = frozenset({"stash_type", "softmax_precision", "precision"})
 
 # Without the attribute, these give the type of this input; the others give float32.
 IMPLIED_BY_INPUT: Mapping[str, int] = {

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import Array, fresh_memory
 from amp_rewrite.index import Index, index
 from amp_rewrite.op import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.schema import TENSOR, ValueType
@@ -32,6 +33,7 @@ class View(Index):
 
     model: Model
     _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
+    _memory: Array = field(default_factory=fresh_memory, repr=False, compare=False)
 
     @classmethod
     def of(cls, model: Model) -> View:
@@ -66,7 +68,7 @@ class View(Index):
         """How a constant's values fit into a low type; each constant is read once. Fit() if it is none."""
         if (value, to) not in self._fits:
             tensor = self.constant(value)
-            self._fits[value, to] = self.model.fit(tensor, to) if tensor is not None else Fit()
+            self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()
         return self._fits[value, to]
 
     @cached_property

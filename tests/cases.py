@@ -33,6 +33,7 @@ _IR_VERSIONS = {
     21: 10,
     22: 10,
     23: 11,
+    24: 12,
 }
 
 
@@ -148,4 +149,4 @@ def _scalar(word: str) -> int | float | str:
     return word
 
 
-_LISTS = {"axes", "pads", "strides", "kernel_shape"}
+_LISTS = {"axes", "pads", "strides", "kernel_shape", "dilations"}

@@ -169,6 +169,20 @@ def test_the_output_is_named_after_the_type_and_never_replaced_unasked(model: st
     assert Path("net.float16.onnx").read_bytes() == first
 
 
+def test_a_model_that_is_replaced_leaves_foreign_data_behind_and_says_so(model: str) -> None:
+    proto = onnx.load(model)
+    for tensor in proto.graph.initializer:  # typed fields are not moved to a file of their own
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(proto, model, save_as_external_data=True, location="shared.bin", size_threshold=0)
+
+    done = run(model, "-o", model, "--overwrite")
+
+    assert done.exit_code == 0
+    told = f"shared.bin held the data of the old {model}: remove it if no other model reads it"
+    assert done.stderr.splitlines() == [f"wrote {model}", told]
+    assert "shared.bin" in files()
+
+
 def test_the_input_is_not_overwritten_unasked(model: str) -> None:
     before = Path(model).read_bytes()
 
@@ -238,6 +252,12 @@ def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Pat
     assert (done.stderr.count("\n"), run(*words, "-q").stderr) == (1, "")
 
 
+def test_with_json_on_stdout_what_was_done_is_a_note_and_no_warning(model: str) -> None:
+    words = [model, "--dry-run", "--json", "--random"]
+    said = run(*words).stderr
+    assert said.startswith("note: calibrated: random, seed 0: 1 batch, headroom 2; ") and "warning" not in said
+
+
 def test_verbose_shows_every_row(model: str) -> None:
     assert "second" not in run(model, "--dry-run").stdout
     verbose = run(model, "--dry-run", "-v").stdout
@@ -260,6 +280,9 @@ DEFAULTS = {
     "lower": (),
     "io": (),
     "gray_follows_allow": None,
+    "fuse": "basic",
+    "placement": "propagate",
+    "opset": None,
 }
 
 
@@ -277,6 +300,10 @@ DEFAULTS = {
         (["--io", "low", "--io", "out:y=float32"], {"io": ("low", "out:y=float32")}),
         (["--gray-follows-allow"], {"gray_follows_allow": True}),
         (["--no-gray-follows-allow"], {"gray_follows_allow": False}),
+        (["--fuse", "none"], {"fuse": "none"}),
+        (["--placement", "mincut:T4"], {"placement": "mincut:T4"}),
+        (["--opset", "auto"], {"opset": "auto"}),
+        (["--opset", "20"], {"opset": "20"}),
     ],
 )
 @pytest.mark.parametrize("command", [["convert"], ["explain"]], ids=["convert", "explain"])
@@ -389,7 +416,7 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
         "import amp_rewrite.convert\n"
         "def broken(*given):\n"
         "    raise KeyError('broken')\n"
-        "sys.modules['amp_rewrite.convert'].plan_casts = broken\n"
+        "sys.modules['amp_rewrite.draft'].plan_casts = broken\n"
         "from amp_rewrite.cli import door\n"
         f"door.main(['{model}'])\n"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +31,7 @@ def parsed(graph: str, functions: str = "", opset: int = 22, domains: str = "") 
     return onnx.parser.parse_model(f"{header} {graph} {functions}")
 
 
-def twin(model: object, **options: str) -> ModelProto:
+def twin(model: object, **options: Any) -> ModelProto:
     """The emulation, which must be a valid model of unique names."""
     found = emulate(model, **options).to_proto()
     assert of_checker(found) + of_names(found) == []

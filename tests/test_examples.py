@@ -73,7 +73,7 @@ def committed(folder: Path, **files: Path) -> Path:
 # The models that ship
 
 
-@pytest.mark.parametrize("name", ["digits_cnn", "digits_vit"])
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "digits_vit"])
 def test_a_demo_model_is_small_valid_float32_and_tells_nothing_of_the_machine_that_made_it(name: str) -> None:
     path = MODELS / f"{name}.onnx"
     model = onnx.load(path)
@@ -95,13 +95,31 @@ def test_the_held_out_split_is_what_the_demo_says() -> None:
     assert (x.min(), x.max(), set(y.tolist())) == (0.0, 1.0, set(range(10)))
 
 
-def test_the_demo_prints_the_accuracy_of_both_versions_and_where_float16_ran() -> None:
+def test_the_demo_prints_the_accuracy_of_all_versions_and_where_they_ran() -> None:
     printed = ran(sys.executable, EXAMPLES / "demo.py", cwd=ROOT)
     lines = [line for line in printed.splitlines() if line.strip().startswith("accuracy")]
-    accuracies = [float(number) for number in re.findall(r"(\d+\.\d+)%", " ".join(lines))]
-    assert len(accuracies) == 4
-    assert min(accuracies) > 97
-    assert "float16 was real: " in printed or "float16 was emulated on the CPU" in printed
+    accuracies = [[float(number) for number in re.findall(r"(\d+\.\d+)%", line)] for line in lines]
+    assert [len(versions) for versions in accuracies] == [3, 3, 3]
+    assert min(min(versions) for versions in accuracies) > 97
+    assert max(abs(version - versions[0]) for versions in accuracies for version in versions) < 0.1
+    assert "both were real: " in printed or "both were emulated on the CPU" in printed
+
+
+def test_the_story_of_a_repair_ends_well() -> None:
+    told = ran(sys.executable, EXAMPLES / "repair.py", "offset_norm", cwd=ROOT)
+    commands = re.findall(r"(?m)^\$ amp-rewrite (.*)$", told)
+    assert len(commands) == 7
+    before, located, repaired, after = (told.split(f"$ amp-rewrite {commands[i]}\n")[1] for i in (1, 4, 5, 6))
+    assert "failed: output 'y'" in before.split("\n$ ")[0]
+    assert re.search(r"the error first jumps at\n.*\n  norm ", located)
+    assert "'offset' (Conv) errs by " in repaired
+    assert "\nok: 256 values compared" in after
+
+
+def test_the_story_of_a_model_that_is_not_there_says_which_are() -> None:
+    done = run(sys.executable, EXAMPLES / "repair.py", "no_such", cwd=ROOT)
+    names = "far_rotary, large_logits, llama_outlier, masked_rows, offset_norm, t5_outlier, vae_decoder"
+    assert (done.returncode, done.stdout) == (1, f"there is no model 'no_such'; take one of {names}\n")
 
 
 # The pipelines

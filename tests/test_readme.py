@@ -8,6 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +16,8 @@ from amp_rewrite.cli import door
 from amp_rewrite.config import from_file
 from amp_rewrite.dtypes import DType
 from amp_rewrite.lists import load_lists
+from amp_rewrite.repair import Repaired
+from amp_rewrite.train.step import TrainingStep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -36,6 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("AMP_REWRITE_")]:
         monkeypatch.delenv(name)
     shutil.copy(ROOT / "examples" / "models" / "digits_vit.onnx", tmp_path / "model.onnx")
+    images = np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32)
+    np.savez(tmp_path / "batches.npz", image=images)
     return tmp_path
 
 
@@ -71,8 +76,16 @@ def test_the_op_lists_shown_are_accepted(folder: Path) -> None:
     assert lists.entries_of("", "Softmax")[0].because == "our logits reach 1e5"
 
 
+@pytest.mark.filterwarnings("ignore:.*is not converted and runs as it is")
 def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: dict[str, object] = {"images": np.load(folder / "batches.npz")["image"]}
+    printing = 0
     for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), {})
-        assert "20 of 20 in low precision" in capsys.readouterr().out
+        exec(compile(block, "README.md", "exec"), seen)
+        if "print(" in block:
+            assert "20 of 20 in low precision" in capsys.readouterr().out
+            printing += 1
+    assert printing == 2
     assert (folder / "model_fp16.onnx").is_file()
+    assert isinstance(seen["repaired"], Repaired) and seen["repaired"].solved
+    assert isinstance(seen["step"], TrainingStep)

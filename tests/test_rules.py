@@ -47,7 +47,7 @@ class Graph:
         options = {**TENSORFLOW, **self.options}
         last = self.text.split(";")[-1].split("=")[0].split(",")[0]
         model = cases.build(self.text, self.outputs or (last,), opset=options.pop("opset", 17), **self.inputs)
-        return convert(model, **options)
+        return convert(model, fuse="none", **options)  # the graph as it is written
 
     def rules(self) -> set[str]:
         """The rules that painted the op's type variables."""
@@ -104,11 +104,12 @@ FIRES = {
         },
     ),
     "additive_mask": Graph(
-        "a=MatMul(x,x);z=Add(a,k);s=Softmax(z);b=MatMul(s,x)",
+        "a=MatMul(x,x);i=Sub(one,m);k=Mul(i,least);z=Add(a,k);s=Softmax(z);b=MatMul(s,x)",
         "z",
         safe(),
-        {"constants": {"k": np.tril(np.full((8, 8), -3.4e38), -1)}},
+        {"constants": {"one": 1.0, "least": -3.4e38}},
     ),
+    "join": Graph("a=MatMul(x,x);b=MatMul(a,x);s=Add(a,b)", "s", safe()),
 }
 
 MUST_NOT = {
@@ -157,11 +158,13 @@ MUST_NOT = {
         {"shapes": {"x": [1, 4, 8, 8]}, "constants": {"w": np.ones((4, 4, 1, 1)), **dict.fromkeys("sbmv", np.ones(4))}},
     ),
     "additive_mask": Graph(
-        "a=MatMul(x,x);z=Add(a,k);s=Softmax(z);b=MatMul(s,x)",
+        "a=MatMul(x,x);i=Sub(one,m);k=Mul(i,least);z=Add(a,k);s=Softmax(z);b=MatMul(s,x)",
         "z",
         safe(),
-        {"constants": {"k": np.tril(np.full((8, 8), -1e4), -1)}},
+        {"constants": {"one": 1.0, "least": -1e4}},
     ),
+    # A Cast of a stands behind its MatMul in any case, since Exp reads a in float32.
+    "join": Graph("a=MatMul(x,x);b=MatMul(a,x);d=Exp(a);s=Add(a,b)", "s", safe(), outputs=("d", "s")),
 }
 
 

@@ -379,3 +379,14 @@ def test_a_model_of_256_mib_is_lowered_in_less_than_80(tmp_path, external):
     assert done.returncode == 0, done.stderr
     # A chunk is 16 MiB; the cast holds it, its low copy and masks of it.
     assert int(done.stdout) < 80
+
+
+def test_what_is_left_of_a_replaced_model_is_its_foreign_data_alone(tmp_path, inline):
+    out = tmp_path / "m.onnx"
+    Model.load(inline).save(out, external_data=True)
+    assert store.foreign_data(out) == []
+    proto = onnx.load(inline)
+    onnx.save(proto, out, save_as_external_data=True, location="shared.bin", size_threshold=0)
+    assert store.foreign_data(out) == [tmp_path / "shared.bin"]
+    (tmp_path / "shared.bin").unlink()
+    assert store.foreign_data(out) == store.foreign_data(tmp_path / "none.onnx") == []

@@ -32,7 +32,9 @@ def main() -> None:
         steps.add_parser(step).add_argument("registry", type=Path)
     args = parser.parse_args()
     if args.step == "dump":
-        dump = {"runtime": wheel(), "kernels": registry_dump()}
+        from amp_rewrite.session import kernel_registry
+
+        dump = {"runtime": wheel(), "kernels": kernel_registry()}
         args.registry.write_text(json.dumps(dump, indent=0) + "\n")
     elif args.step == "schemas":
         (args.out / "contrib_schemas.json").write_text(spell(contrib_table(args.date), "ops"))
@@ -122,25 +124,6 @@ OPEN = 2**31 - 1  # the registry's "no last version"
 DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 
 Product = tuple[frozenset[str], ...]  # for each type variable the types that one kernel admits
-
-
-def registry_dump() -> list[Json]:
-    """Every kernel registration of the wheel.
-
-    The process dies with a segmentation fault where the CUDA or the TensorRT library cannot be loaded.
-    """
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    return [
-        {
-            "provider": k.provider,
-            "domain": normal_domain(k.domain),
-            "op": k.op_name,
-            "versions": list(k.version_range),
-            "types": {name: list(allowed) for name, allowed in k.type_constraints.items()},
-        }
-        for k in state.get_all_opkernel_def()
-    ]
 
 
 def kernel_table(registry: Iterable[Json], date: str) -> Json:

@@ -6,7 +6,22 @@ configuration or I/O; 130 interrupted.
 
 from __future__ import annotations
 
+from amp_rewrite.cli.benching import bench
 from amp_rewrite.cli.commands import door
+from amp_rewrite.cli.doctoring import doctor
+from amp_rewrite.cli.emulating import emulate
+from amp_rewrite.cli.ranging import calibrate, ranges
+from amp_rewrite.cli.training import train_step
+from amp_rewrite.cli.verifying import locate, verify
+
+door.add_command(emulate)
+door.add_command(calibrate)
+door.add_command(ranges)
+door.add_command(verify)
+door.add_command(locate)
+door.add_command(train_step)
+door.add_command(doctor)
+door.add_command(bench)
 
 
 def main() -> None:

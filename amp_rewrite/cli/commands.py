@@ -11,6 +11,8 @@ import click
 
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.door import FOUND, Door
+from amp_rewrite.cli.measuring import MEASURING, Measuring
+from amp_rewrite.cycles import uncollected
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ReportError
 from amp_rewrite.version import VERSION
@@ -18,6 +20,7 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.config import Settings
     from amp_rewrite.convert import Converted
+    from amp_rewrite.repair import Repaired
     from amp_rewrite.reports.report import Report
 
 
@@ -31,17 +34,19 @@ def door() -> None:
 
 
 @door.command()
-@options.take(options.model, options.output, *options.CONVERSION, *options.WRITING, *options.TALKING)
+@options.take(options.model, options.output, *options.CONVERSION, *MEASURING, *options.WRITING, *options.TALKING)
+@uncollected()
 def convert(
     model: Path,
     output: Path | None,
     dry_run: bool,
     report_file: Path | None,
+    check_weights: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
     **given: Any,
-) -> None:
+) -> int:
     """Convert MODEL and print what was done and why.
 
     The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
@@ -49,27 +54,35 @@ def convert(
     A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or
     scope=encoder/* or name~=REGEX.
     """
+    measuring = Measuring.taken(given)
+    if check_weights and as_json:
+        raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
     settings = options.in_force(given)
     output = output or model.parent / f"{model.stem}.{DType.parse(settings.to).spelling}.onnx"
     if report_file:
         _check_report_file(report_file, model, output)
     if not dry_run:
         _check_target(output, settings)  # before the work, not after it
-    with terminal.progress(model.name, quiet=quiet) as progress:
-        converted = _converted(model, settings)
-        if not dry_run:
+    left = [] if dry_run else _foreign_data(output)
+    with terminal.stages(model.name, quiet=quiet) as tell:
+        converted, repaired = measuring.converted(model, _wanted(settings), tell)
+        solved = repaired is None or repaired.solved
+        if solved and not dry_run:
+            progress = None if tell is None else lambda done, total: tell("write", done, total)
             save = converted.result.save
             save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
-    if report_file:
+    if report_file and solved:
         report_file.write_text(converted.report.to_json(), encoding="utf-8", newline="\n")
-    if as_json or dry_run or not quiet:
-        terminal.show(_printed(converted.report, as_json=as_json, verbose=verbose))
-    if as_json:
-        terminal.warn(converted.report.findings, quiet=quiet)
-    if converted.plan.empty:
+    _say(converted, repaired, check_weights, as_json=as_json, verbose=verbose, quiet=quiet, asked=as_json or dry_run)
+    if converted.plan.empty and solved:
         terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=quiet)
     if not dry_run:
-        terminal.talk(f"wrote {output}", quiet=quiet)
+        terminal.talk(f"wrote {output}" if solved else f"not written: {output}", quiet=quiet)
+    for file in left if solved else ():
+        terminal.talk(
+            f"{file} held the data of the old {output.name}: remove it if no other model reads it", quiet=quiet
+        )
+    return 0 if solved else FOUND
 
 
 @door.command()
@@ -142,21 +155,71 @@ def _check_target(output: Path, settings: Settings) -> None:
     check_target(output, settings.overwrite)
 
 
+def _foreign_data(output: Path) -> list[Path]:
+    """The data files of the model that is replaced, as far as they stay."""
+    from amp_rewrite.files.store import foreign_data
+
+    return foreign_data(output)
+
+
 def _converted(model: Path, settings: Settings) -> Converted:
     from amp_rewrite.convert import convert
 
-    return convert(
-        model,
-        to=settings.to,
-        lists=settings.lists,
-        level=settings.level,
-        target=settings.target,
-        safety=settings.safety,
-        keep=settings.keep,
-        lower=settings.lower,
-        io=settings.io,
-        gray_follows_allow=settings.gray_follows_allow,
-    )
+    return convert(model, **_wanted(settings))
+
+
+def _say(
+    converted: Converted,
+    repaired: Repaired | None,
+    check_weights: bool,
+    *,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    asked: bool,
+) -> None:
+    """The report, what weights lose, what a repair pinned: on stdout, where JSON however stands alone."""
+    if asked or not quiet:
+        terminal.show(_printed(converted.report, as_json=as_json, verbose=verbose))
+    if as_json:
+        terminal.warn(converted.report.findings, quiet=quiet)
+    if check_weights:
+        terminal.show(f"\n{_weights(converted, verbose=verbose)}")
+    if repaired is not None and as_json:
+        for line in repaired.text().splitlines():
+            terminal.talk(line, quiet=quiet)
+    elif repaired is not None and not quiet:
+        terminal.show(f"\n{repaired.text()}")
+
+
+def _weights(converted: Converted, *, verbose: bool) -> str:
+    """What the weights lose that the conversion stores in the low type."""
+    from amp_rewrite.evidence.weights import check_weights, weights_text
+
+    low = converted.plan.to
+    found = check_weights(converted.view, low, values={bake.value for bake in converted.plan.bakes})
+    return weights_text(found, low.spelling, limit=None if verbose else _SHOWN_WEIGHTS)
+
+
+_SHOWN_WEIGHTS = 20
+
+
+def _wanted(settings: Settings) -> dict[str, Any]:
+    """The arguments of `convert` that settings state."""
+    return {
+        "to": settings.to,
+        "lists": settings.lists,
+        "level": settings.level,
+        "target": settings.target,
+        "safety": settings.safety,
+        "keep": settings.keep,
+        "lower": settings.lower,
+        "io": settings.io,
+        "gray_follows_allow": settings.gray_follows_allow,
+        "fuse": settings.fuse,
+        "opset": settings.opset,
+        "placement": settings.placement,
+    }
 
 
 def _is_report(file: Path) -> bool:

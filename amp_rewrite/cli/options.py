@@ -64,6 +64,13 @@ CONVERSION = (
         default=None,
         help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
     ),
+    click.option("--fuse", metavar="basic|none", help="Bring into standard operators first, or not.  [default: basic]"),
+    click.option("--opset", metavar="auto|N", help="Move the model to this opset.  [default: its own]"),
+    click.option(
+        "--placement",
+        metavar="propagate|mincut[:GPU]",
+        help="Where the types meet: TensorFlow's rules, or what costs least.  [default: propagate]",
+    ),
     config,
 )
 
@@ -77,6 +84,7 @@ WRITING = (
     click.option("--overwrite", is_flag=True, default=None, help="Replace an output that is there already."),
     click.option("--dry-run", is_flag=True, help="Print what would happen; write no model."),
     click.option("--report", "report_file", type=FILE, metavar="FILE", help="Write the report to a .json file too."),
+    click.option("--check-weights", is_flag=True, help="Print what each weight that is stored low loses, worst first."),
 )
 TALKING = (
     as_json,

@@ -36,12 +36,17 @@ def talk(text: str, *, quiet: bool) -> None:
         _write(plain(text), sys.stderr, err=True)
 
 
+_FACTS = frozenset({"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected"})
+"""Findings that say what was done, and warn of nothing."""
+
+
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
     """One line per kind of finding: how many there are, and the first."""
     for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
         same = list(group)
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
-        talk(f"warning: {kind}: {plain(same[0].subject)}: {plain(same[0].message)}{more}", quiet=quiet)
+        word = "note" if kind in _FACTS else "warning"
+        talk(f"{word}: {kind}: {plain(same[0].subject)}: {plain(same[0].message)}{more}", quiet=quiet)
 
 
 @contextmanager
@@ -57,6 +62,28 @@ def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(escape(plain(title)), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """The same for work in several stages, a bar for each: the callback gets the stage's name first."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(escape(plain(f"{title}: {stage}")), total=None)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield tell
 
 
 def _write(text: str, stream: TextIO, *, err: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,49 +44,49 @@ class Fit:
         )
 
     @classmethod
-    def of(cls, chunks: Iterable[NDArray[Any]], to: DType) -> Fit:
-        """The fit of flat arrays of floating values against the floating type `to`. O(values)."""
+    def of(cls, chunks: Iterable[NDArray[Any]], to: DType, *, ours: bool = False) -> Fit:
+        """The fit of flat arrays of floating values against the floating type `to`. O(values).
+
+        `ours`: the arrays may be written to, which spares memory for their magnitudes.
+        """
         fit = cls()
         for chunk in chunks:
-            fit = fit.merge(_of_chunk(chunk, to))
+            values = chunk
+            if values.dtype not in (np.float32, np.float64):
+                with np.errstate(invalid="ignore"):  # signalling NaN
+                    values = values.astype(np.float32)  # exact: what is lower is a subset
+            fit = fit.merge(_of_sizes(np.abs(values, out=values if ours else None), to))
         return fit
 
 
-def _of_chunk(values: NDArray[Any], to: DType) -> Fit:
-    count = values.size
-    if values.dtype not in (np.float32, np.float64):
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            values = values.astype(np.float32)  # exact: what is lower is a subset
+def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
+    """The fit of magnitudes."""
+    count = sizes.size
     if not count:
         return Fit()
-    sizes = np.abs(values)
     absmax = sizes.max()
     if not np.isfinite(absmax):
         sizes = sizes[np.isfinite(sizes)]
         if not sizes.size:
             return Fit(count=count, nonfinite=count)
         absmax = sizes.max()
-    finite = sizes.size
-    absmin = sizes.min()
-    if not absmin:
-        sizes = sizes[sizes != 0]
-        absmin = sizes.min() if sizes.size else absmin
     limit, half, normal = _thresholds(to, sizes.dtype)
-    flushed = subnormal = 0
-    if 0 < absmin < normal:
-        flushed = int(np.count_nonzero(sizes <= half))
-        subnormal = int(np.count_nonzero(sizes < normal)) - flushed
+    small = sizes[sizes < normal]  # few
+    below = small[small != 0] if small.size else small
+    least = below if below.size else sizes[sizes != 0] if small.size else sizes
+    flushed = int(np.count_nonzero(below <= half))
     return Fit(
         count=count,
-        nonfinite=count - finite,
+        nonfinite=count - sizes.size,
         absmax=float(absmax),
-        absmin=float(absmin),
+        absmin=float(least.min()) if least.size else 0.0,
         overflow=int(np.count_nonzero(sizes >= limit)) if absmax >= limit else 0,
         flushed=flushed,
-        subnormal=subnormal,
+        subnormal=below.size - flushed,
     )
 
 
+@cache
 def _thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
     """From which size values round to infinity, up to which to zero, and below which to a subnormal.
 

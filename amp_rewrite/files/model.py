@@ -29,7 +29,6 @@ from amp_rewrite.files.tensors import Array, Source, Sources, is_stub
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
-_FIT_CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 _FIRST_OPSET_IMPORT = 3  # the IR version that made opset_import a must
 _DEEPEST_TEXT = 200  # protobuf nests a third as many graphs
 # What C++ exceptions of onnx's parser become: numbers that are none, or too large; ValueError: not UTF-8, too.
@@ -89,18 +88,21 @@ class Model:
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
-    def fit(self, tensor: TensorProto, to: DType) -> Fit:
+    def fit(self, tensor: TensorProto, to: DType, memory: Array | None = None) -> Fit:
         """What rounding the tensor to the floating type `to` would do to its values, streamed.
 
-        ModelError for a tensor that is not floating. O(values).
+        `memory`: `tensors.fresh_memory`, to be used over and over. ModelError for a tensor that is not floating.
+        O(values).
         """
         kind = tensors.dtype(tensor)
         if not kind.floating:
             raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating tensors have a fit")
         with Sources() as sources:
-            found = tensors.chunks(tensor, _FIT_CHUNK, sources)
-            pending = is_stub(tensor) and tensors.source(tensor).dtype is not kind
-            return Fit.of((tensors.cast(c, kind) for c in found) if pending else found, to)
+            if not is_stub(tensor):
+                return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
+            found = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory if memory is None else memory)
+            pending = tensors.source(tensor).dtype is not kind
+            return Fit.of((tensors.cast(c, kind) for c in found) if pending else found, to, ours=True)
 
     @property
     def nbytes(self) -> int:

@@ -130,7 +130,7 @@ def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, undo: ExitS
 
     Only one process at a time may be here: what is outdated for one may be what another has just written.
     """
-    outdated = [old for old in _data_files_of(path) if data is None or old != data[1]]
+    outdated = [old for old in _data_files(path) if _own(path).fullmatch(old.name) and (data is None or old != data[1])]
     if data is not None:
         written, named = data
         if not named.exists():
@@ -299,17 +299,29 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _data_files_of(path: Path) -> list[Path]:
-    """The data files of the model at `path`, as far as this module made them. Nothing for other models."""
-    own = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+def foreign_data(path: Path) -> list[Path]:
+    """The data files of the model at `path` that `save` leaves alone when it replaces the model: those that it did not
+    make, which other models may read too. Nothing for what is no model."""
+    return [file for file in _data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
+
+
+def _own(path: Path) -> re.Pattern[str]:
+    """The names of data files that this module makes."""
+    return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+
+
+def _data_files(path: Path) -> list[Path]:
+    """The data files that the model at `path` names. Nothing for what is no model."""
     names: set[str] = set()
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             light = wire.lightened(file, size, _LARGEST_SHAPE, lambda *_: True, str(path))
+        if b"location" not in light:
+            return []
         proto = ModelProto.FromString(light)
     except (OSError, ModelError, DecodeError):
         return []
     for tensor in wire.tensors(proto):
-        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
-    return [path.parent / name for name in sorted(names) if own.fullmatch(name)]
+        names |= {entry.value for entry in tensor.external_data if entry.key == "location" and "\0" not in entry.value}
+    return [path.parent / name for name in sorted(names)]

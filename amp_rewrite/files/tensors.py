@@ -199,6 +199,11 @@ def _rounded_to_odd(values: Array) -> Array:
     return near
 
 
+def fresh_memory() -> Array:
+    """Bytes for a `CHUNK` of any type. To touch new memory takes longer than to compute with what is in it: keep it."""
+    return np.empty(8 * CHUNK, np.uint8)
+
+
 class Sources:
     """The files that stubs point into, opened once each and kept open (at most 32 of them).
 
@@ -207,6 +212,8 @@ class Sources:
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
+        self.memory = fresh_memory()
+        """For one `chunks` at a time."""
 
     def __enter__(self) -> Sources:
         return self
@@ -255,8 +262,11 @@ def _opened(source: Source) -> BinaryIO:
     raise ModelError(f"{source.path} has changed since the model was loaded from it; load it again")
 
 
-def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[Array]:
-    """The tensor's elements in order, as flat arrays of at most `count`, before the pending cast."""
+def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Array | None = None) -> Iterator[Array]:
+    """The tensor's elements in order, as flat arrays of at most `count`, before the pending cast.
+
+    `memory`: bytes to read a stub's into; then an array is good until the next one is asked for.
+    """
     if not is_stub(tensor):
         flat = in_memory(tensor).reshape(-1)
         yield from (flat[at : at + count] for at in range(0, flat.size, count))
@@ -268,9 +278,10 @@ def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[A
         return
     size = elements(tensor)
     for at in range(0, size, count):
-        chunk: Array = np.empty(min(count, size - at), place.dtype.numpy)
-        sources.fill(place, at * chunk.itemsize, chunk.view(np.uint8).data)
-        yield chunk
+        needed = place.dtype.nbytes(min(count, size - at))
+        held: Array = np.empty(needed, np.uint8) if memory is None else memory[:needed]
+        sources.fill(place, place.dtype.nbytes(at), held.data)
+        yield held.view(place.dtype.numpy)
 
 
 def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
@@ -285,7 +296,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
         sources.fill(place, 0, out.view(np.uint8).data)
     else:
         at = 0
-        for chunk in chunks(tensor, CHUNK, sources):
+        for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
             out[at : at + chunk.size] = cast(chunk, kind)
             at += chunk.size
     return out.reshape(tuple(tensor.dims))
@@ -321,8 +332,8 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
         return
     place, kind = source(tensor), dtype(tensor)
     if place.dtype is not kind:
-        for chunk in chunks(tensor, CHUNK, sources):
-            yield cast(chunk, kind).view(np.uint8).data
+        for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
+            yield cast(chunk, kind).view(np.uint8).data  # a pending cast makes an array anew
         return
     for at in range(0, place.length, _COPIED):
         part: Array = np.empty(min(_COPIED, place.length - at), np.uint8)

@@ -126,18 +126,25 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
     """
     if isinstance(message, onnx.TensorProto):
         return replace(message)
-    if isinstance(message, onnx.NodeProto) and all(a.type in _PLAIN_ATTRIBUTES for a in message.attribute):
-        return None
     replaced: dict[int, list[tuple[Message, list[Piece] | None]]] = {}
     for number, (name, _) in DENSE.get(type(message), {}).items():
         value: Any = getattr(message, name)
         single = isinstance(value, Message)
         if single and not message.HasField(name):
             continue
-        bodies = [(child, pieces(child, replace)) for child in ([value] if single else value)]
+        children = [value] if single else value
+        if name == "node":  # most nodes hold no tensor
+            bodies = [(node, None if _plain(node) else pieces(node, replace)) for node in children]
+        else:
+            bodies = [(child, pieces(child, replace)) for child in children]
         if any(body is not None for _, body in bodies):
             replaced[number] = bodies
     return _spliced(message, replaced) if replaced else None
+
+
+def _plain(node: onnx.NodeProto) -> bool:
+    """Whether no attribute of the node holds tensors or graphs."""
+    return all(a.type in _PLAIN_ATTRIBUTES for a in node.attribute)
 
 
 def _spliced(message: Message, replaced: dict[int, list[tuple[Message, list[Piece] | None]]]) -> list[Piece]:

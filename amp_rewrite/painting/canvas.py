@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color, Entry
 from amp_rewrite.lists import Level
 from amp_rewrite.painting.color import Coloring, Paint
+from amp_rewrite.painting.gate import Gate
 from amp_rewrite.painting.vertices import Vertices
 from amp_rewrite.pin import Cluster, Pin
 from amp_rewrite.schema import unknown
@@ -20,13 +21,17 @@ from amp_rewrite.view import Op, OpId, ValueId, View
 class Canvas:
     """What the rules read and write. `low` and `denied` hold the paint of vertices, `frozen` that of ops.
 
+    `raised` is the paint of variables that have a low type in the model and become float32, `unraised` that of ops
+    of which that was asked in vain. They have no vertices: nothing spreads from them.
     `pins` are ops that stay float32, `clusters` groups that share one colour; `norms` are those that
     the runtime fuses (see `unit`). `low_inputs` are graph inputs that the caller will feed in the low type, `numbers`
-    ops that compute with shapes and constants alone, whose denial does not spread.
+    ops that compute with shapes and constants alone, whose denial does not spread. `benign` are ops on the deny list
+    that count as gray, each with the reason; with `spare_casts` the rules hold that TensorFlow does not have.
     """
 
     view: View
     vertices: Vertices
+    gate: Gate
     to: DType
     level: Level
     gray_follows_allow: bool
@@ -38,16 +43,22 @@ class Canvas:
     low_inputs: Collection[ValueId]
     shapes_follow: bool
     numbers: Collection[OpId]
+    benign: Mapping[OpId, str]
+    spare_casts: bool
     low: dict[int, Paint] = field(default_factory=dict)
     denied: dict[int, Paint] = field(default_factory=dict)
     frozen: dict[OpId, Paint] = field(default_factory=dict)
+    raised: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
+    unraised: dict[OpId, Paint] = field(default_factory=dict)
 
     # -- facts -------------------------------------------------------------------------------------
 
     def color(self, v: int) -> Color:
-        """The list a vertex stands on; an op that the user lowers counts as allowed."""
+        """The list a vertex stands on; an op that the user lowers counts as allowed, a benign one as gray."""
         vertex = self.vertices.all[v]
-        return Color.ALLOW if vertex.op in self.lower else vertex.entry.color
+        if vertex.op in self.lower:
+            return Color.ALLOW
+        return Color.GRAY if vertex.op in self.benign and vertex.entry.color is Color.DENY else vertex.entry.color
 
     def can(self, v: int) -> bool:
         """Neither frozen nor refused by the gate."""
@@ -74,6 +85,18 @@ class Canvas:
         op = self.view.ops[op_id]
         name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
         return name is not None and self.vertices.of.get((op_id, name), -1) in self.low
+
+    def made_raised(self, value: ValueId) -> bool:
+        """Whether a value has a low type in the model, and is made in float32 now."""
+        op = self.view.producer(value)
+        name = op.signature.output_variable(op.outputs.index(value)) if op is not None and op.signature else None
+        return op is not None and name is not None and (op.id, name) in self.raised
+
+    def reads_raised(self, op_id: OpId, slot: int) -> bool:
+        """Whether an op reads one of its inputs in float32 now, and in a low type in the model."""
+        op = self.view.ops[op_id]
+        name = op.signature.input_variable(slot) if op.signature is not None else None
+        return name is not None and (op_id, name) in self.raised
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -107,19 +130,21 @@ class Canvas:
     # -- the result --------------------------------------------------------------------------------
 
     def coloring(self, entries: tuple[Entry, ...]) -> Coloring:
-        """The paint of every float32 variable, the reason of those that no rule lowered included."""
-        paints: dict[tuple[OpId, str], Paint] = {}
+        """The paint of raised variables and of every float32 one, the reason of those that no rule lowered included."""
+        paints: dict[tuple[OpId, str], Paint] = dict(self.raised)
         by_op: dict[OpId, tuple[str, ...]] = {}
+        for op_id, name in self.raised:
+            by_op[op_id] = (*by_op.get(op_id, ()), name)
         for op in self.view.ops:
             mine = self.vertices.by_op.get(op.id, ())
             for v in mine:
                 for name in self.vertices.all[v].variables:
                     paints[op.id, name] = self.low.get(v) or self._reason(v)
                     by_op[op.id] = (*by_op.get(op.id, ()), name)
-            if not mine and (edge := self._edge(op)) is not None:
+            if not mine and op.id not in by_op and (edge := self._edge(op)) is not None:
                 paints[op.id, ""] = edge
                 by_op[op.id] = ("",)
-        return Coloring(self.to, paints, entries, by_op)
+        return Coloring(self.to, paints, entries, by_op, self.unraised)
 
     def _reason(self, v: int) -> Paint:
         """Why a vertex is not low, the strongest reason first."""

@@ -1,4 +1,4 @@
-"""What painting gives: for each float32 type variable its colour, and why."""
+"""What painting gives: for each type variable that it decides about its colour, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Entry
+from amp_rewrite.finding import Finding
 from amp_rewrite.view import OpId
+
+RAISED = "raised"
+"""The rule of what the model computes in a low type, and the conversion in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +26,40 @@ class Paint:
 
 @dataclass(frozen=True)
 class Coloring:
-    """The paint of every float32 type variable; ops without one (If, Loop, custom ops …) stand under ""."""
+    """The paint of every float32 type variable; ops without one (If, Loop, custom ops …) stand under "".
+
+    Type variables that have a low type in the model stand here only if they are raised. `unraised` are ops that
+    were to be raised and keep their low type, with the reason. `findings`: what there is to say of it as a whole.
+    """
 
     to: DType
     paints: Mapping[tuple[OpId, str], Paint]
     entries: tuple[Entry, ...]
     _by_op: Mapping[OpId, tuple[str, ...]] = field(repr=False)
+    unraised: Mapping[OpId, Paint] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     def of(self, op: OpId) -> Paint | None:
-        """The paint that speaks for an op: a lowered variable's if it has one; None if it has no float32."""
+        """The paint that speaks for an op: a lowered variable's, else a raised one's; None if nothing was decided."""
         paints = [self.paints[op, name] for name in self._by_op.get(op, ())]
-        return next((p for p in paints if p.dtype is self.to), paints[0] if paints else None)
+        spoken = next((p for p in paints if p.dtype is self.to), paints[0] if paints else None)
+        return spoken or self.unraised.get(op)
+
+    def dtype(self, op: OpId, variable: str | None) -> DType | None:
+        """The type that a variable of an op gets; None where it keeps the one that it has."""
+        found = self.paints.get((op, variable)) if variable is not None else None
+        return found.dtype if found is not None else None
 
     def lowered(self, op: OpId, variable: str | None) -> bool:
-        """Whether a variable of an op has the low type."""
-        found = self.paints.get((op, variable)) if variable is not None else None
-        return found is not None and found.dtype is self.to
+        """Whether a variable of an op becomes the low type."""
+        return self.dtype(op, variable) is self.to
 
     @property
     def lowers(self) -> bool:
         """Whether anything is lowered at all."""
         return any(p.dtype is self.to for p in self.paints.values())
+
+    @property
+    def raises(self) -> bool:
+        """Whether anything is raised at all."""
+        return any(p.rule == RAISED for p in self.paints.values())

@@ -1,4 +1,4 @@
-"""The gate: which type variables of an op may be lowered, alone or only together."""
+"""The gate: which type variables of an op may be lowered, or raised, alone or only together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from amp_rewrite.view import Op, Variable, View
 # Their schema lets input and scale differ, and onnx's own inference then objects to the result.
 _TIED = ("RMSNormalization",)
 
+_READS_BITS = "BitCast reads bits, not numbers"
 _NEVER = {
-    "BitCast": "BitCast reads bits, not numbers",
+    "BitCast": _READS_BITS,
     "Constant": "a constant is baked for the readers that want it low",
     "MeanVarianceNormalization": "its function body holds float32 constants",
 }
@@ -46,6 +47,14 @@ class Passage:
 
     groups: tuple[tuple[str, ...], ...]
     refusals: Mapping[str, Refusal]
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """What the gate says of raising one op: the variables that become float32 together, or why none does."""
+
+    variables: tuple[str, ...]
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Gate:
         passed = {name for group in groups for name in group}
         for name in candidates:
             if name not in passed:
-                refusals[name] = Refusal("kernel_gate", self._kernel_note(view, op, tuple(candidates)))
+                refusals[name] = Refusal("kernel_gate", self._kernel_note(view, op, tuple(candidates), self.to))
         return Passage(groups, refusals)
 
     def _schema_refusal(self, op: Op, variable: Variable) -> Refusal | None:
@@ -129,24 +138,59 @@ class Gate:
 
     def runs(self, view: View, op: Op, lowered: tuple[str, ...]) -> bool:
         """Whether the target runs the op with exactly these float32 variables lowered."""
+        return self._runs_with(view, op, lowered, self.to)
+
+    def _runs_with(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> bool:
         if self.kernels is None or op.signature is None:
             return True
-        types = self._types(view, op, lowered)
+        types = self._types(view, op, changed, dtype)
         return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
 
-    def _kernel_note(self, view: View, op: Op, lowered: tuple[str, ...]) -> str:
+    # -- the way back --------------------------------------------------------------------------------
+
+    def lift(self, view: View, op: Op) -> Lift:
+        """Which low variables of an op become float32 if it is raised: as many as schema and kernels admit together.
+
+        An op that the target has no kernel for as it is loses nothing, so kernels do not hold it back.
+        """
+        assert op.signature is not None
+        signature = op.signature
+        variables = view.variables[op.id]
+        low = [v for v in variables if v.type is not None and v.type.dtype is not None and v.type.dtype.low]
+        if any(unknown(v.type) for v in variables):
+            return Lift((), Refusal("unknown_type", "the element type of an input is unknown"))
+        if op.kind == "BitCast":
+            return Lift((), Refusal("schema_gate", _READS_BITS))
+        bfloat16 = any(v.type is not None and v.type.dtype is DType.BFLOAT16 for v in low)
+        if bfloat16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
+            note = f"no Cast from bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
+            return Lift((), Refusal("schema_gate", note))
+        if any(v.type is not None and "optional" in v.type.container for v in low):
+            return Lift((), Refusal("boundary", "optional values keep their type"))
+        names = tuple(v.name for v in low if signature.admits(v.name, DType.FLOAT))
+        if not names or (self.target is Target.TENSORRT and len(names) < len(low)):
+            held = next(v.name for v in low if v.name not in names)
+            note = f"{op.kind} version {signature.since} does not admit float32 for {held}"
+            return Lift((), Refusal("schema_gate", note))
+        unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
+        run = next((u for u in unions if self._runs_with(view, op, u, DType.FLOAT)), None)
+        if run is None and self._runs_with(view, op, (), DType.FLOAT):
+            return Lift((), Refusal("kernel_gate", self._kernel_note(view, op, names, DType.FLOAT)))
+        return Lift(run or names)
+
+    def _kernel_note(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> str:
         assert self.kernels is not None and op.signature is not None
-        types = self._types(view, op, lowered)
+        types = self._types(view, op, changed, dtype)
         said = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         opset = view.opsets.get(op.domain, 1)
         others = _versions(op, (*range(opset - 1, 0, -1), *range(opset + 1, onnx.defs.onnx_opset_version() + 1)))
         for other, schema in others:
-            if self.kernels.runs(op.domain, op.op_type, schema.since, types) and schema.admits(lowered[0], self.to):
+            if self.kernels.runs(op.domain, op.op_type, schema.since, types) and schema.admits(changed[0], dtype):
                 return f"{self.kernels.runtime}: {said}; at opset {other} there is one"
         return f"{self.kernels.runtime}: {said}"
 
-    def _types(self, view: View, op: Op, lowered: tuple[str, ...]) -> dict[str, str]:
-        """The type string of each of the schema's variables under an assignment, as kernels name them."""
+    def _types(self, view: View, op: Op, changed: tuple[str, ...], to: DType) -> dict[str, str]:
+        """The type string of each of the schema's variables if some get another type, as kernels name them."""
         assert op.signature is not None
         types: dict[str, str] = {}
         sides = (
@@ -159,6 +203,7 @@ class Gate:
                 found = view.types[value] if value is not None else None
                 if formal is None or found is None or formal.type not in op.signature.types:
                     continue
-                dtype = self.to if variable_at(slot) in lowered and found.dtype is DType.FLOAT else found.dtype
+                changes = variable_at(slot) in changed and found.dtype is not None and found.dtype.floating
+                dtype = to if changes else found.dtype
                 types.setdefault(formal.type, found.of(dtype).onnx_spelling)
         return types

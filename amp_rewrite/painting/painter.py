@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.lists import Level, OpLists
-from amp_rewrite.painting import rules, unit
+from amp_rewrite.painting import raising, rules, unit
 from amp_rewrite.painting.canvas import Canvas
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.painting.gate import Gate
@@ -17,7 +17,8 @@ from amp_rewrite.view import OpId, ValueId, View
 
 Rule = Callable[[Canvas], None]
 
-RULES: tuple[Rule, ...] = (
+SPREAD: tuple[Rule, ...] = (
+    raising.raise_low,
     rules.freeze,
     unit.freeze_clusters,
     rules.allow_roots,
@@ -25,8 +26,11 @@ RULES: tuple[Rule, ...] = (
     unit.sequences_by_deny,
     rules.between_allow,
     rules.gray_after_allow,
+    rules.joins,
     rules.allow_through_clear,
     unit.sequences_by_allow,
+)
+FINISH: tuple[Rule, ...] = (
     unit.clusters_whole,
     unit.norm_tails,
     rules.shapes_follow,
@@ -50,20 +54,28 @@ def paint(
     gray_follows_allow: bool | None = None,
     shapes_follow: bool = False,
     numbers: Collection[OpId] = (),
+    benign: Mapping[OpId, str] | None = None,
+    spare_casts: bool = False,
+    place: Rule | None = None,
 ) -> Coloring:
     """A colour for every float32 type variable of a model, with the rule and the op behind each.
 
     `keep` and `lower` map ops to the pattern that named them; the gate wins over both, they win over `pins`,
-    and pins over the lists. `gray_follows_allow` defaults to TensorFlow's choice: off for float16, on for
+    and pins over the lists. What `keep`, and pins that raise, name and the model computes in a low type is raised
+    to float32 (`raising`). `gray_follows_allow` defaults to TensorFlow's choice: off for float16, on for
     bfloat16. `clusters` get one colour each; of `norms` only scale and bias are seen to (`unit.norm_tails`).
     `low_inputs` are graph inputs that will be fed in the low type; with `shapes_follow` (not TensorFlow's way)
-    Shape and Size take their input as it is. `numbers` are ops whose denial does not spread. O(nodes + uses).
+    Shape and Size take their input as it is. `numbers` are ops whose denial does not spread, `benign` ops on the
+    deny list that count as gray, and why. `spare_casts` adds to TensorFlow's rules what lowers ops where that takes
+    no Cast, or takes one away: tables of weights (`rules.between_allow`) and ends (`rules.joins`). `place` moves the
+    border between the types once the rules have spread the colours (`placement.*`). O(nodes + uses), `place` apart.
     """
     gate = Gate.of(target, to)
     entries = entries_of(view, lists.at_level(level))
     canvas = Canvas(
         view=view,
         vertices=Vertices.build(view, entries, gate),
+        gate=gate,
         to=to,
         level=level,
         gray_follows_allow=to is DType.BFLOAT16 if gray_follows_allow is None else gray_follows_allow,
@@ -75,7 +87,9 @@ def paint(
         low_inputs=low_inputs,
         shapes_follow=shapes_follow,
         numbers=numbers,
+        benign=benign or {},
+        spare_casts=spare_casts,
     )
-    for rule in RULES:
+    for rule in (*SPREAD, *((place,) if place is not None else ()), *FINISH):
         rule(canvas)
     return canvas.coloring(entries)

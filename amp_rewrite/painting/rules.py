@@ -7,7 +7,7 @@ sweep in topological order, as in TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color
@@ -49,8 +49,9 @@ def allow_roots(canvas: Canvas) -> None:
 
 
 def _widens(canvas: Canvas, op: Op) -> bool:
-    """Whether an op is a Cast from the low type: lowered, it would be a copy, with another Cast after it."""
-    return op.kind == "Cast" and op.inputs[0] is not None and canvas.view.dtype(op.inputs[0]) is canvas.to
+    """Whether an op is a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
+    source = canvas.view.dtype(op.inputs[0]) if op.kind == "Cast" and op.inputs[0] is not None else None
+    return source is not None and source.low
 
 
 def deny_forward(canvas: Canvas) -> None:
@@ -73,19 +74,70 @@ def deny_forward(canvas: Canvas) -> None:
 
 
 def between_allow(canvas: Canvas) -> None:
-    """Gray and clear ops on a path from an allowed op to an allowed op with no denied op on it."""
+    """Gray and clear ops on a path from an allowed op to an allowed op with no denied op on it.
+
+    With `spare_casts` a path may also start at a table of weights: what is looked up in it is low once it is baked.
+    """
     roots = [v for v in canvas.low if canvas.color(v) is Color.ALLOW]
-    downstream = set(roots)
-    downstream.update(canvas.walk(roots, canvas.vertices.readers.__getitem__, lambda v: _between(canvas, v)))
+    starts = [*roots, *_tables(canvas)]
+    downstream = set(starts)
+    downstream.update(canvas.walk(starts, canvas.vertices.readers.__getitem__, lambda v: _between(canvas, v)))
     reached = canvas.walk(roots, canvas.vertices.sources.__getitem__, lambda v: v in downstream and _between(canvas, v))
     for v, due in reached.items():
-        canvas.low.setdefault(v, Paint(canvas.to, "between_allow", due))
+        note = canvas.benign.get(canvas.vertices.all[v].op, "")
+        canvas.low.setdefault(v, Paint(canvas.to, "between_allow", due, note))
+
+
+def _tables(canvas: Canvas) -> Iterator[int]:
+    """Lookups in constants that fit the low type."""
+    for v in range(len(canvas.vertices.all)) if canvas.spare_casts else ():
+        op = canvas.op(v)
+        if op.kind == "Gather" and _between(canvas, v):
+            table = op.inputs[0]
+            if table is not None and canvas.view.constant(table) is not None:
+                fit = canvas.view.fit(table, canvas.to)
+                if not fit.overflow:
+                    yield v
 
 
 def _between(canvas: Canvas, v: int) -> bool:
     if canvas.color(v) not in (Color.GRAY, Color.CLEAR):
         return False
     return v not in canvas.denied and canvas.can(v)
+
+
+def joins(canvas: Canvas) -> None:
+    """Where several lowered values meet in a gray op at the end of a model: one Cast behind it instead of several.
+
+    Lowered are such a meeting and the gray and clear ops before it, if all that they read is low or constant.
+    """
+    if not canvas.spare_casts:
+        return
+    read: dict[int, set[int]] = {}
+    for v in range(len(canvas.vertices.all)):
+        sources = canvas.vertices.sources[v]
+        if v in canvas.low or not sources or not _between(canvas, v) or not _reads_vertices(canvas, v):
+            continue
+        if all(s in canvas.low or s in read for s in sources):
+            read[v] = set(sources)
+    inside = canvas.low.keys() | read.keys()
+    met = {s for sources in read.values() for s in sources}
+    spared = {s for s in met if inside.issuperset(canvas.vertices.readers[s])}
+    meetings = [v for v, sources in read.items() if len(spared & sources) > 1]
+    before = canvas.walk(meetings, canvas.vertices.sources.__getitem__, read.__contains__)
+    for v in sorted({*meetings, *before}):
+        canvas.low[v] = Paint(canvas.to, "join", canvas.vertices.all[min(read[v])].op)
+
+
+def _reads_vertices(canvas: Canvas, v: int) -> bool:
+    """Whether every float32 that an op reads is a constant or made by a vertex: no input, no edge of a body."""
+    for value in canvas.op(v).inputs:
+        if value is None or canvas.view.dtype(value) is not DType.FLOAT or canvas.view.constant(value) is not None:
+            continue
+        made_by = canvas.view.values[value].producer
+        if made_by is None or made_by not in canvas.vertices.by_op:
+            return False
+    return True
 
 
 def gray_after_allow(canvas: Canvas) -> None:

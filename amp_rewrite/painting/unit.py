@@ -8,7 +8,7 @@ from amp_rewrite.lists import Level
 from amp_rewrite.painting.canvas import Canvas
 from amp_rewrite.painting.color import Paint
 from amp_rewrite.pin import Cluster
-from amp_rewrite.view import OpId, ValueId
+from amp_rewrite.view import OpId, ValueId, View
 
 
 def sequences_by_deny(canvas: Canvas) -> None:
@@ -87,7 +87,7 @@ def norm_tails(canvas: Canvas) -> None:
     onnxruntime 1.31.1: what the ops between are in does not matter.
     """
     for cluster in canvas.norms:
-        if cluster.entry is None or not cluster.tail or not _fuses(canvas, cluster):
+        if cluster.entry is None or not cluster.tail or not fuses(canvas.view, cluster, canvas.to):
             continue
         tail = [op for op in cluster.tail if canvas.view.ops[op].kind != "Cast"]
         if not _seen_low(canvas, cluster.entry, frozenset(cluster.ops)):
@@ -99,20 +99,20 @@ def norm_tails(canvas: Canvas) -> None:
             _raise_entry(canvas, cluster)
 
 
-def _fuses(canvas: Canvas, cluster: Cluster) -> bool:
-    """Whether the runtime fuses the cluster to a node whose types it then finds at odds."""
+def fuses(view: View, cluster: Cluster, low: DType) -> bool:
+    """Whether the runtime fuses a cluster, partly in that low type, to a node whose types it then finds at odds."""
     if cluster.kind == "layer_normalization":
-        return canvas.to is DType.BFLOAT16 or canvas.view.opsets.get("", 1) >= 17
-    return cluster.kind == "rms_normalization" and canvas.to is DType.BFLOAT16
+        return low is DType.BFLOAT16 or view.opsets.get("", 1) >= 17
+    return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
 
 
-_LOOKED_PAST = ("Cast", "Identity", "Dropout")
+LOOKED_PAST = ("Cast", "Identity", "Dropout")
 
 
 def _seen_low(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> bool:
     """Whether the fusion sees a value of the low type, past a Cast, Identity or Dropout that only `readers` read."""
     if canvas.view.dtype(value) is canvas.to:
-        return True
+        return not canvas.made_raised(value)
     op = canvas.view.producer(value)
     if op is None:
         return False
@@ -120,9 +120,9 @@ def _seen_low(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> bool:
     named = canvas.view.values[value].public or value in canvas.view.yielded
     others = [use for use in canvas.view.uses[value] if use.op not in readers]
     if named or not all(canvas.reads_low(use.op, use.slot) for use in others):
-        return made_low and op.kind in _LOOKED_PAST
+        return made_low and op.kind in LOOKED_PAST
     # Whoever reads the low version of a widened value reads it before the Cast, so those are no readers of the Cast.
-    source = op.inputs[0] if op.kind == "Cast" or (op.kind in _LOOKED_PAST and not others) else None
+    source = op.inputs[0] if op.kind == "Cast" or (op.kind in LOOKED_PAST and not others) else None
     return made_low if source is None else _seen_low(canvas, source, frozenset((op.id,)))
 
 
@@ -141,7 +141,7 @@ def _lower_tail(canvas: Canvas, cluster: Cluster, tail: list[OpId]) -> bool:
 def _raise_entry(canvas: Canvas, cluster: Cluster) -> None:
     """What can not be lowered at the end is not lowered at the start either."""
     op = canvas.view.producer(cluster.entry)
-    while op is not None and op.kind in _LOOKED_PAST:
+    while op is not None and op.kind in LOOKED_PAST:
         canvas.raise_ops((op.id,), canvas.high("norm_tail", cluster.ops[0]))
         op = canvas.view.producer(op.inputs[0])
     if op is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath, PureWindowsPath
@@ -15,7 +15,7 @@ from onnx import AttributeProto, NodeProto, TypeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
 from amp_rewrite.lists import Color, OpLists
-from amp_rewrite.painting.color import Coloring
+from amp_rewrite.painting.color import RAISED, Coloring
 from amp_rewrite.plan import Plan
 from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
 from amp_rewrite.schema import ValueType
@@ -174,7 +174,7 @@ class _Stock:
             tensor = self.view.values[self._source[value]].tensor if value is not None else None
             if tensor is not None:
                 parts.append(f"{slot}:{tuple(tensor.dims)}")
-        return hashlib.blake2s("\n".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
+        return _digest("\n".join(parts))
 
     def _reads(self, op: Op) -> tuple[int, ...]:
         handed_out = [v for body in op.bodies for v in self.view.scopes[body].outputs]
@@ -300,6 +300,8 @@ class _Stock:
             float_ops=len(floats),
             compute_ops=len(compute),
             compute_lowered=sum(row.dtype in low for row in compute),
+            raised=sum(row.rule == RAISED for row in rows),
+            compute_raised=sum(row.rule == RAISED for row in compute),
             casts_to_low=inserted[True],
             casts_to_float32=inserted[False],
             casts_existing=origins["existing"],
@@ -317,7 +319,7 @@ class _Stock:
 
 
 def _retyped(found: ValueType | None, dtype: DType | None) -> ValueType | None:
-    return found.of(dtype) if found is not None and dtype is not None else found
+    return found if found is None or dtype is None or found.dtype is dtype else found.of(dtype)
 
 
 def _spell(found: ValueType | None) -> str:
@@ -347,6 +349,11 @@ def _floating(row: Row) -> bool:
     return bool(row.variables) or row.dtype in _FLOATING or row.rule == "unknown_type"
 
 
+@lru_cache(maxsize=1 << 12)  # most ops of a model are like many others
+def _digest(text: str) -> str:
+    return hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
 def _attributes(node: NodeProto) -> list[str]:
     stated = (f"{a.name}={_value(a)}" for a in node.attribute if a.name not in _TYPE_ATTRIBUTES)
     return sorted(stated)
@@ -354,16 +361,19 @@ def _attributes(node: NodeProto) -> list[str]:
 
 def _value(a: AttributeProto) -> object:
     """What an attribute says, without what a conversion may change: tensors count by shape, bodies not at all."""
-    plain: dict[int, object] = {
-        AttributeProto.INT: a.i,
-        AttributeProto.INTS: list(a.ints),
-        AttributeProto.FLOAT: a.f,
-        AttributeProto.FLOATS: list(a.floats),
-        AttributeProto.STRING: a.s,
-        AttributeProto.STRINGS: list(a.strings),
-        AttributeProto.TENSOR: tuple(a.t.dims),
-    }
-    return plain.get(a.type)
+    read = _PLAIN_VALUES.get(a.type)
+    return read(a) if read is not None else None
+
+
+_PLAIN_VALUES: dict[int, Callable[[AttributeProto], object]] = {
+    AttributeProto.INT: lambda a: a.i,
+    AttributeProto.INTS: lambda a: list(a.ints),
+    AttributeProto.FLOAT: lambda a: a.f,
+    AttributeProto.FLOATS: lambda a: list(a.floats),
+    AttributeProto.STRING: lambda a: a.s,
+    AttributeProto.STRINGS: lambda a: list(a.strings),
+    AttributeProto.TENSOR: lambda a: tuple(a.t.dims),
+}
 
 
 def _count(stated: TypeProto) -> int | None:

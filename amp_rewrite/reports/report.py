@@ -104,7 +104,7 @@ class CastRow:
 
 @dataclass(frozen=True, slots=True)
 class BakeRow:
-    """A weight stored in the low type. `keeps_original`: a float32 copy stays for those who still read it."""
+    """A weight stored in another type. `keeps_original`: a copy as it was stays for those who still read it."""
 
     value: str
     to: str
@@ -119,12 +119,15 @@ class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 
     Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops.
+    Raised ops had a low type in the model and have float32 now.
     """
 
     ops: int = 0
     float_ops: int = 0
     compute_ops: int = 0
     compute_lowered: int = 0
+    raised: int = 0
+    compute_raised: int = 0
     casts_to_low: int = 0
     casts_to_float32: int = 0
     casts_existing: int = 0
@@ -158,6 +161,11 @@ class Report:
     def refused(self) -> tuple[Row, ...]:
         """The ops that the lists would lower and the target has no kernel for; each says why in `note`."""
         return tuple(row for row in self.rows if row.rule == "kernel_gate")
+
+    @property
+    def raised(self) -> tuple[Row, ...]:
+        """The ops that have a low type in the model and float32 now; each says in `note` who asked for it."""
+        return tuple(row for row in self.rows if row.rule == "raised")
 
     def text(self, *, verbose: bool = False) -> str:
         """For people: one screen of summary; `verbose` adds every row. Ends with a newline."""

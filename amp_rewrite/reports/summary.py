@@ -49,6 +49,9 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         ("casts", _cast_counts(report)),
         ("weights", _weights(report)),
     ]
+    if totals.raised:
+        compute = f" ({count(totals.compute_raised, 'compute op')})" if totals.compute_raised else ""
+        facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))
     if totals.refused:
         facts.append(("kernel gate", f"{count(totals.refused, 'op')} refused"))
     return facts
@@ -61,7 +64,9 @@ def _cast_counts(report: Report) -> str:
     if not report.inventory:
         parts.append(f"{inserted} inserted")
         if inserted:
-            parts[0] += f" ({totals.casts_to_low} to {report.model.to}, {totals.casts_to_float32} to float32)"
+            to = Counter(cast.to for cast in report.casts if cast.origin == "inserted")
+            types = [*dict.fromkeys((report.model.to or "", "float32", *sorted(to)))]
+            parts[0] += f" ({', '.join(f'{to[dtype]} to {dtype}' for dtype in types)})"
     if totals.casts_existing or report.inventory:
         parts.append(f"{totals.casts_existing} of the model itself")
     if totals.casts_folded:
@@ -82,14 +87,36 @@ def _weights(report: Report) -> str:
 
 
 def _conversion(report: Report, verbose: bool) -> list[list[str]]:
-    return [_why(report), _refused(report), _casts(report, verbose), _findings(report, verbose)]
+    return [
+        _why(report),
+        _raised(report),
+        _refused(report),
+        _casts(report, verbose),
+        _findings(report, verbose),
+    ]
+
+
+def _raised(report: Report) -> list[str]:
+    """The ops that are float32 and were not, by what asked for it, in order."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in report.raised:
+        groups[_asked(row)].append(row)
+    if not groups:
+        return []
+    rows = [(str(len(g)), note, _examples(g)) for note, g in groups.items()]
+    return [f"raised to float32: {count(report.totals.raised, 'op')}", *table(rows, right=">")]
+
+
+def _asked(row: Row) -> str:
+    """What asked for it, without what differs from op to op: a pattern, a rule, the group that is raised whole."""
+    return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
 
 
 def _why(report: Report) -> list[str]:
     """The ops that stayed float32, by rule, the most frequent first."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
-        if row.rule is not None and row.dtype not in _LOW and row.op != "Constant":
+        if row.rule not in (None, "raised") and row.dtype not in _LOW and row.op != "Constant":
             groups[row.rule].append(row)
     if not groups:
         return []

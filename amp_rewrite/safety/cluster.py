@@ -7,23 +7,24 @@ cluster: nothing but its last result is read outside, and it lies in one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Cluster
-from amp_rewrite.safety.flow import computes_float32
+from amp_rewrite.safety.flow import computes
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 _GATE_DEPTH = 8
 
 
-def clusters(view: View) -> tuple[Cluster, ...]:
-    """The clusters of a model in the order of their first ops; no op is in two of them."""
+def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
+    """The clusters of a model that compute in these types, in the order of their first ops; no op is in two of them."""
     taken: set[OpId] = set()
     found = []
     vectors = _vectors(view)
     for matcher, anchors in _MATCHERS:
         for op in view.ops:
-            if op.kind not in anchors or op.id in taken or not computes_float32(view, op):
+            if op.kind not in anchors or op.id in taken or not computes(view, op, dtypes):
                 continue
             cluster = matcher(_Matcher(view, vectors), op)
             if cluster is not None and taken.isdisjoint(cluster.ops):

@@ -9,7 +9,7 @@ comparisons, Shape).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -105,7 +105,12 @@ def float32(view: View) -> Callable[[ValueId], bool]:
 
 def computes_float32(view: View, op: Op) -> bool:
     """Whether an op has a float32 type variable, so that a pin on it means something."""
-    return any(v.type is not None and v.type.dtype is DType.FLOAT for v in view.variables[op.id])
+    return computes(view, op, (DType.FLOAT,))
+
+
+def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
+    """Whether an op has a type variable of one of these types."""
+    return any(v.type is not None and v.type.dtype in dtypes for v in view.variables[op.id])
 
 
 def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
 from amp_rewrite.pin import Cluster, Pin
 from amp_rewrite.safety.angle import angle
+from amp_rewrite.safety.benign import benign
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.safety.constants import epsilon, statistics, underflow
 from amp_rewrite.safety.mask import overflow, saturated
@@ -38,7 +39,8 @@ class Hazards:
     pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one colour.
     saturate: values to clamp to the low type's finite range where they become low: constants where they are
     baked, results where a Cast lowers them. numbers: ops that compute with shapes and constants alone, whose
-    denial need not spread. findings: what a person should know about all that.
+    denial need not spread. benign: ops on the deny list that are harmless where they stand, and why. findings: what
+    a person should know about all that.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -46,6 +48,7 @@ class Hazards:
     findings: tuple[Finding, ...] = ()
     saturate: frozenset[ValueId] = frozenset()
     numbers: frozenset[OpId] = frozenset()
+    benign: Mapping[OpId, str] = field(default_factory=dict)
 
 
 NOTHING = Hazards()
@@ -58,4 +61,6 @@ def hazards(view: View, to: DType) -> Hazards:
         for pin in rule(view, to):
             pins.setdefault(pin.op, pin)
     saturate, findings = saturated(view, to)
-    return Hazards(tuple(pins[op] for op in sorted(pins)), clusters(view), findings, saturate, numbers(view))
+    groups = clusters(view)
+    pinned = tuple(pins[op] for op in sorted(pins))
+    return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups))

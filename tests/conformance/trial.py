@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,10 +15,11 @@ from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.ranges import Ranges
 from conformance import runtime
 from conformance.case import Case, cases, inputs_to_feed
 from conformance.judge import STANDARD_TOLERANCE, bound, objection, unlike
-from conformance.ranges import beyond
 
 RANDOM = frozenset({"Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}) | frozenset(
     {"RandomUniform", "RandomUniformLike"}
@@ -69,7 +71,7 @@ class Ground:
 class Outcome:
     """What came of a case in a mode.
 
-    `verdict` is "right", "told" (right once it is told which values leave the range), or what went wrong:
+    `verdict` is "right", "data" (right with the ranges of its own inputs, not without), or what went wrong:
     "convert", "check", "load", "run", "wrong", "crash", "hang". `how` says what a right one was compared with.
     """
 
@@ -81,7 +83,7 @@ class Outcome:
 
     @property
     def fine(self) -> bool:
-        return self.verdict in ("right", "told")
+        return self.verdict in ("right", "data")
 
 
 @dataclass(frozen=True)
@@ -177,14 +179,14 @@ def attempt(key: str, mode: Mode) -> Outcome:
         how, wrong = _verdict(footing, result, mode)
         if wrong is None:
             return outcome("right", how)
-        ranges = _told(footing, mode)
+        seen = _with_data(footing, mode)
     except runtime.refusals() as refusal:
         return outcome("run", note=str(refusal))
-    return outcome("told", note=ranges) if ranges else outcome("wrong", note=wrong)
+    return outcome("data", note=seen) if seen else outcome("wrong", note=wrong)
 
 
-def _converted(model: ModelProto, mode: Mode, keep: Sequence[str] = ()) -> Converted:
-    return convert(model, to=mode.to, level=mode.level, target=mode.target, safety=mode.safety, keep=keep)
+def _converted(model: ModelProto, mode: Mode, ranges: Ranges | None = None) -> Converted:
+    return convert(model, to=mode.to, level=mode.level, target=mode.target, safety=mode.safety, ranges=ranges)
 
 
 def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str | None]:
@@ -248,18 +250,26 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
                 yield from _nodes(body)
 
 
-# -- values that leave the range ---------------------------------------------------------------------
+# -- what data tells ----------------------------------------------------------------------------------
 
 
-def _told(footing: _Footing, mode: Mode) -> str:
-    """Where float32 values of the samples leave the low type's range, if keeping those ops float32 is enough.
+def _with_data(footing: _Footing, mode: Mode) -> str:
+    """Which values leave the low type's range on the samples, if a conversion guarded by their ranges is right.
 
-    Nothing in a model tells how large its activations get; who has run it can tell. Empty if none do, or if the
-    result is wrong all the same.
+    Nothing in a model tells how large its activations get; data does. Empty if none leave it, or if the result is
+    wrong all the same.
     """
-    found = beyond(footing.model, [run.feeds for run in footing.runs], mode.to.max)
-    if not found.outputs:
+    ranges = _ranges(footing.ground.case, mode.to)
+    sizes = [found.absmax for found in ranges.values.values() if found.overflow]
+    if not sizes:
         return ""
-    result = _converted(footing.model, mode, [f"output={name}" for name in found.outputs])
-    _, wrong = _verdict(footing, result, mode)
-    return found.text if wrong is None else ""
+    _, wrong = _verdict(footing, _converted(footing.model, mode, ranges), mode)
+    power = math.floor(math.log10(max(sizes)))
+    return f"{len(sizes)} values beyond {mode.to.max:g}, the largest above 1e{power}" if wrong is None else ""
+
+
+@lru_cache(maxsize=1)
+def _ranges(key: str, to: DType) -> Ranges:
+    """What the float32 model's values hold on its own samples."""
+    footing = _footing(key)
+    return calibrate(footing.model, [dict(run.feeds) for run in footing.runs], to=to, allow_nonfinite=True)

@@ -1,0 +1,178 @@
+"""Converted models that are kept: found again by what they were made of, in a folder that does not grow without end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.scratch import alone
+from amp_rewrite.files.tensors import Sources
+
+LIMIT = 20 << 30
+"""Bytes that a cache holds if nothing else is said."""
+
+# What is kept, and how it is named, changes with this number.
+_FORM = 1
+_MODEL, _REPORT, _SCRATCH = "model.onnx", "report.json", "scratch-"
+_IN_USE = 600.0  # seconds after its last use in which an entry stays: someone may be opening it
+_ABANDONED = 24 * 3600.0  # seconds after which nobody is still writing
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A model that was converted before, its weights still in the cache's files, and its report as JSON."""
+
+    model: Model
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder of converted models, `limit` bytes at most, the least recently used ones given up first.
+
+    Any number of processes may use it at once. An entry appears whole or not at all. What was used in the last ten
+    minutes is not given up, so that the limit may be passed for that long.
+    """
+
+    folder: Path
+    limit: int = LIMIT
+
+    @classmethod
+    def usual(cls, environ: Mapping[str, str]) -> Cache:
+        """The user's own: `amp-rewrite` in XDG_CACHE_HOME, or in ~/.cache where that is not set."""
+        stated = environ.get("XDG_CACHE_HOME", "")
+        # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
+        home = Path(stated) if Path(stated).is_absolute() else Path.home() / ".cache"
+        return cls(home / "amp-rewrite")
+
+    def load(self, key: str) -> Kept | None:
+        """The entry of a key; None where there is none, or a damaged one, which is then gone."""
+        entry = self._entry(key)
+        try:
+            report = (entry / _REPORT).read_text(encoding="utf-8")
+            with suppress(OSError):  # a cache that can only be read is one, too
+                os.utime(entry / _REPORT)
+            return Kept(Model.load(entry / _MODEL), report)
+        except (ModelError, UnicodeDecodeError, FileNotFoundError):
+            self._remove(entry)
+        except OSError:
+            pass
+        return None
+
+    def store(self, key: str, model: Model, report: str) -> None:
+        """Keep a model and its report. ModelError where that fails: what is there already stays."""
+        if model.nbytes > self.limit:
+            raise ModelError(
+                f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"
+                " a higher limit"
+            )
+        entry = self._entry(key)
+        scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch.mkdir(mode=0o700)
+            model.save(scratch / _MODEL)
+            (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
+            with suppress(OSError):  # another process was faster, with the same
+                scratch.rename(entry)
+        except OSError as cause:
+            where = cause.filename or self.folder
+            raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        with alone(self._root):
+            self._give_up(entry)
+
+    def _give_up(self, newest: Path) -> None:
+        """Remove the least recently used entries until the rest fits, and what a killed process has left."""
+        now = time.time()
+        for scratch in self._root.glob(f"{_SCRATCH}*"):
+            if now - _used(scratch) > _ABANDONED:
+                shutil.rmtree(scratch, ignore_errors=True)
+        entries = {entry: _nbytes(entry) for entry in self._root.iterdir() if not entry.name.startswith(_SCRATCH)}
+        total = sum(entries.values())
+        for entry in sorted(entries, key=lambda entry: (_used(entry / _REPORT), entry.name)):
+            if total <= self.limit:
+                return
+            if entry != newest and now - _used(entry / _REPORT) > _IN_USE:
+                self._remove(entry)
+                total -= entries[entry]
+
+    @property
+    def _root(self) -> Path:
+        return self.folder / f"models-{_FORM}"
+
+    def _entry(self, key: str) -> Path:
+        return self._root / key
+
+    def _remove(self, entry: Path) -> None:
+        """Take an entry away at once, and delete it then: nobody finds half of it."""
+        gone = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        with suppress(OSError):
+            entry.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def key_of(model: Model, settings: Mapping[str, object]) -> str:
+    """What tells one conversion from another: 64 hexadecimal digits of the model and all that was asked of it.
+
+    Every byte of the model counts, however it was loaded; weights are streamed, O(bytes). `settings` must be JSON.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for piece in _content(model):  # dims and types, which come first, say where a tensor ends
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _content(model: Model) -> Iterator[bytes | memoryview]:
+    """All that a model says, the same whether its weights are in memory, in its file or in another."""
+    light = wire.pieces(model.proto, lambda tensor: [_head(tensor)] if _raw(tensor) else None)
+    if light is None:
+        yield model.proto.SerializeToString(deterministic=True)
+        return
+    yield b"".join(piece for piece in light if isinstance(piece, bytes))
+    with Sources() as sources:
+        for tensor in wire.tensors(model.proto):
+            if _raw(tensor):
+                yield from tensors.payload(tensor, sources)
+
+
+def _raw(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values have a raw form."""
+    return DType.of(tensor.data_type) not in (None, DType.STRING)
+
+
+def _head(tensor: onnx.TensorProto) -> bytes:
+    bare = tensors.without_values(tensor)
+    bare.ClearField("data_location")
+    head: bytes = bare.SerializeToString(deterministic=True)
+    return head
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _nbytes(entry: Path) -> int:
+    total = 0
+    with suppress(OSError):
+        for file in entry.iterdir():
+            total += file.stat().st_size
+    return total

@@ -1,0 +1,74 @@
+"""The command that times models side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli.feeding import FEEDING, Feeding
+
+if TYPE_CHECKING:
+    from amp_rewrite.benchmark.result import Benchmark
+
+_COUNT = click.IntRange(min=1)
+_TIMING = (
+    click.option(
+        "--provider", metavar="NAME", help="What must run them, as onnxruntime calls it.  [default: CUDA or CPU]"
+    ),
+    click.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
+    click.option("--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what takes 50 ms]"),
+    click.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
+    click.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
+    click.option("--batch-sizes", metavar="1,8,64", help="Throughput by size, where the batch dimension is free."),
+    click.option("--fit", metavar="SIZE", help="The largest batch within 8GB, say."),
+    click.option("--memory/--no-memory", default=True, help="Peak memory, each model in a process of its own."),
+    click.option("--profile/--no-profile", default=True, help="Which op got slower."),
+    click.option("--plot", type=options.FILE, metavar="FILE", help="Draw to a .svg, .png or .pdf file, too."),
+)
+
+
+@click.command()
+@options.take(
+    click.argument("models", metavar="A [B]...", type=options.FILE, nargs=-1, required=True),
+    *FEEDING,
+    *_TIMING,
+    options.as_json,
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json asks for."),
+)
+def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Time models side by side on the same batch: latency, throughput, memory, and which op got slower.
+
+    The first model is the baseline. On a CPU half precision is slower: what counts is a run on a GPU.
+    """
+    feeding = Feeding.taken(given).needed()
+    if plot is not None:
+        from amp_rewrite.benchmark.plot import check_plot
+
+        check_plot(plot)  # before the work, not after it
+    found = _benchmark(models, feeding, given, quiet=quiet)
+    if as_json or not quiet:
+        terminal.show(found.to_json() if as_json else found.text())
+    if plot is not None:
+        from amp_rewrite.benchmark.plot import plot as draw
+
+        draw(found, plot)
+        terminal.talk(f"wrote {plot}", quiet=quiet)
+
+
+def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any], *, quiet: bool) -> Benchmark:
+    from amp_rewrite.benchmark.bench import bench, parse_sizes
+    from amp_rewrite.benchmark.memory import parse_bytes
+    from amp_rewrite.files.model import Model
+
+    sizes, fit = given.pop("batch_sizes"), given.pop("fit")
+    asked = {word: value for word, value in given.items() if value is not None}
+    if sizes is not None:
+        asked["sizes"] = parse_sizes(sizes)
+    if fit is not None:
+        asked["limit"] = parse_bytes(fit)
+    feed = feeding.feed(Model.load(models[0]))
+    with terminal.stages("bench", quiet=quiet) as tell:
+        return bench(models, feed, allow_nonfinite=feeding.allow_nonfinite, progress=tell, **asked)

@@ -1,0 +1,52 @@
+"""The command that says what keeps half precision from being fast, here or in a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli.door import FOUND
+
+_ASKED = (
+    click.argument("model", type=options.FILE, required=False),
+    click.option("--to", metavar="float16|bfloat16", default="float16", show_default=True, help="The low type."),
+    click.option("--gpu", metavar="NAME", help="Estimate speed for this GPU, such as H200.  [default: the one here]"),
+    click.option(
+        "--dimension", multiple=True, metavar="NAME=N", help="Size of a free dimension, for the estimate; repeatable."
+    ),
+    click.option(
+        "--dump-kernels", type=options.FILE, metavar="FILE", help="Write the kernel registry of onnxruntime, no more."
+    ),
+)
+
+
+@click.command()
+@options.take(*_ASKED, options.as_json)
+def doctor(
+    model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
+) -> int:
+    """Look at GPU, driver, libraries and onnxruntime, and at MODEL; exit with 1 if half precision cannot be fast.
+
+    Of a model: ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect.
+    """
+    sizes = dict(_size(word) for word in dimension)
+    if model is None and (sizes or gpu):
+        raise click.UsageError("--gpu and --dimension are about a model; name one")
+    from amp_rewrite.doctor import doctor, write_kernels
+
+    if dump_kernels is not None:
+        kernels = write_kernels(dump_kernels)
+        terminal.talk(f"wrote {kernels} kernels to {dump_kernels}", quiet=False)
+        return 0
+    found = doctor(model, to=to, gpu=gpu, dimensions=sizes)
+    terminal.show(found.to_json() if as_json else found.text())
+    return 0 if found.well else FOUND
+
+
+def _size(word: str) -> tuple[str, int]:
+    name, _, number = word.partition("=")
+    if not name or not number.isdecimal() or int(number) < 1:
+        raise click.UsageError(f"--dimension {word!r} is no NAME=N with a positive number; write batch=8")
+    return name, int(number)

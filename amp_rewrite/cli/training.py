@@ -1,0 +1,131 @@
+"""The command that writes a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.reports.render import plain
+
+if TYPE_CHECKING:
+    from amp_rewrite.train.loss_scale import LossScale
+    from amp_rewrite.train.step import TrainingStep
+
+_STEP = (
+    click.option("-o", "--output", type=options.FILE, metavar="OUT", help="[default: MODEL-stem.step.onnx]"),
+    click.option(
+        "--loss",
+        required=True,
+        metavar="VALUE|LOSS(PREDICTION,TARGET)",
+        help="A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
+    ),
+    click.option(
+        "--optimizer",
+        metavar="NAME,KEY=NUMBER,…",
+        default="sgd",
+        show_default=True,
+        help="sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
+    ),
+    click.option("--loss-scale", metavar="dynamic|none|NUMBER", help="[default: dynamic for mixed_float16, else none]"),
+    click.option(
+        "--policy",
+        metavar="mixed_float16|mixed_bfloat16|float32",
+        default="mixed_float16",
+        show_default=True,
+        help="What to compute in; parameters are kept in float32.",
+    ),
+    click.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
+    click.option("--freeze", multiple=True, metavar="GLOB", help="Initializers to leave as they are; repeatable."),
+    click.option("--micro-batches", type=int, default=1, show_default=True, help="Runs that make one step."),
+    click.option("--training-mode", is_flag=True, help="Statistics of the batch, and dropout."),
+    click.option("--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax."),
+    click.option("--target", metavar="ort-cuda|onnx|tensorrt", help="What will run it.  [default: ort-cuda]"),
+    *options.WRITING[:2],
+    *options.TALKING[1:],
+)
+
+
+@click.command("train-step")
+@options.take(options.model, *_STEP)
+def train_step(
+    model: Path,
+    output: Path | None,
+    overwrite: bool | None,
+    external_data: bool | None,
+    quiet: bool,
+    verbose: bool,
+    **given: Any,
+) -> None:
+    """Write one ONNX model that makes a training step of MODEL.
+
+    It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
+    pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
+    """
+    from amp_rewrite.files.store import check_target
+    from amp_rewrite.train.step import training_step
+    from amp_rewrite.train.step_file import save_step
+
+    output = output or model.parent / f"{model.stem}.step.onnx"
+    check_target(output, bool(overwrite))  # before the work, not after it
+    with terminal.progress(model.name, quiet=quiet) as progress:
+        step = training_step(model, **_asked(given))
+        save_step(step, output, overwrite=bool(overwrite), external_data=external_data, progress=progress)
+    if not quiet:
+        terminal.show(_summary(model.name, step))
+        if step.report is not None:
+            terminal.show(step.report.text(verbose=verbose))
+    terminal.talk(f"wrote {output}", quiet=quiet)
+
+
+def _asked(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `training_step`; what was not given is left to its defaults."""
+    asked = {name: value for name, value in given.items() if value not in (None, ())}
+    if "loss_scale" in asked:
+        asked["loss_scale"] = _loss_scale(asked["loss_scale"])
+    return asked
+
+
+def _loss_scale(text: str) -> float | str | None:
+    if text.lower() == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _summary(name: str, step: TrainingStep) -> str:
+    """What the step is, in a few lines."""
+    numbers = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
+    shared = {"shared": f"{_named(step.shared)}: several ops read each"} if step.shared else {}
+    rows = {
+        "trains": f"{len(step.parameters)} parameters of {numbers} numbers",
+        **shared,
+        "batch": ", ".join(step.batch),
+        "gives": ", ".join((step.loss, *step.metrics, step.finite, step.applied, "new state")),
+        "optimizer": step.optimizer.spelling,
+        "loss scale": _scale_in_words(step.loss_scale),
+        "policy": step.policy.name,
+    }
+    return "\n".join(
+        [f"training step of {plain(name)}", *(f"  {key:<13}{plain(value)}" for key, value in rows.items())]
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _scale_in_words(scale: LossScale | None) -> str:
+    from amp_rewrite.train.loss_scale import FixedLossScale
+
+    if scale is None:
+        return "none"
+    if isinstance(scale, FixedLossScale):
+        return f"{scale.loss_scale_value:g}"
+    return f"dynamic, {scale.initial_loss_scale:g} at first"

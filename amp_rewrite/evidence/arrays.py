@@ -1,0 +1,135 @@
+"""Arrays in .npy and .npz files of unknown origin: sizes are checked before memory is taken; no pickle is read."""
+
+from __future__ import annotations
+
+import math
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from amp_rewrite.errors import FeedError
+
+Array = NDArray[Any]
+
+_LONGEST_HEADER = 10_000  # characters; numpy's own bound
+_READ = 1 << 20  # bytes
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+# What numpy and zipfile raise on files that are damaged or made to harm.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    SyntaxError,
+    tokenize.TokenError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+)
+
+
+def of_npy(path: Path, limit: int) -> Array:
+    """The array of a .npy file. FeedError if it is damaged or needs more than `limit` bytes."""
+    with _opened(path) as file:
+        return _array(file, path.stat().st_size, limit, str(path))
+
+
+class Npz:
+    """A .npz file: its names are known at once, its arrays are read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """FeedError for what is no .npz file of arrays."""
+        self.path = path
+        with _opened(path) as file, zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        for member in members:
+            name = member.filename.removesuffix(".npy")
+            if name == member.filename:
+                raise FeedError(f"{path} holds {short(name)}, which is no array; write it with numpy.savez")
+            if name in self._members:
+                raise FeedError(f"{path} holds {short(name)} twice; write it again with numpy.savez")
+            self._members[name] = member
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._members)
+
+    def read(self, keys: Mapping[str, str], limit: int) -> dict[str, Array]:
+        """Arrays by the key that `keys` gives to a name. FeedError where together they need more than `limit` bytes."""
+        total = sum(self._members[name].file_size for name in keys.values())
+        if total > limit:
+            raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
+        found = {}
+        with _opened(self.path) as file, zipfile.ZipFile(file) as archive:
+            for key, name in keys.items():
+                member = self._members[name]
+                with archive.open(member) as stream:
+                    found[key] = _array(stream, member.file_size, limit, f"{self.path}: {short(name)}")
+        return found
+
+
+_SMALLER = "give smaller batches"
+
+
+def short(name: str) -> str:
+    """A name out of a file, quoted, at most 80 characters of it."""
+    return repr(name if len(name) <= 80 else f"{name[:80]} …")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        if not path.is_file():  # opening a pipe would wait for its writer
+            why = "it is not a regular file" if path.exists() else "there is no such file"
+            raise FeedError(f"cannot read {path}: {why}; name a .npz file, a .npy file or a folder of them")
+        with path.open("rb") as file:
+            yield file
+    except OSError as cause:
+        raise FeedError(f"cannot read {path}: {cause.strerror or cause}") from cause
+    except _DAMAGE as cause:
+        said = " ".join(str(cause).split())[:200] or type(cause).__name__
+        raise FeedError(f"{path} is damaged: {said}; write it again with numpy.save or numpy.savez") from cause
+
+
+def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:
+    """The array in a stream of `size` bytes, which it must fill."""
+    version = npy.read_magic(stream)
+    if version not in _READERS:
+        raise FeedError(f"{where} is of .npy version {version[0]}.{version[1]}; save a plain array of numbers")
+    shape, fortran, dtype = _READERS[version](stream, max_header_size=_LONGEST_HEADER)
+    if dtype.hasobject:
+        raise FeedError(f"{where} holds pickled Python objects, which are not read; save an array of numbers or text")
+    if dtype.names is not None or dtype.subdtype is not None:
+        raise FeedError(f"{where} holds records; save one plain array for each input")
+    if any(dim < 0 for dim in shape):
+        raise FeedError(f"{where} has the negative shape {list(shape)}; save it again")
+    needed = math.prod(shape) * max(dtype.itemsize, 1)
+    if needed > limit:
+        raise FeedError(f"{where} declares {list(shape)} of {dtype}, more than the {limit} bytes allowed; {_SMALLER}")
+    if needed != (held := size - stream.tell()):
+        raise FeedError(f"{where} declares {list(shape)} of {dtype}, {needed} bytes, but has {held}; save it again")
+    flat = np.empty(math.prod(shape), dtype)
+    _fill(stream, flat.view(np.uint8).data if flat.nbytes else memoryview(b""), where)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _fill(stream: IO[bytes], target: memoryview, where: str) -> None:
+    done = 0
+    while done < len(target):
+        part = stream.read(min(_READ, len(target) - done))
+        if not part:
+            raise FeedError(f"{where} ends {len(target) - done} bytes early; save it again")
+        target[done : done + len(part)] = part
+        done += len(part)

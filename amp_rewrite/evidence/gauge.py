@@ -1,0 +1,149 @@
+"""How far values inside a model are from their reference, measured by the runtime itself: a few numbers per pair.
+
+The nodes reduce each pair of values to one row of numbers where they are made, so that no activation leaves the
+runtime and none is kept longer than its own readers need it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper
+
+from amp_rewrite.dtypes import DType
+
+_WIDEST = 2.0**64  # its square is the first power of two that no float32 holds
+
+FIRST_OPSET = 9
+"""The ai.onnx opset from which the nodes exist (Where)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How far values are from their reference, over all batches seen.
+
+    max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements that are finite in both.
+    absmax: the largest |reference|; signal: sum reference^2 without masks (`Gauge.nodes`), over elements that are
+    finite there. lost: elements that are finite in the reference alone.
+    """
+
+    max_abs: float = 0.0
+    absmax: float = 0.0
+    noise: float = 0.0
+    signal: float = 0.0
+    lost: int = 0
+
+    def merge(self, other: Apart) -> Apart:
+        """Both together."""
+        return Apart(
+            max(self.max_abs, other.max_abs),
+            max(self.absmax, other.absmax),
+            self.noise + other.noise,
+            self.signal + other.signal,
+            self.lost + other.lost,
+        )
+
+    def error(self, floor: float) -> float:
+        """sqrt(noise / signal), the inverse of a signal to noise ratio of amplitudes; inf where elements are lost.
+
+        `floor`: a reference that is smaller counts as if it were one element of that size.
+        """
+        if self.lost:
+            return math.inf
+        noise, signal = math.sqrt(self.noise), math.sqrt(self.signal)
+        return noise / max(signal, floor) if noise else 0.0
+
+
+class Gauge:
+    """Nodes that measure pairs of values, under names that begin with `prefix`."""
+
+    def __init__(self, prefix: str, low: DType) -> None:
+        """`low`: values below its smallest normal number are not measured against their own size."""
+        self._prefix = prefix
+        floats = {"zero": 0.0, "infinity": math.inf, "least": low.tiny}
+        for name, bound in (("low", _bound(low)), ("wide", _WIDEST)):
+            floats |= {f"{name}/most": bound, f"{name}/lowest": -bound}
+        self.initializers = (
+            helper.make_tensor(f"{prefix}flat", TensorProto.INT64, [1], [-1]),
+            *(helper.make_tensor(prefix + name, TensorProto.FLOAT, [1], [held]) for name, held in floats.items()),
+        )
+
+    def nodes(self, number: int, value: str, reference: str, *, is_low: bool) -> Iterator[NodeProto]:
+        """The nodes for two float32 tensors of one shape; they write `self.row(number)`.
+
+        What lies beyond the value's type (`is_low`: the low one), or has no square in float32, is a mask rather
+        than a number: it counts as the bound, and for nothing in the size of the reference.
+        """
+        at, held = f"{self._prefix}{number}/", self._prefix
+        bounds = held + ("low" if is_low else "wide")
+
+        def node(op: str, result: str, *inputs: str, **attributes: Any) -> NodeProto:
+            return helper.make_node(op, inputs, [at + result], at + result, **attributes)
+
+        for name, source in (("v", value), ("r", reference)):
+            yield node("Reshape", name, source, held + "flat")
+            yield node("Abs", f"|{name}|", at + name)
+            yield node("Less", f"{name}_finite", at + f"|{name}|", held + "infinity")
+        yield node("And", "finite", at + "v_finite", at + "r_finite")
+        # From here on all is finite, and what is not in both differs by 0.
+        yield node("Where", "r_only", at + "r_finite", at + "r", held + "zero")
+        yield node("Where", "v_only", at + "finite", at + "v", at + "r_only")
+        for name in ("v", "r"):
+            yield node("Min", f"{name}_below", at + f"{name}_only", bounds + "/most")
+            yield node("Max", f"{name}_within", at + f"{name}_below", bounds + "/lowest")
+        yield node("Sub", "d", at + "v_within", at + "r_within")
+        yield node("Abs", "error", at + "d")
+        yield node("Abs", "any", at + "r_only")
+        yield node("Less", "inside", at + "any", bounds + "/most")
+        yield node("Cast", "inside_ones", at + "inside", to=TensorProto.FLOAT)
+        yield node("Mul", "size", at + "any", at + "inside_ones")
+        for name in ("error", "size", "any"):
+            # The largest of no elements is -inf.
+            yield node("ReduceMax", f"{name}_max", at + name, keepdims=1)
+            yield node("Max", f"{name}_largest", at + f"{name}_max", held + "zero")
+        # Squares of large values must not overflow, those of small ones not vanish.
+        yield node("Max", "unit", at + "size_largest", at + "error_largest", held + "least")
+        for name, result in (("error", "noise"), ("size", "signal")):
+            yield node("Div", f"{name}_scaled", at + name, at + "unit")
+            yield node("ReduceSumSquare", result, at + f"{name}_scaled", keepdims=1)
+        yield node("Not", "v_not_finite", at + "v_finite")
+        yield node("And", "lost_where", at + "r_finite", at + "v_not_finite")
+        yield node("Cast", "lost_ones", at + "lost_where", to=TensorProto.FLOAT)
+        yield node("ReduceSum", "lost", at + "lost_ones", keepdims=1)
+        parts = [at + part for part in ("error_largest", "any_largest", "noise", "signal", "lost", "unit")]
+        yield helper.make_node("Concat", parts, [self.row(number)], self.row(number), axis=0)
+
+    def row(self, number: int) -> str:
+        return f"{self._prefix}{number}"
+
+    def packed(self, rows: Sequence[str], output: str) -> Iterator[NodeProto]:
+        """The nodes that put rows into one output, one row after the other, to stand at the end of the graph.
+
+        onnxruntime runs first what the input with the highest node number needs. With one node for all rows it
+        would begin with the last row, and keep every value before it alive until its own row comes; in a chain it
+        begins with the first.
+        """
+        so_far = rows[0]
+        for number, row in enumerate(rows[1:], 1):
+            name = f"{self._prefix}upto/{number}"
+            yield helper.make_node("Concat", [so_far, row], [name], name, axis=0)
+            so_far = name
+        yield helper.make_node("Identity", [so_far], [output], output)
+
+
+def _bound(dtype: DType) -> float:
+    return min(dtype.max, _WIDEST)
+
+
+def read(packed: NDArray[np.float32]) -> list[Apart]:
+    """What the rows in an output say."""
+    found = []
+    for error, size, noise, signal, lost, unit in packed.astype(np.float64).reshape(-1, 6):
+        square = float(unit) ** 2
+        found.append(Apart(float(error), float(size), float(noise) * square, float(signal) * square, int(lost)))
+    return found

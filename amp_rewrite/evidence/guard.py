@@ -1,0 +1,326 @@
+"""The guard: measured ranges against the low type, and the ops that must stay float32 because of them.
+
+A value that does not fit is kept away from the low type: the op that makes it, every op that computes with it
+and what only moves it on the way are pinned. Which values those are depends on the colours, so the guard paints,
+pins what does not fit, and paints again until nothing low is left that does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.exact import exact
+from amp_rewrite.finding import Finding
+from amp_rewrite.painting.color import Coloring
+from amp_rewrite.pin import Pin
+from amp_rewrite.safety.flow import COPIES, Flow
+from amp_rewrite.schema import TENSOR
+from amp_rewrite.view import Op, OpId, Role, ValueId, View
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.ranges import Range, Ranges
+
+HEADROOM = 2.0
+"""The factor that a value must have to spare on both ends of the type: other data will be larger, or smaller."""
+
+FLUSHED_SHARE = 0.5
+"""The share of nonzero elements that may round to zero where an op divides by them or takes their root or logarithm.
+Elsewhere what is flushed is smaller than the rounding of the largest element, and does no harm."""
+
+Paint = Callable[[Sequence[Pin]], Coloring]
+
+# Where small elements count for as much as large ones: by operator, the inputs.
+_MAGNIFIES: Mapping[str, Sequence[int]] = {"Div": (1,), **dict.fromkeys(("Log", "Reciprocal", "Sqrt"), (0,))}
+_ROOTS = ("allow_root", "lower", "force_all")
+_READ_NO_ELEMENT = ("Shape", "Size")
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The ops that stay float32, those that the caller pinned first, and what a person should know."""
+
+    pins: tuple[Pin, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a value may not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number."""
+
+    rule: str
+    note: str
+
+
+def guard(
+    view: View,
+    paint: Paint,
+    ranges: Ranges,
+    to: DType,
+    *,
+    pins: Sequence[Pin] = (),
+    headroom: float = HEADROOM,
+    saturate: Collection[ValueId] = (),
+) -> Guarded:
+    """The pins and findings that follow from ranges, on top of `pins`.
+
+    `paint` gives the colouring of `view` under pins; `saturate` are values that are clamped where they become low.
+    There is one finding for each value that would be low and does not fit, of kind "overflow", "underflow",
+    "nonfinite" (infinity or NaN that the op itself makes in float32) or "unseen" (no element of it was seen), and
+    one of kind "calibrated" that says on what data. An op of a cluster takes the cluster along; ops between pinned
+    ones are pinned, too, where that spares Casts. O(nodes + uses) for each painting; mostly there are two.
+
+    PolicyError for a headroom that is not above 1, and for ranges of another type.
+    """
+    check_headroom(headroom)
+    if ranges.to != to.spelling:
+        raise PolicyError(f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with --to {to.spelling}")
+    found = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
+    held = {pin.op: pin for pin in pins}
+    told: dict[ValueId, Fault] = {}
+    while True:
+        coloring = paint(tuple(held.values()))
+        fresh = dict(_unfit(view, coloring, found, told))
+        fresh = {op: pin for op, pin in fresh.items() if op not in held}
+        fresh = fresh or {p.op: p for p in _holes(view, coloring, held) if p.op not in held}
+        if not fresh:
+            break
+        held.update(fresh)
+    findings = [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(told.items())]
+    return Guarded(tuple(held[op] for op in sorted(held)), (_calibrated(ranges, headroom), *findings))
+
+
+def check_headroom(headroom: float) -> None:
+    """PolicyError for a headroom that is no finite number above 1."""
+    if not 1 < headroom < math.inf:
+        raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")
+
+
+def _calibrated(ranges: Ranges, headroom: float) -> Finding:
+    batches = f"{ranges.batches} batch{'es' if ranges.batches != 1 else ''}, headroom {headroom:g}"
+    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
+    return Finding("calibrated", ranges.origin, batches + doubt)
+
+
+# -- values ------------------------------------------------------------------------------------------
+
+
+def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, Fault]]:
+    """Every floating value that data may change and that does not fit, and why."""
+    from amp_rewrite.evidence.ranges import key
+
+    seen = _seen(view, ranges)
+    magnified = _magnified(view)
+    for value in view.values:
+        dtype = view.dtype(value.id)
+        if dtype is None or not dtype.floating or view.constant(value.id) is not None:
+            continue
+        found = seen.get(value.id)
+        if found is None:
+            fault: Fault | None = Fault("unseen", ranges.untapped.get(key(view, value.id), "it was not measured"))
+        else:
+            fault = _fault(found, to, headroom, value.id in magnified)
+        if fault is not None and (fault.rule != "nonfinite" or _arises(view, value.id, seen)):
+            yield value.id, fault
+
+
+def _seen(view: View, ranges: Ranges) -> dict[ValueId, Range]:
+    """The range of each value: its own, or that of what it is a copy of where nothing was measured at it."""
+    flow = Flow.of(view, COPIES)
+    found: dict[ValueId, Range] = {}
+    for value in view.values:  # sources come first, but for the state that a loop carries
+        own = ranges.of(view, value.id)
+        if own is None:
+            sources = [found.get(s) for s in flow.sources(value.id) if view.constant(s) is None]
+            known = [r for r in sources if r is not None]
+            if known and len(known) == len(sources):
+                own = known[0]
+                for other in known[1:]:
+                    own = own.merge(other)
+        if own is not None:
+            found[value.id] = own
+    return found
+
+
+def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | None:
+    if seen.count == 0:
+        return Fault("unseen", "no element of it was seen: a branch not taken, or an empty tensor; add data that does")
+    if seen.absmax * headroom > to.max:
+        fits = to is DType.FLOAT16 and seen.absmax * headroom <= DType.BFLOAT16.max
+        note = f"goes up to {seen.absmax:g}: {headroom:g} times that is beyond {to.max:g}"
+        return Fault("overflow", note + ("; fits bfloat16" if fits else ""))
+    if seen.nonfinite:
+        return Fault("nonfinite", f"{seen.nonfinite} of {seen.count} elements are infinite or NaN in float32 already")
+    if 0 < seen.absmax < to.tiny * headroom:
+        return Fault("underflow", f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}")
+    if magnified and seen.flushed > FLUSHED_SHARE * seen.count:
+        return Fault(
+            "underflow", f"{seen.flushed} of {seen.count} elements round to zero, and its readers divide by it"
+        )
+    return None
+
+
+def _magnified(view: View) -> Collection[ValueId]:
+    """Values whose small elements count: of which, moved or not, a root, logarithm or quotient is taken."""
+    starts = {
+        value: None
+        for op in view.ops
+        for slot in _MAGNIFIES.get(op.kind, ())
+        if slot < len(op.inputs) and (value := op.inputs[slot]) is not None
+    }
+    return Flow.of(view, COPIES).back(starts)
+
+
+def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
+    """Whether infinities are made here. Those that a mask or the data brings are infinite in every type."""
+    op = view.producer(value)
+    if op is None or op.bodies:
+        return False
+    for read in op.inputs:
+        dtype = view.dtype(read) if read is not None else None
+        if read is None or dtype is None or not dtype.floating:
+            continue
+        fit = view.fit(read, DType.FLOAT16) if view.constant(read) is not None else None
+        if fit is not None and fit.nonfinite:
+            return False
+        if fit is None and (found := seen.get(read)) is not None and found.nonfinite:
+            return False
+    return True
+
+
+# -- ops ---------------------------------------------------------------------------------------------
+
+
+def _unfit(
+    view: View, coloring: Coloring, found: Mapping[ValueId, Fault], told: dict[ValueId, Fault]
+) -> Iterator[tuple[OpId, Pin]]:
+    """A pin for each op that would make or read a faulty value in the low type. Adds such values to `told`."""
+    for value, fault in found.items():
+        name = view.value_name(value)
+        made_by = view.producer(value)
+        if made_by is not None and made_low(view, coloring, made_by, value):
+            told.setdefault(value, fault)
+            yield made_by.id, Pin(made_by.id, fault.rule, None, f"its result {name!r} {_worded(fault)}", raises=True)
+        for use in view.uses[value]:
+            reader = view.ops[use.op]
+            if reader.kind not in _READ_NO_ELEMENT and read_low(view, coloring, reader, use.slot):
+                told.setdefault(value, fault)
+                because = made_by.id if made_by is not None and made_by.id != use.op else None
+                yield use.op, Pin(use.op, fault.rule, because, f"its operand {name!r} {_worded(fault)}", raises=True)
+
+
+def _worded(fault: Fault) -> str:
+    return {"unseen": "was not seen", "nonfinite": f"has values out of range: {fault.note}"}.get(fault.rule, fault.note)
+
+
+def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
+    """Whether an op makes a value in a low type, by the colouring or as the model has it."""
+    if op.signature is None or op.bodies:
+        return False
+    name = op.signature.output_variable(op.outputs.index(value))
+    dtype = coloring.dtype(op.id, name) or view.dtype(value)
+    return dtype is not None and dtype.low
+
+
+def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
+    """Whether an op reads an input in a low type, by the colouring or as the model has it."""
+    value = op.inputs[slot]
+    if op.signature is None or op.bodies or value is None:
+        return False
+    dtype = coloring.dtype(op.id, op.signature.input_variable(slot)) or view.dtype(value)
+    return dtype is not None and dtype.low
+
+
+# -- holes -------------------------------------------------------------------------------------------
+
+
+def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[Pin]:
+    """Pins on low ops around pinned ones that no one asked to lower, where float32 needs fewer Casts."""
+    for group, edge in _movable(view, coloring, held):
+        if _casts(view, coloring, group, low=False) < _casts(view, coloring, group, low=True):
+            note = f"between float32 ops: lowering {'it' if len(group) == 1 else 'them'} would cost Casts"
+            yield from (Pin(op, held[edge].rule, edge, note) for op in sorted(group))
+
+
+def _movable(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[tuple[frozenset[OpId], OpId]]:
+    """Groups of neighbouring low ops that are low for their neighbours' sake alone, beside a pinned op; and that op."""
+    taken: set[OpId] = set()
+    for start in sorted({near for op in held for near in _neighbours(view, op)}):
+        if start in taken or not _follows(coloring, start):
+            continue
+        group, pending = {start}, [start]
+        edges: list[OpId] = []
+        while pending:
+            for near in _neighbours(view, pending.pop()):
+                if near in held:
+                    edges.append(near)
+                elif near not in group and _follows(coloring, near):
+                    group.add(near)
+                    pending.append(near)
+        taken |= group
+        yield frozenset(group), min(edges)
+
+
+def _follows(coloring: Coloring, op: OpId) -> bool:
+    paint = coloring.of(op)
+    return paint is not None and paint.dtype is coloring.to and paint.rule not in _ROOTS
+
+
+def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
+    """The ops that make what an op reads, and those that read what it makes."""
+    op = view.ops[op_id]
+    for value in op.inputs:
+        made_by = view.producer(value)
+        if made_by is not None:
+            yield made_by.id
+    for value in op.outputs:
+        if value is not None:
+            yield from (use.op for use in view.uses[value])
+
+
+def _casts(view: View, coloring: Coloring, group: Collection[OpId], *, low: bool) -> int:
+    """How many Casts the values at the ops of a group need if these are all low, or all float32."""
+    values = {v for op in group for v in (*view.ops[op].inputs, *view.ops[op].outputs) if v is not None}
+    return sum(_cast(view, coloring, value, group, low) for value in values)
+
+
+def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId], low: bool) -> bool:
+    """Whether a value is made in one type and read in another."""
+    if view.dtype(value) is not DType.FLOAT or view.constant(value) is not None:
+        return False
+    op = view.producer(value)
+    home = op is not None and (low if op.id in group else made_low(view, coloring, op, value))
+    reads = {
+        (low if use.op in group else read_low(view, coloring, view.ops[use.op], use.slot)) for use in view.uses[value]
+    }
+    found = view.values[value]
+    if (found.public and found.role is not Role.INPUT) or value in view.yielded:
+        reads.add(False)
+    return (not home) in reads
+
+
+def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
+    """Pins for the low ops that only move what pinned ops make: left low, they would round it after all. O(uses).
+
+    They have the rule of the pin that they follow. A sequence would be raised with all ops that touch it, and is not.
+    """
+    rules = {pin.op: pin.rule for pin in pins}
+    for op in view.ops:
+        if op.id in rules or op.bodies or op.signature is None or op.kind == "Constant" or not exact(op):
+            continue
+        moved = [v for v in op.inputs if v is not None and _low_tensor(view, v) and view.constant(v) is None]
+        makers = [view.producer(v) for v in moved]
+        if makers and all(made_by is not None and made_by.id in rules for made_by in makers):
+            first = next(made_by for made_by in makers if made_by is not None)
+            rules[op.id] = rules[first.id]
+            yield Pin(op.id, rules[op.id], first.id, f"moves what {first.name!r} makes", raises=True)
+
+
+def _low_tensor(view: View, value: ValueId) -> bool:
+    """Whether a value is a tensor of a low type."""
+    found = view.types[value]
+    return found is not None and found.container == TENSOR and found.dtype is not None and found.dtype.low

@@ -1,0 +1,357 @@
+"""How far two arrays are apart, and whether that is near enough. numpy alone; docs/verify.md has the formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_rewrite.errors import PolicyError
+
+Array = NDArray[Any]
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a candidate's array differs from the reference's, and whether a criterion accepts it.
+
+    `max_abs`, `max_rel` (per element, |a-b| / |a|) and `scaled` (max |a-b| / max |a|) are over the values that are
+    finite on both sides; None where there are none. `compared` counts those; in arrays that are not floating all
+    are. `nonfinite` counts infinities and NaN of the reference and of the candidate. `where` is the element that
+    differs most, `reference` and `candidate` are its values as text. `score` is what the criterion judges; None
+    where something else decided. `because` says in one line why it is ok or not.
+    """
+
+    elements: int
+    ok: bool
+    because: str
+    compared: int = 0
+    max_abs: float | None = None
+    max_rel: float | None = None
+    scaled: float | None = None
+    score: float | None = None
+    where: Index | None = None
+    reference: str = ""
+    candidate: str = ""
+    nonfinite: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Every element: |a - b| <= atol + rtol |a|, as numpy.allclose has it, where `a` is the reference.
+
+    Its score is the largest |a - b| / (atol + rtol |a|); 1 or less passes.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    higher = False
+
+    def __str__(self) -> str:
+        return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
+
+    def weigh(self, a: Array, b: Array) -> Array:
+        """|a - b| of each element in units of what is allowed there."""
+        error, allowed = np.abs(a - b), self.atol + self.rtol * np.abs(a)
+        weights: Array = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
+        return weights
+
+    def score(self, a: Array, b: Array, finite: Array) -> float:
+        return float(self.weigh(a[finite], b[finite]).max(initial=0.0))
+
+    def passes(self, score: float) -> bool:
+        return score <= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number that says how alike two arrays are; `higher`: more of it is better.
+
+    `whole`: the function gets the arrays in their shape, with infinities that are equal in both; otherwise the
+    values that are finite on both sides, flat. Arrays are float64. `span`: what it can be, from and to.
+    """
+
+    name: str
+    function: Callable[[Array, Array], float]
+    higher: bool = True
+    whole: bool = False
+    span: tuple[float, float] = (-math.inf, math.inf)
+
+    def check(self, bound: str, limit: float) -> None:
+        """PolicyError for a limit that nothing or everything keeps, naming the bound."""
+        low, high = self.span
+        if math.isfinite(limit) and low <= limit <= high:
+            return
+        within = f" from {low:g} to {high:g}" if math.isfinite(high) else " of 0 or more" if low == 0 else ""
+        raise PolicyError(f"{bound} is {limit}; for {self.name} use a finite number{within}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A measure that must be at least a limit, or at most, where less of it is better. Its score is the measure."""
+
+    measure: Measure
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.measure.name} at {'least' if self.higher else 'most'} {self.limit:g}"
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher score is better."""
+        return self.measure.higher
+
+    def weigh(self, a: Array, b: Array) -> Array:
+        """|a - b| of each element."""
+        error: Array = np.abs(a - b)
+        return error
+
+    def score(self, a: Array, b: Array, finite: Array) -> float:
+        found = self.measure.function(a, b) if self.measure.whole else self.measure.function(a[finite], b[finite])
+        return float(found)
+
+    def passes(self, score: float) -> bool:
+        return score >= self.limit if self.higher else score <= self.limit
+
+
+Criterion = Tolerance | Bound
+
+
+def worse(criterion: Criterion, first: float, second: float) -> bool:
+    """Whether the first score is worse than the second; NaN is the worst of all."""
+    if math.isnan(first) or math.isnan(second):
+        return math.isnan(first) and not math.isnan(second)
+    return first < second if criterion.higher else first > second
+
+
+# -- measures ------------------------------------------------------------------------------------------
+
+
+def cosine(a: Array, b: Array) -> float:
+    """sum ab / sqrt(sum a^2 sum b^2); 1 where both are zero everywhere, 0 where one is."""
+    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
+    if not largest:
+        return 1.0
+    a, b = a / largest, b / largest  # squares of large values must not overflow
+    norms = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
+    return float(a @ b) / norms if norms else 0.0
+
+
+def snr(a: Array, b: Array) -> float:
+    """Signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite where nothing differs."""
+    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
+    a, b = a / largest, b / largest
+    return _decibel(float(a @ a), float((a - b) @ (a - b)))
+
+
+def psnr(a: Array, b: Array) -> float:
+    """Peak signal to noise, 10 log10(max a^2 / mean (a-b)^2), in dB; infinite where nothing differs."""
+    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
+    a, b = a / largest, b / largest
+    return _decibel(float(np.abs(a).max(initial=0.0)) ** 2, float(np.mean((a - b) ** 2)) if a.size else 0.0)
+
+
+def _decibel(signal: float, noise: float) -> float:
+    if not noise:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal / noise > 0 else -math.inf
+
+
+def top1(a: Array, b: Array) -> float:
+    """The share of rows along the last axis whose largest element, the first of several, is at the same place.
+
+    PolicyError for arrays in which that says nothing: of rank 0, or with a last axis of one element.
+    """
+    if a.ndim == 0 or a.shape[-1] < 2:
+        raise PolicyError(
+            f"top1 needs two classes or more along the last axis, and the shape is {list(a.shape)}; choose another"
+            " metric, or the outputs that hold classes"
+        )
+    return float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.size else 1.0
+
+
+def scaled(a: Array, b: Array) -> float:
+    """max |a-b| / max |a|: the largest error in units of the reference's largest value."""
+    error, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(a).max(initial=0.0))
+    if not error:
+        return 0.0
+    return error / largest if largest else math.inf
+
+
+MEASURES: Mapping[str, Measure] = {
+    "cosine": Measure("cosine", cosine, span=(-1.0, 1.0)),
+    "psnr": Measure("psnr", psnr),
+    "snr": Measure("snr", snr),
+    "top1": Measure("top1", top1, whole=True, span=(0.0, 1.0)),
+    "scaled": Measure("scaled", scaled, higher=False, span=(0.0, math.inf)),
+}
+
+
+def criterion(
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    metric: str | Callable[[Array, Array], float] | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Criterion:
+    """What decides: rtol and/or atol, or a metric with the bound that it needs. There is no default.
+
+    `metric`: a name of MEASURES, or any callable of two float64 arrays, reference first, that gives a number; for a
+    callable the bound says which side is better. PolicyError, saying what to pass, for none, for both, for a bound
+    on the wrong side, and for one that nothing or everything keeps.
+    """
+    for name, number in (("rtol", rtol), ("atol", atol)):
+        if number is not None and not 0 <= number < math.inf:
+            raise PolicyError(f"{name} is {number}; use a finite number of 0 or more")
+    if metric is None:
+        return _tolerance(rtol, atol, at_least, at_most)
+    if rtol is not None or atol is not None:
+        raise PolicyError("either a tolerance (rtol, atol) or a metric decides, and both are given; leave one out")
+    measure = _measure(metric, higher=at_least is not None)
+    needed = "at_least" if measure.higher else "at_most"
+    limit, wrong = (at_least, at_most) if measure.higher else (at_most, at_least)
+    if wrong is not None or limit is None:
+        raise PolicyError(
+            f"metric {measure.name} needs one bound, {needed} (on the command line --{needed.replace('_', '-')} X)"
+        )
+    measure.check(needed, limit)
+    return Bound(measure, float(limit))
+
+
+def _tolerance(rtol: float | None, atol: float | None, at_least: float | None, at_most: float | None) -> Tolerance:
+    if at_least is not None or at_most is not None:
+        raise PolicyError(f"a bound of what? Name a metric with it: {', '.join(MEASURES)}")
+    if rtol is None and atol is None:
+        raise PolicyError(
+            "nothing says how near the outputs must be, and there is no default; give rtol and/or atol, or a metric"
+            " with its bound"
+        )
+    return Tolerance(float(rtol or 0.0), float(atol or 0.0))
+
+
+def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> Measure:
+    if callable(metric):
+        return Measure(getattr(metric, "__name__", type(metric).__name__), metric, higher, whole=True)
+    if metric not in MEASURES:
+        raise PolicyError(f"unknown metric {metric!r}; use one of {', '.join(MEASURES)}, or in Python a callable")
+    return MEASURES[metric]
+
+
+# -- comparing -----------------------------------------------------------------------------------------
+
+
+def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
+    """How `b` differs from the reference `a`. O(elements).
+
+    Only floating values (complex ones count as two) are judged by the criterion; integers, booleans and strings must
+    be equal. Never ok: other shapes or other kinds of element types; values that are infinite or NaN on one side,
+    infinities of other sign, and NaN on both sides unless `equal_nan`. Types of one kind may differ, as float32 and
+    float16 do. A difference of no elements, or none finite, is ok with `compared` 0: its caller must see others.
+    """
+    kinds = _kind(a), _kind(b)
+    if kinds[0] != kinds[1]:
+        return Difference(a.size, False, f"the element type is {_type(a)} in the reference and {_type(b)} here")
+    if a.shape != b.shape:
+        return Difference(a.size, False, f"the shape is {list(a.shape)} in the reference and {list(b.shape)} here")
+    if kinds[0] == "float":
+        return _judged(_float64(a), _float64(b), by, equal_nan)
+    return _equal(a, b)
+
+
+def _kind(array: Array) -> str:
+    """What element types have in common; ml_dtypes' own all have numpy's kind V, so names decide."""
+    name = array.dtype.name
+    if name.startswith(("float", "bfloat", "complex")):
+        return "float"
+    if name.startswith(("int", "uint")):
+        return "integer"
+    return "bool" if name == "bool" else "string"
+
+
+def _type(array: Array) -> str:
+    return "string" if _kind(array) == "string" else array.dtype.name
+
+
+def _float64(array: Array) -> Array:
+    if array.dtype.kind == "c":
+        parts: Array = np.ascontiguousarray(array, np.complex128).view(np.float64).reshape(*array.shape, 2)
+        return parts
+    return array.astype(np.float64)
+
+
+def _equal(a: Array, b: Array) -> Difference:
+    unequal = np.flatnonzero((a != b).reshape(-1))
+    same = Difference(a.size, True, "equal", compared=a.size, score=None)
+    if _kind(a) != "string" and a.size:
+        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
+        same = replace(same, max_abs=float(apart.max()))
+    if not unequal.size:
+        return same
+    because = f"{unequal.size} of {a.size} values differ, and {_kind(a)} values must be equal"
+    return _at(replace(same, ok=False, because=because), a, b, int(unequal[0]))
+
+
+def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
+    on_a, on_b = np.isfinite(a), np.isfinite(b)
+    finite = on_a & on_b
+    with np.errstate(all="ignore"):
+        found = _measured(a, b, finite, by)
+        alike = (a == b) | (np.isnan(a) & np.isnan(b) & equal_nan)
+    found = replace(found, nonfinite=(int(a.size - on_a.sum()), int(a.size - on_b.sum())))
+    odd = np.flatnonzero(~(finite | alike).reshape(-1))
+    if odd.size:
+        return _at(replace(found, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
+    if not found.compared:
+        return replace(found, ok=True, because="no value is finite, all are alike" if a.size else "no elements")
+    with np.errstate(all="ignore"):
+        score = by.score(a, b, finite)
+    infinite = int(finite.size - finite.sum())
+    aside = f"; {infinite} that are not finite are alike" if infinite else ""
+    return replace(found, score=score, ok=by.passes(score), because=_verdict(by, score, found) + aside)
+
+
+def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
+    """The errors over what is finite, and the element that weighs most."""
+    x, y = a[finite], b[finite]
+    found = Difference(a.size, True, "", compared=x.size)
+    if not x.size:
+        return found
+    error = np.abs(x - y)
+    relative = np.divide(error, np.abs(x), out=np.where(error > 0, np.inf, 0.0), where=x != 0)
+    at = int(np.flatnonzero(finite.reshape(-1))[by.weigh(x, y).argmax()])
+    found = replace(found, max_abs=float(error.max()), max_rel=float(relative.max()), scaled=scaled(x, y))
+    return _at(found, a, b, at)
+
+
+def _not_finite(a: Array, b: Array, odd: Array) -> str:
+    x, y = a.reshape(-1)[odd], b.reshape(-1)[odd]
+    both = int(np.count_nonzero(np.isnan(x) & np.isnan(y)))
+    if both == odd.size:
+        return f"{both} of {a.size} values are NaN on both sides, which shows nothing"
+    lost = int(np.count_nonzero(np.isfinite(x)))
+    if lost:
+        return f"{lost} of {a.size} values are finite in the reference and not here"
+    return f"{odd.size} of {a.size} values are not finite, and not alike"
+
+
+def _verdict(by: Criterion, score: float, found: Difference) -> str:
+    if isinstance(by, Tolerance):
+        allowed = f"{score:.3g} times what is allowed"
+        return f"the largest error is {found.max_abs:.3g}; the worst element has {allowed}"
+    return f"{by.measure.name} is {score:.6g}"
+
+
+def _at(found: Difference, a: Array, b: Array, flat: int) -> Difference:
+    """The same, showing one element."""
+    where = tuple(int(i) for i in np.unravel_index(flat, a.shape))
+    return replace(found, where=where, reference=_text(a[where]), candidate=_text(b[where]))
+
+
+def _text(value: Any) -> str:
+    return f"{value:.8g}" if isinstance(value, (float, np.floating)) else str(value)[:60]

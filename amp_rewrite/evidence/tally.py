@@ -1,0 +1,221 @@
+"""Nodes that measure a tensor inside the graph, and the numbers that they give.
+
+A measured tensor gives a *row*: nine float64, whatever its size. Rows are merged by adding the first seven and by
+taking the larger of the last two, so rows of many batches, or of many trips of a loop, are one row.
+
+    0       how many elements
+    1 to 6  how many magnitudes lie above: -1 (all but NaN), 0, what rounds to zero, what rounds to a subnormal number,
+            what rounds to a finite one, the largest finite number
+    7       the largest finite magnitude
+    8       minus the smallest magnitude that is neither 0 nor infinite; -infinity: there is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.evidence.ranges import Range
+
+WIDTH = 9
+FIRST_OPSET = 9
+"""The ai.onnx opset from which all nodes that are used here exist."""
+
+_ADDED = 7  # columns; the rest are compared
+_EXACT_IN_FLOAT = 1 << 24  # ones; float32 can count that far
+_NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
+_NEUTRAL = [0.0] * 8 + [-np.inf]
+
+Rows = NDArray[np.float64]
+
+
+def neutral(rows: int) -> Rows:
+    """Rows of tensors of no elements, one after the other."""
+    return np.array(_NEUTRAL * rows)
+
+
+def merged(a: Rows, b: Rows) -> Rows:
+    """Two runs of rows merged, one by one."""
+    added = np.tile(np.arange(WIDTH) < _ADDED, len(a) // WIDTH)
+    with np.errstate(invalid="ignore"):  # -inf + -inf, which is not taken
+        return np.where(added, a + b, np.maximum(a, b))
+
+
+def ranges(rows: Rows) -> Iterator[Range]:
+    """What each row says."""
+    for row in rows.reshape(-1, WIDTH):
+        elements, numbers, nonzero, survive, normal, beyond, infinite = (int(n) for n in row[:_ADDED])
+        yield Range(
+            count=elements,
+            nonfinite=elements - numbers + infinite,
+            absmax=float(row[7]),
+            absmin=float(-row[8]) if np.isfinite(row[8]) else 0.0,
+            overflow=beyond - infinite,
+            flushed=nonzero - survive,
+            subnormal=survive - normal,
+        )
+
+
+def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """The numbers that columns 1 to 6 compare with, in the type of the magnitudes.
+
+    Rounding is to nearest, and halfway between two numbers to the even one: zero, the smallest normal number,
+    infinity.
+    """
+    half = to.smallest_subnormal / 2
+    last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite numbers
+    exact = np.array([-1, 0, half, to.tiny - half, to.max + last / 2, np.finfo(dtype).max]).astype(dtype)
+    below = np.nextafter(exact, dtype.type(0))
+    return (*exact[:3], *below[3:5], exact[5])
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Makes nodes for tensors of one element type, FLOAT or DOUBLE. All names that it makes begin with `stem`."""
+
+    stem: str
+    dtype: DType
+    to: DType
+
+    def constants(self) -> list[NodeProto]:
+        """The nodes that must stand before all others, in the same graph or one around it."""
+        values = {
+            **dict(zip(_NAMES, bounds(self.to, self.dtype.numpy), strict=True)),
+            "zero": self.dtype.numpy.type(0),
+            "infinity": self.dtype.numpy.type(np.inf),
+            "flat": np.array([-1]),
+            "none": np.array([0]),
+            "many": np.array([_EXACT_IN_FLOAT]),
+            "no_count": np.zeros(1, self.dtype.numpy),
+        }
+        return [constant(self._k(name), np.asarray(value)) for name, value in values.items()]
+
+    def row(self, name: str, row: str) -> list[NodeProto]:
+        """Nodes that give the row of the tensor `name` under the name `row`."""
+        n = f"{row}_n"
+        nodes = [_node("Abs", [name], f"{row}_abs"), _node("Reshape", [f"{row}_abs", self._k("flat")], f"{row}_a")]
+        nodes += [_node("Shape", [f"{row}_a"], n), _node("Greater", [n, self._k("none")], f"{row}_any")]
+        nothing = constant(f"{row}_nothing", neutral(1))
+        return [*nodes, choice(f"{row}_any", row, self._of_some(row), [nothing])]
+
+    def _k(self, name: str) -> str:
+        return f"{self.stem}{self.dtype.spelling}_{name}"
+
+    def _of_some(self, row: str) -> list[NodeProto]:
+        """The row of a tensor that is not empty: by as few passes over it as there is something to count.
+
+        The reductions of the CPU drop NaN, and with it what they had found; only the sum is sure to show it.
+        """
+        a, n, tame = f"{row}_a", f"{row}_n", f"{row}_tame"
+        nodes = [_reduced("ReduceSum", a, f"{row}_sum")]
+        nodes += [_reduced("ReduceMax", a, f"{row}_max"), _reduced("ReduceMin", a, f"{row}_min")]
+        nodes += [_node("Cast", [n], f"{row}_all", to=TensorProto.DOUBLE)]
+        facts = [
+            _node("Less", [f"{row}_sum", self._k("infinity")], f"{row}_finite"),
+            _node("Greater", [f"{row}_max", self._k("infinite_in_low")], f"{row}_large"),
+            _node("Less", [n, self._k("many")], f"{row}_few"),
+            _node("Not", [f"{row}_large"], f"{row}_fits"),
+            _node("And", [f"{row}_finite", f"{row}_fits"], f"{row}_ordinary"),
+            _node("And", [f"{row}_ordinary", f"{row}_few"], tame),
+        ]
+        quick = [
+            _node("Greater", [f"{row}_min", self._k("survives")], f"{row}_dense"),
+            choice(f"{row}_dense", f"{row}_quick", self._dense(f"{row}_d", row), self._sparse(f"{row}_s", row)),
+        ]
+        return [*nodes, *facts, choice(tame, f"{row}_some", quick, self._wild(f"{row}_w", row))]
+
+    def _dense(self, own: str, row: str) -> list[NodeProto]:
+        """Of finite numbers that all survive rounding."""
+        return [
+            *self._above(f"{row}_a", "normal", own, self.dtype),
+            *self._joined(own, [f"{row}_all"] * 4, ["normal"], f"{row}_max", f"{row}_min"),
+        ]
+
+    def _sparse(self, own: str, row: str) -> list[NodeProto]:
+        """Of finite numbers with zeros, or what rounds to zero, among them."""
+        counted = ["nonzero", "survives", "normal"]
+        return [
+            *(node for name in counted for node in self._above(f"{row}_a", name, own, self.dtype)),
+            _node("Where", [f"{own}_nonzero_b", f"{row}_a", self._k("infinity")], f"{own}_where"),
+            _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
+            *self._joined(own, [f"{row}_all"] * 2, counted, f"{row}_max", f"{own}_min"),
+        ]
+
+    def _wild(self, own: str, row: str) -> list[NodeProto]:
+        """Of any numbers and of any many: NaN, infinities, and what overflows."""
+        a = f"{row}_a"
+        return [
+            *(node for name in _NAMES for node in self._above(a, name, own, DType.DOUBLE)),
+            _node("Less", [a, self._k("infinity")], f"{own}_finite"),
+            _node("Where", [f"{own}_finite", a, self._k("zero")], f"{own}_below"),
+            _reduced("ReduceMax", f"{own}_below", f"{own}_max"),
+            _node("And", [f"{own}_finite", f"{own}_nonzero_b"], f"{own}_counts"),
+            _node("Where", [f"{own}_counts", a, self._k("infinity")], f"{own}_where"),
+            _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
+            *self._joined(own, [f"{row}_all", *(f"{own}_{name}" for name in _NAMES)], [], f"{own}_max", f"{own}_min"),
+        ]
+
+    def _above(self, a: str, name: str, own: str, counted_in: DType) -> list[NodeProto]:
+        """How many magnitudes lie above a bound, under `{own}_{name}`."""
+        mask, ones = f"{own}_{name}_b", f"{own}_{name}_1"
+        return [
+            _node("Greater", [a, self._k(name)], mask),
+            _node("Cast", [mask], ones, to=counted_in.code),
+            _reduced("ReduceSum", ones, f"{own}_{name}"),
+        ]
+
+    def _joined(self, own: str, first: list[str], counted: list[str], largest: str, smallest: str) -> list[NodeProto]:
+        """The row: columns that are float64 already, counts in the tally's type, zeros, and the two ends."""
+        zeros = [self._k("no_count")] * (_ADDED - len(first) - len(counted))
+        rest = [*(f"{own}_{name}" for name in counted), *zeros, largest, f"{own}_minus"]
+        return [
+            _node("Neg", [smallest], f"{own}_minus"),
+            _node("Concat", rest, f"{own}_rest", axis=0),
+            _node("Cast", [f"{own}_rest"], f"{own}_double", to=TensorProto.DOUBLE),
+            _node("Concat", [*first, f"{own}_double"], f"{own}_row", axis=0),
+        ]
+
+
+def merging(stem: str, a: str, b: str, rows: int, out: str) -> list[NodeProto]:
+    """Nodes that merge two runs of rows, as `merged` does."""
+    added, most = f"{stem}sum", f"{stem}most"
+    return [_node("Add", [a, b], added), _node("Max", [a, b], most), *chosen(stem, added, most, rows, out)]
+
+
+def chosen(stem: str, added: str, most: str, rows: int, out: str) -> list[NodeProto]:
+    """Nodes that take the columns that are added from one run of rows, the others from another one."""
+    mask = constant(f"{stem}mask", np.tile(np.arange(WIDTH) < _ADDED, rows))
+    return [mask, _node("Where", [f"{stem}mask", added, most], out)]
+
+
+def constant(name: str, value: NDArray[Any]) -> NodeProto:
+    """A Constant node."""
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
+
+
+def choice(condition: str, out: str, then: list[NodeProto], otherwise: list[NodeProto]) -> NodeProto:
+    """An If that gives the row that the last node of the taken branch makes."""
+    return onnx.helper.make_node("If", [condition], [out], then_branch=_branch(then), else_branch=_branch(otherwise))
+
+
+def _branch(nodes: list[NodeProto]) -> GraphProto:
+    name = nodes[-1].output[0]
+    return onnx.helper.make_graph(nodes, name, [], [onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)])
+
+
+def _node(op_type: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+    return onnx.helper.make_node(op_type, inputs, [output], **attributes)
+
+
+def _reduced(op_type: str, name: str, output: str) -> NodeProto:
+    """Over all elements, as a vector of one."""
+    return _node(op_type, [name], output, keepdims=1)

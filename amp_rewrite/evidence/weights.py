@@ -1,0 +1,111 @@
+"""What storing a model's weights in a low type loses, weight by weight."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import cast
+from amp_rewrite.reports.render import count, share, table
+from amp_rewrite.view import ValueId, View
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFit:
+    """What rounding one weight to a low type loses, as conversions do it: to nearest even, saturating.
+
+    `max_rel`: the largest |rounded - w| / |w| over finite, nonzero values; 1 where one vanishes. `error`:
+    sqrt(sum (rounded - w)^2 / sum w^2). `fit` counts values: `overflow` those that saturate, `flushed` those that
+    become zero, `subnormal` those that lose digits; its `absmax` is of the weight as it was.
+    """
+
+    name: str
+    scope: str
+    dtype: str
+    shape: tuple[int, ...]
+    max_rel: float
+    error: float
+    fit: Fit
+
+    @property
+    def flushed(self) -> float:
+        """The share of values that become zero."""
+        return self.fit.flushed / self.fit.count if self.fit.count else 0.0
+
+
+def check_weights(
+    model: object, to: str | DType, *, values: Collection[ValueId] | None = None
+) -> tuple[WeightFit, ...]:
+    """What each floating weight (initializer or Constant) would lose in `to`, the worst first.
+
+    `model`: what `Model.load` takes, or a View; `values`: of its values those alone, such as those that a plan
+    bakes. Worst are weights that saturate, then those that flush the largest share to
+    zero, then by `error`. Weights that are of that type already are left out. Streamed: one chunk of one weight is
+    in memory. PolicyError for a type that nothing is lowered to.
+    """
+    low = to if isinstance(to, DType) else DType.parse(to)
+    if not low.low:
+        raise PolicyError(f"cannot lower to {low.spelling}; use float16 or bfloat16")
+    view = model if isinstance(model, View) else View.of(model if isinstance(model, Model) else Model.load(model))
+    found = []
+    for value in view.values if values is None else [view.values[v] for v in sorted(values)]:
+        dtype = view.dtype(value.id)
+        if value.tensor is not None and dtype is not None and dtype.floating and dtype is not low:
+            found.append(_fit(view.model, value.tensor, value.name, view.scopes[value.scope].path, dtype, low))
+    return tuple(sorted(found, key=lambda w: (-w.fit.overflow, -w.flushed, -w.error)))
+
+
+def _fit(model: Model, tensor: TensorProto, name: str, scope: str, dtype: DType, low: DType) -> WeightFit:
+    fit, worst, noise, signal = Fit(), 0.0, 0.0, 0.0
+    for chunk in model.chunks(tensor):
+        values = chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
+        fit = fit.merge(Fit.of([values], low))
+        exact = values[np.isfinite(values) & (values != 0)].astype(np.float64)
+        rounded = cast(values, low).astype(np.float64)[np.isfinite(values) & (values != 0)]
+        lost = np.abs(rounded - exact)
+        worst = max(worst, float((lost / np.abs(exact)).max(initial=0.0)))
+        noise += float(lost @ lost)
+        signal += float(exact @ exact)
+    error = math.sqrt(noise / signal) if signal else 0.0
+    return WeightFit(name, scope, dtype.spelling, tuple(tensor.dims), worst, error, fit)
+
+
+_HEAD = ("weight", "shape", "error", "max rel", "saturated", "to zero", "subnormal", "absmax")
+
+
+def weights_text(weights: Sequence[WeightFit], to: str, *, limit: int | None = None) -> str:
+    """An aligned table, the worst first, `limit` rows at most, under one line of summary. Ends with a newline."""
+    losing = sum(1 for w in weights if w.fit.overflow or w.fit.flushed)
+    shown = weights[:limit]
+    lines = [f"{count(len(weights), 'weight')} to {to}: {losing} lose values to saturation or zero"]
+    if shown:
+        lines += table(map(_cells, shown), head=_HEAD, right="  >>>>>>")
+    if len(shown) < len(weights):
+        lines.append(f"  … and {count(len(weights) - len(shown), 'more weight')}")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(weight: WeightFit) -> tuple[str, ...]:
+    fit = weight.fit
+    zero = share(fit.flushed, fit.count) if fit.flushed else "-"
+    counts = (str(fit.overflow or "-"), zero, str(fit.subnormal or "-"))
+    name = weight.name if weight.name.startswith(weight.scope) else weight.scope + weight.name
+    return name, str(list(weight.shape)), f"{weight.error:.2g}", f"{weight.max_rel:.2g}", *counts, f"{fit.absmax:.4g}"
+
+
+def weights_json(weights: Sequence[WeightFit], to: str) -> str:
+    """As JSON, one weight per line, the worst first. Ends with a newline."""
+    rows = ",\n".join(f"    {json.dumps(asdict(w), allow_nan=False)}" for w in weights)
+    listed = f"[\n{rows}\n  ]" if rows else "[]"
+    return f'{{\n  "schema": {SCHEMA},\n  "to": {json.dumps(to)},\n  "weights": {listed}\n}}\n'

@@ -1,0 +1,98 @@
+"""What tells one model from another: a hash of its graph, and one of its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.tensors import Sources, is_stub
+
+if TYPE_CHECKING:
+    from amp_rewrite.files.model import Model
+
+# What people and tools write about a graph, and what follows from it.
+_TALK = frozenset({"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"})
+_PIECE, _PIECES = 1 << 12, 16  # bytes; how many of them are read of a large tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Two sha256 in hexadecimal.
+
+    `graph`: inputs, outputs, ops, attributes, names, and names, types and shapes of all tensors. Docs, metadata,
+    value_info and who made the model do not count. `weights`: the values of all tensors; of those of more than
+    64 KiB only 16 pieces of 4 KiB, spread evenly, so that a model of any size takes milliseconds. A change in one
+    place of a large weight may go unseen; another training run does not.
+    """
+
+    graph: str
+    weights: str
+
+
+def fingerprint(model: Model) -> Fingerprint:
+    """The fingerprint of a model, the same however it was loaded. O(nodes + tensors)."""
+    proto = onnx.ModelProto()
+    pieces = wire.pieces(model.proto, lambda tensor: [_bare(tensor).SerializeToString(deterministic=True)])
+    if pieces is None:
+        proto.CopyFrom(model.proto)
+    else:
+        proto.ParseFromString(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
+    _strip(proto)
+    weights = hashlib.sha256()
+    with Sources() as sources:
+        for tensor in wire.tensors(model.proto):
+            weights.update(_bare(tensor).SerializeToString(deterministic=True))
+            for piece in _sampled(tensor, sources):
+                weights.update(piece)
+    return Fingerprint(hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest(), weights.hexdigest())
+
+
+def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+
+
+def _strip(message: Message) -> None:
+    """Remove what does not count, all the way down."""
+    for field, value in message.ListFields():
+        if field.name in _TALK:
+            message.ClearField(field.name)
+        elif isinstance(value, Message):
+            _strip(value)
+        elif field.message_type is not None:
+            for child in value:
+                _strip(child)
+
+
+def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
+    """The tensor's bytes, or pieces of them."""
+    if is_stub(tensor):
+        place = tensors.source(tensor)
+        yield place.dtype.name.encode()  # of a pending cast the bytes are of another type
+        for at, length in _spread(place.length):
+            piece = bytearray(length)
+            sources.fill(place, at, memoryview(piece))
+            yield bytes(piece)
+        return
+    kind = DType.of(tensor.data_type)
+    if kind in (None, DType.STRING):
+        yield b"".join(tensor.string_data) + tensor.raw_data
+        return
+    yield kind.name.encode() if kind else b""
+    whole = memoryview(tensor.raw_data if tensor.HasField("raw_data") else tensors.in_memory(tensor).tobytes())
+    yield from (whole[at : at + length] for at, length in _spread(len(whole)))
+
+
+def _spread(length: int) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths of the pieces that are read of so many bytes."""
+    if length <= _PIECE * _PIECES:
+        yield 0, length
+        return
+    for i in range(_PIECES):
+        yield (length - _PIECE) * i // (_PIECES - 1), _PIECE

@@ -1,0 +1,123 @@
+"""The view that is painted, in standard form: what computes one thing is one node where the standard has one.
+
+A fused node is one decision about precision, can not be split by a Cast, and is what a runtime fuses further: a sum and
+its normalization, a bias and its activation. All of it happens in float32, and each fusion is proved on the spot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cache
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.finding import Finding
+from amp_rewrite.fuse.batch_norm import fold_batch_norms
+from amp_rewrite.fuse.constants import fold_constants
+from amp_rewrite.fuse.emit import fused
+from amp_rewrite.fuse.formula import fuse_clusters
+from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, findings
+from amp_rewrite.fuse.shapes import Shapes, shapes_of
+from amp_rewrite.kernels import load_kernels
+from amp_rewrite.policy import Target
+from amp_rewrite.safety.cluster import clusters
+from amp_rewrite.schema import normal_domain, signature
+from amp_rewrite.view import OpId, View
+
+
+class Fuse(Enum):
+    """What is fused before painting."""
+
+    NONE = "none"
+    BASIC = "basic"
+
+    @classmethod
+    def parse(cls, spelling: str) -> Fuse:
+        """PolicyError for anything but the values."""
+        try:
+            return cls(spelling)
+        except ValueError:
+            legal = ", ".join(repr(member.value) for member in cls)
+            raise PolicyError(f"unknown fuse {spelling!r}; use one of {legal}") from None
+
+
+def canonical(view: View, to: DType, target: Target, named: Collection[OpId] = ()) -> tuple[View, tuple[Finding, ...]]:
+    """The view with constants folded, BatchNormalization folded and decomposed operators fused, and what was done.
+
+    `named` are ops that a pattern of the user names: they stay as they are. A model that
+    carries its training, or that lists its weights as inputs (IR version 3), is left alone.
+    """
+    proto = view.model.proto
+    if proto.training_info or proto.ir_version < _FIRST_FREE_INITIALIZERS:
+        return view, ()
+    told: list[Finding] = []
+    keys = {_key(view, op) for op in named}
+    for step in (_constants, _operators):
+        outcomes = [_allowed(view, o, to, target, keys) for o in step(view, to)]
+        told.extend(findings(view, outcomes))
+        fusions = _apart([o for o in outcomes if isinstance(o, Fusion)])
+        if fusions:
+            view = View.of(fused(view, fusions))
+    return view, tuple(told)
+
+
+_FIRST_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be a graph input
+
+
+def followed(marked: Mapping[OpId, str], before: View, after: View) -> Mapping[OpId, str]:
+    """What is marked in one view, in the one that `canonical` made of it."""
+    if before is after or not marked:
+        return marked
+    words = {_key(before, op): word for op, word in marked.items()}
+    return {op.id: words[found] for op in after.ops if (found := _key(after, op.id)) in words}
+
+
+_Key = tuple[int, tuple[str, ...]]
+
+
+def _key(view: View, op: OpId) -> _Key:
+    """What names an op in every view of a model: its scope and the values that it makes."""
+    return view.ops[op].scope, tuple(view.ops[op].node.output)
+
+
+def _constants(view: View, to: DType) -> Iterator[Outcome]:
+    yield from fold_constants(view)
+
+
+def _operators(view: View, to: DType) -> Iterator[Outcome]:
+    @cache
+    def shapes() -> Shapes:
+        return shapes_of(view)
+
+    yield from fold_batch_norms(view, to)
+    yield from fuse_clusters(view, clusters(view), shapes)
+
+
+def _allowed(view: View, outcome: Outcome, to: DType, target: Target, named: Collection[_Key]) -> Outcome:
+    """The outcome, or a refusal where a pattern names one of the ops, or the target has no kernel for the node."""
+    if isinstance(outcome, Refusal):
+        return outcome
+    chosen = [op for op in outcome.ops if _key(view, op) in named]
+    if chosen:
+        return Refusal(outcome.kind, outcome.last, f"a pattern names {view.ops[chosen[0]].name}")
+    node = outcome.node
+    known = signature(node.domain, node.op_type, view.opsets.get(normal_domain(node.domain), 1))
+    if target is Target.ORT_CUDA and known is not None and outcome.kind not in ("constant", "batch_normalization"):
+        for dtype in (DType.FLOAT, to):
+            types = {"T": f"tensor({dtype.onnx_name})"}
+            missing = load_kernels().refusal(node.domain, node.op_type, known.since, types)
+            if missing:
+                return Refusal(outcome.kind, outcome.last, missing)
+    return outcome
+
+
+def _apart(fusions: Sequence[Fusion]) -> list[Fusion]:
+    """Fusions, the first of any two that share an op."""
+    taken: set[OpId] = set()
+    found = []
+    for fusion in fusions:
+        if taken.isdisjoint(fusion.ops):
+            taken.update(fusion.ops)
+            found.append(fusion)
+    return found

@@ -1,0 +1,81 @@
+"""What a fusion is: the ops that go, the node that comes, the weights that it brings; and what stands in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from amp_rewrite.finding import Finding
+from amp_rewrite.view import Op, OpId, ValueId, View
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Ops that one node replaces. The node stands where `last` stood and makes the values that `last` made.
+
+    `kind` is what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers that
+    the node reads.
+    """
+
+    kind: str
+    ops: tuple[OpId, ...]
+    last: OpId
+    node: NodeProto
+    weights: tuple[TensorProto, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Ops that compute something together and yet stay apart: why, in one clause."""
+
+    kind: str
+    last: OpId
+    why: str
+
+
+Outcome = Fusion | Refusal
+
+
+def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
+    """A finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
+    fused = [o for o in outcomes if isinstance(o, Fusion)]
+    made = [_made(view, fusion) for fusion in fused if fusion.kind != "constant"]
+    return (*made, *_folded(view, [f for f in fused if f.kind == "constant"]), *_refused(view, outcomes))
+
+
+def _made(view: View, fusion: Fusion) -> Finding:
+    words = fusion.kind.replace("_", " ")
+    parts = ", ".join(view.ops[op].name for op in fusion.ops)
+    return Finding("fused", view.ops[fusion.last].name, f"{words}: one {fusion.node.op_type} in place of {parts}")
+
+
+def _folded(view: View, fusions: Sequence[Fusion]) -> Iterable[Finding]:
+    if fusions:
+        names = ", ".join(view.ops[fusion.last].name for fusion in fusions)
+        yield Finding("fused", "constants", f"computed now, each to the bit what it would be at run time: {names}")
+
+
+def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
+    found: dict[tuple[str, str], list[OpId]] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Refusal):
+            found.setdefault((outcome.kind, outcome.why), []).append(outcome.last)
+    for (kind, why), ops in found.items():
+        more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
+        yield Finding("not_fused", kind, f"the one that ends in {view.ops[ops[0]].name}{more}: {why}")
+
+
+def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
+    """The values that ops read and do not make, in order of first use."""
+    made = {value for op in ops for value in view.ops[op].outputs}
+    read = (value for op in sorted(ops) for value in view.ops[op].inputs)
+    return dict.fromkeys(value for value in read if value is not None and value not in made)
+
+
+def alone(view: View, value: ValueId | None, reader: Op) -> bool:
+    """Whether one op of the same graph is all that ever looks at a value, and looks once."""
+    if value is None or view.values[value].public or value in view.yielded:
+        return False
+    return [use.op for use in view.uses[value]] == [reader.id] and view.values[value].scope == reader.scope

@@ -1,0 +1,67 @@
+"""How a model is handed to onnxruntime: its heavy weights stay in their files, which onnxruntime maps."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnx import ModelProto, TensorProto
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import wire
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import Sources, is_stub, nbytes, source
+
+_FROM_FOLDER = "session.model_external_initializers_file_folder_path"
+_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory from which a model is handed over as a file
+
+
+@contextmanager
+def handed_over(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
+    """What onnxruntime is given, and session entries: a message that names the files of weights, or a file."""
+    heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
+    if _in_memory(model.proto) <= _LARGEST_MESSAGE and not any(_pending(t) for t in heavy):
+        yield _message(model.proto, heavy)
+        return
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "model.onnx"
+        try:
+            model.save(path, external_data=True)
+        except ModelError as cause:
+            raise ModelError(
+                f"the model has to be written to a temporary folder to be opened, and that failed: {cause}; set TMPDIR"
+                " to a folder with more room, or save the model and load it again"
+            ) from cause
+        yield str(path), {}
+
+
+def _in_memory(proto: ModelProto) -> int:
+    return sum(nbytes(t) for t in wire.tensors(proto) if not is_stub(t))
+
+
+def _pending(stub: TensorProto) -> bool:
+    return source(stub).dtype.code != stub.data_type
+
+
+def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Mapping[str, str]]:
+    """The model with stubs as onnxruntime reads them: files below one folder."""
+    if not heavy:
+        return proto.SerializeToString(), {}
+    places = [source(tensor) for tensor in heavy]
+    with Sources() as sources:
+        for first in {(p.path, p.stamp): p for p in places}.values():
+            sources.fill(first, 0, memoryview(bytearray()))  # refuses a file that has changed
+    folder = os.path.commonpath([os.path.dirname(p.path) for p in places])  # noqa: PTH120
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in wire.tensors(copy):
+        if is_stub(tensor):
+            place = source(tensor)
+            del tensor.external_data[:]
+            where = Path(place.path).relative_to(folder).as_posix()
+            for key, value in (("location", where), ("offset", place.offset), ("length", place.length)):
+                tensor.external_data.add(key=key, value=str(value))
+    return copy.SerializeToString(), {_FROM_FOLDER: folder}

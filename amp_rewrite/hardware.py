@@ -1,0 +1,259 @@
+"""The GPUs of this machine, the driver, and the CUDA libraries that onnxruntime needs, asked without any of them.
+
+Everything goes through `ctypes`; a loader can be given, so that tests need no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amp_rewrite.dtypes import DType
+
+Loader = Callable[[str], Any]
+"""Opens a shared library by name or path, as `ctypes.CDLL` does: OSError where there is none."""
+
+# CUDA compute capability of the first tensor cores for each type: Volta, and Ampere for bfloat16.
+# CUDA C++ Programming Guide, "Compute Capabilities", tensor core input types.
+FAST_FROM: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOAT16: (8, 0)}
+
+_WINDOWS = sys.platform == "win32"
+_DRIVER = "nvcuda.dll" if _WINDOWS else "libcuda.so.1"
+_NVML = "nvml.dll" if _WINDOWS else "libnvidia-ml.so.1"
+# CUdevice_attribute of the CUDA driver API.
+_MAJOR, _MINOR = 75, 76
+_NAME = 96  # bytes; NVML_DEVICE_NAME_V2_BUFFER_SIZE, and longer than any that CUDA tells
+# CUresult of the CUDA driver API, as far as there is something to do about it.
+_SAID = {
+    100: "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
+    802: "the GPUs are not yet initialized; start nvidia-fabricmanager",
+    803: "the NVIDIA driver's library is of another version than its kernel module; restart the machine",
+    804: "the NVIDIA driver is too old for the CUDA compatibility package that is installed; update the driver",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU by name, with its CUDA compute capability and its memory in bytes (None: not known)."""
+
+    name: str
+    capability: tuple[int, int]
+    memory: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}, compute capability {self.capability[0]}.{self.capability[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The GPUs that a CUDA program sees here, in its order.
+
+    `cuda` is the newest CUDA version that the driver serves, `driver` the driver's own; None: not known. `absence`
+    says why there is no GPU, and is None where there is one.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    cuda: tuple[int, int] | None = None
+    driver: str | None = None
+    absence: str | None = None
+
+
+def hardware(load: Loader = ctypes.CDLL) -> Hardware:
+    """What CUDA programs see here: CUDA_VISIBLE_DEVICES counts. Initializes the driver in this process."""
+    driver = driver_version(load)
+    try:
+        library = load(_DRIVER)
+    except OSError:
+        return Hardware(driver=driver, absence=f"no NVIDIA driver is installed here: {_DRIVER} cannot be loaded")
+    try:
+        return _seen(library, driver)
+    except AttributeError as missing:
+        return Hardware(driver=driver, absence=f"{_DRIVER} is not a whole NVIDIA driver: {missing}")
+
+
+def _seen(library: Any, driver: str | None) -> Hardware:
+    version = _asked(library.cuDriverGetVersion)
+    cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
+    code = library.cuInit(0)
+    if code:
+        return Hardware((), cuda, driver, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+    gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
+    return Hardware(gpus, cuda, driver, None if gpus else _SAID[100])
+
+
+def _gpu(library: Any, index: int) -> Gpu:
+    device = ctypes.c_int(_asked(library.cuDeviceGet, index))
+    name = ctypes.create_string_buffer(_NAME)
+    library.cuDeviceGetName(name, _NAME, device)
+    memory = ctypes.c_size_t()
+    known = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
+    capability = (
+        _asked(library.cuDeviceGetAttribute, _MAJOR, device),
+        _asked(library.cuDeviceGetAttribute, _MINOR, device),
+    )
+    return Gpu(name.value.decode(errors="replace"), capability, memory.value if known else None)
+
+
+def _asked(function: Any, *arguments: Any) -> int:
+    """The number that a function of the driver writes where its first argument points; 0 if it refuses."""
+    found = ctypes.c_int()
+    return found.value if function(ctypes.byref(found), *arguments) == 0 else 0
+
+
+def driver_version(load: Loader = ctypes.CDLL) -> str | None:
+    """The version of the NVIDIA driver ("580.65.06"); None where that cannot be asked."""
+    text = ctypes.create_string_buffer(_NAME)
+    with _Nvml(load) as nvml:
+        if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _NAME):
+            return None
+    return text.value.decode(errors="replace") or None
+
+
+def listed_gpus(load: Loader = ctypes.CDLL) -> tuple[Gpu, ...]:
+    """All GPUs of the machine, whoever may use them; leaves CUDA alone, which does not survive a fork."""
+    with _Nvml(load) as nvml:
+        return () if nvml is None else tuple(_listed(nvml, i) for i in range(_asked(nvml.nvmlDeviceGetCount_v2)))
+
+
+def _listed(nvml: Any, index: int) -> Gpu:
+    device, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+    nvml.nvmlDeviceGetName(device, name, _NAME)
+    nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+    return Gpu(name.value.decode(errors="replace"), (major.value, minor.value))
+
+
+class _Nvml:
+    """NVIDIA's management library, open while the body runs; None where there is none."""
+
+    def __init__(self, load: Loader) -> None:
+        try:
+            self._library = load(_NVML)
+        except OSError:
+            self._library = None
+
+    def __enter__(self) -> Any:
+        opened = self._library is not None and self._library.nvmlInit_v2() == 0
+        self._open = opened
+        return self._library if opened else None
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            self._library.nvmlShutdown()
+
+
+# -- what float16 and bfloat16 gain here ---------------------------------------------------------------
+
+
+def refusal(found: Hardware, to: DType, device: int = 0) -> str | None:
+    """Why a model is not faster in a low type on one of the GPUs; None where it may be."""
+    if not found.gpus:
+        return f"{found.absence}; on a CPU {to.spelling} is slower, not faster"
+    if device >= len(found.gpus):
+        return f"there is no GPU {device}, only {len(found.gpus)}"
+    gpu = found.gpus[device]
+    if gpu.capability >= FAST_FROM[to]:
+        return None
+    return f"{_fast(to)}, and this GPU has less: {gpu}"
+
+
+def device_advice(gpus: Sequence[Gpu]) -> str | None:
+    """Why float16 will not be faster on these GPUs, or on those of them that are named; None if all gain by it."""
+    if not gpus:
+        return "no NVIDIA GPU was found here; on a CPU float16 is slower, not faster"
+    slow = Counter(gpu for gpu in gpus if gpu.capability < FAST_FROM[DType.FLOAT16])
+    if not slow:
+        return None
+    named = ", ".join(f"{gpu} (x{n})" if n > 1 else str(gpu) for gpu, n in slow.items())
+    return f"{_fast(DType.FLOAT16)}, and these GPUs have less: {named}"
+
+
+def _fast(to: DType) -> str:
+    major, minor = FAST_FROM[to]
+    return f"{to.spelling} is fast from compute capability {major}.{minor} on"
+
+
+# -- libraries -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A shared library that onnxruntime's CUDA provider uses.
+
+    `requirement` is what brings it through pip, `beside` where pip puts it below site-packages. `needed`: the
+    provider does not load without it; the others are opened when an op wants them.
+    """
+
+    name: str
+    requirement: str
+    beside: str
+    needed: bool
+
+
+# Names, folders and versions: onnxruntime's own preload_dlls and the extras of its wheel (onnxruntime-gpu 1.31.1).
+_LIBRARIES: Mapping[int, tuple[Library, ...]] = {
+    13: (
+        Library("libcublasLt.so.13", "nvidia-cublas~=13.0", "nvidia/cu13/lib", True),
+        Library("libcublas.so.13", "nvidia-cublas~=13.0", "nvidia/cu13/lib", True),
+        Library("libcudart.so.13", "nvidia-cuda-runtime~=13.0", "nvidia/cu13/lib", True),
+        Library("libcurand.so.10", "nvidia-curand~=10.0", "nvidia/cu13/lib", True),
+        Library("libcufft.so.12", "nvidia-cufft~=12.0", "nvidia/cu13/lib", False),
+        Library("libnvrtc.so.13", "nvidia-cuda-nvrtc~=13.0", "nvidia/cu13/lib", False),
+        Library("libcudnn.so.9", "nvidia-cudnn-cu13~=9.0", "nvidia/cudnn/lib", False),
+    ),
+    12: (
+        Library("libcublasLt.so.12", "nvidia-cublas-cu12~=12.0", "nvidia/cublas/lib", True),
+        Library("libcublas.so.12", "nvidia-cublas-cu12~=12.0", "nvidia/cublas/lib", True),
+        Library("libcudart.so.12", "nvidia-cuda-runtime-cu12~=12.0", "nvidia/cuda_runtime/lib", True),
+        Library("libcurand.so.10", "nvidia-curand-cu12~=10.0", "nvidia/curand/lib", True),
+        Library("libcufft.so.11", "nvidia-cufft-cu12~=11.0", "nvidia/cufft/lib", False),
+        Library("libnvrtc.so.12", "nvidia-cuda-nvrtc-cu12~=12.0", "nvidia/cuda_nvrtc/lib", False),
+        Library("libcudnn.so.9", "nvidia-cudnn-cu12~=9.0", "nvidia/cudnn/lib", False),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A library, and whether the loader finds it by itself ("system"), pip has put it here ("pip"), or None."""
+
+    library: Library
+    where: str | None
+
+
+def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Found, ...]:
+    """Which libraries of a CUDA release are here, each opened to be sure; () for a release or system not known here.
+
+    `site`: the folders of Python packages, sys.path by default.
+    """
+    if not sys.platform.startswith("linux"):
+        return ()
+    folders = [Path(entry) for entry in (sys.path if site is None else site) if entry]
+    return tuple(Found(library, _where(library, load, folders)) for library in _LIBRARIES.get(cuda, ()))
+
+
+def _where(library: Library, load: Loader, folders: Iterable[Path]) -> str | None:
+    if loads(library.name, load):
+        return "system"
+    files = (folder / library.beside / library.name for folder in folders)
+    return "pip" if any(file.is_file() and loads(str(file), load) for file in files) else None
+
+
+def loads(name: str, load: Loader = ctypes.CDLL) -> bool:
+    """Whether a shared library can be opened, by name or path."""
+    try:
+        load(name)
+    except OSError:
+        return False
+    return True
+
+
+def pip_line(missing: Iterable[Library]) -> str:
+    """The command that brings libraries that are missing."""
+    return "python -m pip install " + " ".join(dict.fromkeys(f"'{library.requirement}'" for library in missing))

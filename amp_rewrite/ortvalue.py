@@ -1,0 +1,63 @@
+"""onnxruntime's own values, to and from arrays and other libraries' tensors. `ort` is always onnxruntime itself."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+
+Array = NDArray[Any]
+
+STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
+"""The types that onnxruntime has and numpy has not."""
+_DEVICES = {1: "cpu", 2: "cuda", 3: "cuda"}  # DLDeviceType of DLPack; 3 is host memory that CUDA has pinned
+
+
+def from_array(ort: Any, array: Any, device: str = "cpu", index: int = 0) -> Any:
+    """An OrtValue on a device. On the CPU it shares memory with a contiguous array. bfloat16 and float8 are those of
+    ml_dtypes."""
+    own = np.ascontiguousarray(array)
+    strange = next((dtype for dtype in STRANGE if own.dtype == dtype.numpy), None)
+    if strange is None:
+        return ort.OrtValue.ortvalue_from_numpy(own, device, index)
+    bits = own.view(f"uint{strange.bits}")
+    here = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, strange.code)
+    return here if device == "cpu" else copied(ort, here, device, index)
+
+
+def from_tensor(ort: Any, tensor: Any, device: str, index: int) -> Any:
+    """An OrtValue of what speaks DLPack (torch, cupy, jax …): the same memory if it lies on the device, else a copy.
+
+    ModelError for a tensor that DLPack does not give away: one that needs gradients, or lies in pieces.
+    """
+    try:
+        kind, at = tensor.__dlpack_device__()
+        value = ort.OrtValue.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError, ValueError) as cause:
+        said = " ".join(str(cause).split())[:200]
+        raise ModelError(f"a tensor cannot be bound: {said}; give tensor.detach().contiguous()") from cause
+    same = _DEVICES.get(int(kind)) == device and (device == "cpu" or at == index)
+    return value if same else copied(ort, value, device, index)
+
+
+def copied(ort: Any, value: Any, device: str, index: int = 0) -> Any:
+    """A copy of an OrtValue on a device."""
+    fresh = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), device, index)
+    fresh.update_inplace(value)
+    return fresh
+
+
+def to_array(ort: Any, value: Any) -> Array:
+    """The values of an OrtValue that is a tensor on any device; bfloat16 as that of ml_dtypes."""
+    strange = next((dtype for dtype in STRANGE if value.element_type() == dtype.code), None)
+    if strange is None:
+        found: Array = value.numpy()
+        return found
+    here = value if value.device_name().lower() == "cpu" else copied(ort, value, "cpu")
+    bits = ctypes.string_at(here.data_ptr(), here.tensor_size_in_bytes())
+    return np.frombuffer(bytearray(bits), strange.numpy).reshape(tuple(here.shape()))

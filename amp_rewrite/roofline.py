@@ -1,0 +1,48 @@
+"""What a GPU can do at most, from its data sheet, and so the least time that work can take on it.
+
+Williams, Waterman and Patterson, Roofline: an insightful visual performance model (2009).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """Peak rates of a GPU: float32 operations outside and float16 ones inside tensor cores, per second, and bytes.
+
+    Dense, without sparsity; a multiplication and an addition are two operations. Tensor cores that know bfloat16 are
+    as fast in it.
+    """
+
+    gpu: str
+    float32: float
+    low: float
+    bandwidth: float
+    source: str
+    bfloat16: bool = True
+
+    def seconds(self, flops: float, nbytes: float, *, low: bool) -> float:
+        """The least time for so many operations and so many bytes moved, whichever takes longer."""
+        return max(flops / (self.low if low else self.float32), nbytes / self.bandwidth)
+
+
+ROOFS: Mapping[str, Roof] = {
+    roof.gpu: roof
+    for roof in (
+        Roof("H200", 67e12, 989e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
+        Roof("A100", 19.5e12, 312e12, 1.555e12, "NVIDIA A100 Tensor Core GPU data sheet, 40 GB"),
+        Roof("L4", 30.3e12, 121e12, 0.3e12, "NVIDIA L4 Tensor Core GPU data sheet"),
+        Roof("T4", 8.1e12, 65e12, 0.32e12, "NVIDIA T4 Tensor Core GPU data sheet", False),
+        Roof("V100", 15.7e12, 125e12, 0.9e12, "NVIDIA V100 Tensor Core GPU data sheet, SXM2", False),
+    )
+}
+
+
+def roof_of(gpu: str) -> Roof | None:
+    """The roof of a GPU by the name that its driver gives it ("NVIDIA A100-SXM4-40GB"); None if it is not known."""
+    words = re.split(r"[\s-]+", gpu)
+    return next((roof for name, roof in ROOFS.items() if name in words), None)

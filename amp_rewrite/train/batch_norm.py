@@ -1,0 +1,75 @@
+"""BatchNormalization with the statistics of the batch, in operators that every runtime has and every row knows."""
+
+from __future__ import annotations
+
+from amp_rewrite.errors import GradientError
+from amp_rewrite.files.model import Model
+from amp_rewrite.op import MAIN, Op
+from amp_rewrite.schema import attribute
+from amp_rewrite.train.builder import Builder
+from amp_rewrite.view import View
+
+_FIRST_WITH_MODE = 14  # before, a node with several outputs was one in training
+
+
+def spelled_out(model: Model) -> Model:
+    """The model with each BatchNormalization in training mode replaced; itself if it has none.
+
+    Mean and biased variance over all axes but the second are computed in the type of the running statistics,
+    which move by 1 − momentum, as the standard says. GradientError inside a body, for an unknown rank, and before
+    opset 14.
+    """
+    view = View.of(model)
+    if not any(_training(op) for op in view.ops):
+        return model
+    b = Builder.of(model, region="batch_norm")
+    for position, op_id in enumerate(view.scopes[MAIN].ops):
+        if _training(view.ops[op_id]):
+            _spell_out(b, view.ops[op_id], position)
+    inside = next((op for op in view.ops if op.scope != MAIN and _training(op)), None)
+    if inside is not None:
+        raise GradientError(
+            f"node {inside.name!r} (BatchNormalization) is in training mode inside a body; move it out, or set"
+            " training_mode to 0"
+        )
+    return b.model()
+
+
+def _training(op: Op) -> bool:
+    if op.op_type != "BatchNormalization" or op.domain:
+        return False
+    mode = attribute(op.node, "training_mode")
+    return (mode is not None and mode.i != 0) or len(op.outputs) > 1
+
+
+def _spell_out(b: Builder, op: Op, position: int) -> None:
+    x, scale, bias, mean, variance = op.node.input
+    shape, dtype, kept = b.shape(x), b.dtype(x), b.dtype(mean)
+    b.requires(_FIRST_WITH_MODE, f"node {op.name!r} (BatchNormalization) in training mode")
+    if shape is None or dtype is None or kept is None:
+        raise GradientError(
+            f"node {op.name!r} (BatchNormalization): the rank of input {x!r} is unknown; declare the shapes of the"
+            " inputs"
+        )
+    axes = [0, *range(2, len(shape))]
+    epsilon, momentum = (_number(op, name, default) for name, default in (("epsilon", 1e-5), ("momentum", 0.9)))
+    beside = [-1, *[1] * (len(shape) - 2)]
+    with b.instead_of(position) as node:
+        wide = b.cast(x, kept)
+        centre = b.reduce("ReduceMean", wide, axes, keepdims=True)
+        centred = b.op("Sub", wide, centre)
+        spread = b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
+        root = b.op("Sqrt", b.op("Add", spread, b.scalar(epsilon, kept)))
+        unit = b.op("Div", centred, root)
+        scales, biases = (b.reshape(b.cast(p, kept), beside) for p in (scale, bias))
+        y = b.op("Add", b.op("Mul", unit, scales), biases)
+        b.name(y if kept is dtype else b.op("Cast", y, to=dtype.code), node.output[0])
+        for name, old, new in zip(node.output[1:], (mean, variance), (centre, spread), strict=False):
+            if name:
+                moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, kept))
+                b.name(b.op("Add", b.op("Mul", old, b.scalar(momentum, kept)), moved), name)
+
+
+def _number(op: Op, name: str, default: float) -> float:
+    found = attribute(op.node, name)
+    return default if found is None else found.f

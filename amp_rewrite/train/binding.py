@@ -1,0 +1,46 @@
+"""Inputs that are weights: how a model exported with its parameters as inputs gets them back as initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.session import input_ports
+
+
+def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
+    """The model with some of its inputs as initializers; the model given is not changed.
+
+    `values`: arrays by input name. Exporters merge initializers of equal values and fold weights into others; those
+    of a model that takes its parameters as inputs stay apart, each under its name.
+
+    TrainingError for a name that is no input, and for values of another type or shape.
+    """
+    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    ports = {port.name: port for port in input_ports(source)}
+    proto = ModelProto()
+    proto.CopyFrom(source.proto)
+    for name, value in values.items():
+        if name not in ports:
+            raise TrainingError(f"{name!r} is no input of the model; its inputs are {', '.join(map(repr, ports))}")
+        array, port = np.asarray(value), ports[name]
+        fits = port.shape is None or (
+            len(port.shape) == array.ndim
+            and all(not isinstance(d, int) or d == s for d, s in zip(port.shape, array.shape, strict=True))
+        )
+        if not fits or port.dtype is None or port.dtype.numpy != array.dtype:
+            wanted = f"{port.dtype.spelling if port.dtype else 'no tensor'} {list(port.shape or ())}"
+            given = f"{array.dtype} {list(array.shape)}"
+            raise TrainingError(f"the value of {name!r} is {given}, and the input is {wanted}")
+        proto.graph.initializer.append(from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+    kept = [formal for formal in proto.graph.input if formal.name not in values]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    return replace(source, proto=proto)

@@ -1,0 +1,109 @@
+"""Operators replaced by the function bodies that the standard gives them.
+
+onnx's own inliner can not build a body that depends on types where an optional input is left out or an initializer,
+and leaves out the default values of attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import onnx
+import onnx.defs
+import onnx.helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
+
+from amp_rewrite.errors import GradientError, ModelError
+from amp_rewrite.expand import inlined
+from amp_rewrite.files.model import Model
+from amp_rewrite.index import bodies
+from amp_rewrite.op import MAIN, Op, ScopeId
+from amp_rewrite.schema import TENSOR, attribute
+from amp_rewrite.train.facts import Facts
+
+_DOMAIN = "amp_rewrite.bodies"
+
+
+def with_bodies(model: Model, op_types: Collection[str]) -> Model:
+    """The model with every op of these types of ai.onnx replaced, in bodies too; names of values stay.
+
+    GradientError for an op of which onnx can not build the body.
+    """
+    facts = Facts.of(model)
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    functions: list[FunctionProto] = []
+    for op, node in _nodes(facts, MAIN, proto.graph):
+        if not op.domain and op.op_type in op_types:
+            function = _body(facts, op)
+            function.name, function.domain = f"{op.op_type}_{len(functions)}", _DOMAIN
+            node.op_type, node.domain = function.name, _DOMAIN
+            _add_defaults(facts, op, node)
+            functions.append(function)
+    proto.functions.extend(functions)
+    proto.opset_import.add(domain=_DOMAIN, version=1)
+    out = inlined(replace(model, proto=proto), [(_DOMAIN, f.name) for f in functions]).proto
+    kept = [o for o in out.opset_import if o.domain != _DOMAIN]
+    del out.opset_import[:]
+    out.opset_import.extend(kept)
+    return replace(model, proto=out)
+
+
+def _nodes(facts: Facts, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[Op, NodeProto]]:
+    """The ops of a graph and of the bodies in it, each with its node in a copy."""
+    for op_id, node in zip(facts.view.scopes[scope].ops, graph.node, strict=True):
+        op = facts.view.ops[op_id]
+        yield op, node
+        for body, (_, inner) in zip(op.bodies, bodies(node), strict=True):
+            yield from _nodes(facts, body, inner)
+
+
+def _body(facts: Facts, op: Op) -> FunctionProto:
+    """The body of an op at the model's opset, as a function that the model may hold."""
+    opset = facts.view.opsets[""]
+    schema = onnx.defs.get_schema(op.op_type, opset, "")
+    function = FunctionProto()
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]  # type: ignore[attr-defined]
+    try:
+        if versions:
+            types = [_type(facts, op, slot).SerializeToString() for slot in range(len(op.inputs))]
+            build = schema.get_context_dependent_function_with_opset_version  # type: ignore[attr-defined]
+            function.ParseFromString(build(max(versions), op.node.SerializeToString(), types))
+        else:
+            versions = [v for v in schema.function_opset_versions if v <= opset]  # type: ignore[attr-defined]
+            built = schema.get_function_with_opset_version(max(versions))  # type: ignore[attr-defined]
+            function.ParseFromString(built if isinstance(built, bytes) else built.SerializeToString())
+    except (RuntimeError, ValueError) as cause:
+        raise _unbuilt(op) from cause
+    if not function.node:
+        raise _unbuilt(op)
+    del function.opset_import[:]
+    function.opset_import.add(domain="", version=opset)
+    return function
+
+
+def _unbuilt(op: Op) -> GradientError:
+    return GradientError(
+        f"node {op.name!r} ({op.kind}) has no gradient here, and onnx {onnx.__version__} can not build its function"
+        " body; replace the op"
+    )
+
+
+def _type(facts: Facts, op: Op, slot: int) -> TypeProto:
+    """The type of an input; an empty one for one that is left out."""
+    value = op.inputs[slot]
+    vtype = facts.view.types[value] if value is not None else None
+    if value is None or vtype is None or vtype.dtype is None:
+        return TypeProto()
+    if vtype.container != TENSOR:
+        raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}, and only tensors have gradients here")
+    return onnx.helper.make_tensor_type_proto(vtype.dtype.code, facts.shapes.get(value))
+
+
+def _add_defaults(facts: Facts, op: Op, node: NodeProto) -> None:
+    """State the attributes that a node leaves to their default."""
+    schema = onnx.defs.get_schema(op.op_type, facts.view.opsets[""], "")
+    for name, formal in schema.attributes.items():
+        if formal.default_value.name and attribute(node, name) is None:
+            node.attribute.append(formal.default_value)

@@ -1,0 +1,156 @@
+"""What is known of the values of a model: element types from the schemas, shapes from onnx's shape inference.
+
+onnx gives up where a shape is computed, though its length alone tells the rank, and every value after it is unknown,
+too. Such ranks are declared here, and the inference is run again.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx.helper
+import onnx.shape_inference
+from onnx import GraphProto, ModelProto
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.index import bodies
+from amp_rewrite.op import MAIN, Op, ScopeId, ValueId
+from amp_rewrite.view import View
+
+Shape = tuple[int | str | None, ...]
+"""Dims that are known, named, or unknown. Two dims of one name are equal."""
+
+_ROUNDS = 8  # of inference; each goes past all unknown ranks that one could go past the one before
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A model's view, what names mean in it, and the shapes of its values."""
+
+    view: View
+    ids: tuple[Mapping[str, ValueId], ...]
+    """For each scope the values of the names that are visible in it."""
+    shapes: Mapping[ValueId, Shape]
+
+    @classmethod
+    def of(cls, model: Model) -> Facts:
+        """ModelError for a model that is not one that can run. O(nodes + uses), times the rounds of inference."""
+        view = View.of(model)
+        own: list[dict[str, ValueId]] = [{} for _ in view.scopes]
+        for value in view.values:
+            own[value.scope][value.name] = value.id
+        ids: list[ChainMap[str, ValueId]] = []
+        for scope in view.scopes:  # a parent stands before its bodies
+            outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
+            ids.append(outer.new_child(own[scope.id]))
+        return cls(view, tuple(ids), _shapes(view, ids))
+
+
+def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
+    """The shape if all of its dims are numbers, else None."""
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return None
+    return tuple(int(d) for d in shape if isinstance(d, int))
+
+
+def _shapes(view: View, ids: Sequence[Mapping[str, ValueId]]) -> dict[ValueId, Shape]:
+    bare = view.model.skeleton()
+    for _ in range(_ROUNDS):
+        found = _inferred(view, ids, bare)
+        ranks = {value: rank for op in view.ops for value, rank in _ranks(op, found) if value not in found}
+        if not ranks:
+            break
+        _declare(view, bare, ranks)
+    return found
+
+
+def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto) -> dict[ValueId, Shape]:
+    """What onnx infers, and the shapes of constants."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError) as cause:
+        raise ModelError(f"onnx can not infer the shapes of the model: {' '.join(str(cause).split())}") from cause
+    found: dict[ValueId, Shape] = {}
+    for scope, graph in _graphs(view, MAIN, inferred.graph):
+        for info in (*graph.value_info, *graph.output, *graph.input):
+            if info.name in ids[scope] and info.type.tensor_type.HasField("shape"):
+                found[ids[scope][info.name]] = _dims(info.type.tensor_type.shape)
+        for tensor in graph.initializer:
+            found[ids[scope][tensor.name]] = tuple(tensor.dims)
+    for value in view.values:
+        if value.tensor is not None:
+            found[value.id] = tuple(value.tensor.dims)
+    return found
+
+
+def _graphs(view: View, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[ScopeId, GraphProto]]:
+    """A graph and all bodies in it, each with its scope. `graph` may have more nodes in front than its original."""
+    yield scope, graph
+    ops = view.scopes[scope].ops
+    for op, node in zip(reversed(ops), reversed(graph.node), strict=False):
+        for body, (_, inner) in zip(view.ops[op].bodies, bodies(node), strict=True):
+            yield from _graphs(view, body, inner)
+
+
+def _dims(shape: onnx.TensorShapeProto) -> Shape:
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
+
+
+# -- ranks that onnx does not tell -----------------------------------------------------------------------------
+
+
+def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:
+    """The outputs of an op whose rank follows from what is known, each with it."""
+    rule = None if op.domain else _RANKS.get(op.op_type)
+    rank = rule(op, shapes) if rule is not None else None
+    if rank is not None:
+        yield from ((out, rank) for out in op.outputs if out is not None)
+
+
+def _same(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
+    """The rank of the first input."""
+    first = shapes.get(op.inputs[0]) if op.inputs and op.inputs[0] is not None else None
+    return None if first is None else len(first)
+
+
+def _length(slot: int) -> Callable[[Op, Mapping[ValueId, Shape]], int | None]:
+    """As many axes as an input, which holds a shape, has elements."""
+
+    def rank(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
+        held = op.inputs[slot] if slot < len(op.inputs) else None
+        shape = shapes.get(held) if held is not None else None
+        count = shape[0] if shape is not None and len(shape) == 1 else None
+        return count if isinstance(count, int) else None
+
+    return rank
+
+
+def _expanded(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
+    own, wanted = _same(op, shapes), _length(1)(op, shapes)
+    return None if own is None or wanted is None else max(own, wanted)
+
+
+_RANKS: Mapping[str, Callable[[Op, Mapping[ValueId, Shape]], int | None]] = {
+    "Reshape": _length(1),
+    "ConstantOfShape": _length(0),
+    "Expand": _expanded,
+    **dict.fromkeys(("Split", "Slice", "Pad", "Tile", "Resize", "CenterCropPad"), _same),
+}
+
+
+def _declare(view: View, bare: ModelProto, ranks: Mapping[ValueId, int]) -> None:
+    for scope, graph in _graphs(view, MAIN, bare.graph):
+        mine = {view.value_name(v): (v, rank) for v, rank in ranks.items() if view.values[v].scope == scope}
+        kept = [info for info in graph.value_info if info.name not in mine]
+        for name, (value, rank) in mine.items():
+            dtype = view.dtype(value)
+            if dtype is not None:
+                kept.append(onnx.helper.make_tensor_value_info(name, dtype.code, [None] * rank))
+        fresh = GraphProto()
+        fresh.value_info.extend(kept)
+        graph.ClearField("value_info")
+        graph.value_info.MergeFrom(fresh.value_info)

@@ -1,0 +1,371 @@
+"""Optimizers: each formula stands here once, and is carried out by numpy or written into a graph.
+
+What an optimizer computes with is an `Arithmetic`: `Numpy` here, `update.Graph` there. Both do the same float32
+operations in the same order, so host and graph agree bit by bit; reductions (clipping by a norm) agree up to the
+order of summation. All hyperparameters but the learning rate are constants of the graph.
+
+Names and defaults are those of Keras in TensorFlow 2.1 to 2.3, except where a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.loss_scale import Array, Gradient, IndexedSlices
+
+T = TypeVar("T")
+
+Slots = Mapping[str, Mapping[str, Array]]
+"""By variable, then by slot: float32 arrays of the variable's shape."""
+
+
+class Arithmetic(Protocol[T]):
+    """What formulas need besides + - * / of operands with operands and with np.float32 numbers."""
+
+    def sqrt(self, x: T) -> T: ...
+    def maximum(self, x: T, bound: np.float32) -> T: ...
+    def clamp(self, x: T, bound: np.float32) -> T: ...
+    def square_sum(self, x: T) -> T: ...
+    def sum(self, xs: list[T]) -> T: ...
+
+    def bias_correction(self, beta: float, step: T) -> T:
+        """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
+        ...
+
+
+class Numpy:
+    """The arithmetic of arrays in memory."""
+
+    def sqrt(self, x: Array) -> Array:
+        return np.sqrt(x)
+
+    def maximum(self, x: Array, bound: np.float32) -> Array:
+        return np.maximum(x, bound)
+
+    def clamp(self, x: Array, bound: np.float32) -> Array:
+        return np.clip(x, -bound, bound)
+
+    def square_sum(self, x: Array) -> Array:
+        return np.asarray(np.sum(np.square(x), dtype=np.float32))
+
+    def sum(self, xs: list[Array]) -> Array:
+        return np.asarray(np.sum(np.stack(xs), dtype=np.float32))
+
+    def bias_correction(self, beta: float, step: Array) -> Array:
+        return np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32)
+
+
+def number(value: float) -> np.float32:
+    """A hyperparameter as it enters a formula."""
+    return np.float32(value)
+
+
+def _finite(value: float) -> bool:
+    """Whether float32 holds a number: what is larger would enter a formula as infinity."""
+    return abs(value) <= DType.FLOAT.max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How gradients change variables. Frozen: what changes while training is in slots and in the step count.
+
+    Gradients are clipped first, each to values in ±`clipvalue`, to the norm `clipnorm`, or all together to the norm
+    `global_clipnorm` (at most one of the three); then `weight_decay` times the variable is added to its gradient.
+    TrainingError for hyperparameters out of range.
+    """
+
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+    weight_decay: float = 0.0
+    learning_rate: float
+    SLOTS: ClassVar[Mapping[str, float]] = {}
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            self._check(part.name, getattr(self, part.name))
+        clips = [name for name in _CLIPS if getattr(self, name) is not None]
+        if len(clips) > 1:
+            raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; choose one")
+
+    def _check(self, name: str, value: object) -> None:
+        if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
+            return
+        if name in _FLAGS:
+            raise TrainingError(f"{name} of {type(self).__name__} must be true or false, not {value!r}")
+        low, high, range_ = _RANGES.get(name, (0.0, math.inf, "at least 0"))
+        real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        inside = real and low <= value < high and _finite(value)  # type: ignore[operator,arg-type]
+        if not inside or (name in _CLIPS and not number(value)):  # type: ignore[arg-type]
+            range_ = "more than 0" if name in _CLIPS else range_
+            raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
+
+    def slots(self) -> Mapping[str, float]:
+        """The slots of each variable by name, and what they are filled with at first."""
+        return self.SLOTS
+
+    def rule(
+        self, by: Arithmetic[T], variable: T, gradient: T, slots: Mapping[str, T], rate: T, step: T
+    ) -> tuple[T, Mapping[str, T]]:
+        """The variable and its slots after a step; `step` is the number of this step, from 1 on."""
+        raise NotImplementedError
+
+    def updated(
+        self, by: Arithmetic[T], variable: T, gradient: T, slots: Mapping[str, T], rate: T, step: T
+    ) -> tuple[T, Mapping[str, T]]:
+        """`rule` after weight decay; the gradient is clipped already."""
+        if self.weight_decay:
+            gradient = gradient + number(self.weight_decay) * variable  # type: ignore[operator]
+        return self.rule(by, variable, gradient, slots, rate, step)
+
+    def clipped(self, by: Arithmetic[T], gradients: list[T]) -> list[T]:
+        """The gradients of all variables after clipping."""
+        if self.clipvalue is not None:
+            return [by.clamp(g, number(self.clipvalue)) for g in gradients]
+        if self.clipnorm is not None:
+            return [self._shrunk(by, g, by.square_sum(g), self.clipnorm) for g in gradients]
+        if self.global_clipnorm is not None and gradients:
+            square = by.sum([by.square_sum(g) for g in gradients])
+            return [self._shrunk(by, g, square, self.global_clipnorm) for g in gradients]
+        return gradients
+
+    def _shrunk(self, by: Arithmetic[Any], gradient: Any, square: Any, norm: float) -> Any:
+        """As tf.clip_by_norm: g * norm / max(|g|, norm)."""
+        return gradient * (number(norm) / by.maximum(by.sqrt(square), number(norm)))
+
+    @property
+    def spelling(self) -> str:
+        """What `named` reads: the name, the learning rate, and what is not as usual."""
+        said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
+        settings = [f"{k}={v:g}" if not isinstance(v, bool) else f"{k}={str(v).lower()}" for k, v in said.items()]
+        return ",".join([type(self).__name__.lower(), *settings])
+
+    def get_config(self) -> dict[str, Any]:
+        """The hyperparameters; `from_config` makes an equal optimizer of them."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
+        try:
+            return cls(**config)
+        except TypeError as cause:
+            known = ", ".join(f.name for f in fields(cls))
+            raise TrainingError(f"not the configuration of {cls.__name__}: {dict(config)!r}; it has {known}") from cause
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Gradient descent; with `momentum`, Keras's: velocity = momentum * velocity - rate * gradient.
+
+    `nesterov`: the variable moves by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def slots(self) -> Mapping[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    def rule(
+        self, by: Arithmetic[T], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        if not self.momentum:
+            return variable - rate * gradient, {}
+        factor = number(self.momentum)
+        velocity = factor * slots["momentum"] - rate * gradient
+        move = factor * velocity - rate * gradient if self.nesterov else velocity
+        return variable + move, {"momentum": velocity}
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch."""
+
+    learning_rate: float = 0.001
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+
+    def slots(self) -> Mapping[str, float]:
+        return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
+
+    def rule(
+        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
+        move = rate * gradient / (by.sqrt(rms) + number(self.epsilon))
+        if not self.momentum:
+            return variable - move, {"rms": rms}
+        velocity = number(self.momentum) * slots["momentum"] + move
+        return variable - velocity, {"rms": rms, "momentum": velocity}
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Kingma and Ba's Adam, algorithm 1: epsilon is added to the root of the corrected second moment.
+
+    Keras adds it before the correction ("epsilon hat"), so that in the first steps its moves are smaller for
+    gradients of the order of epsilon.
+    """
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0, "v": 0.0}
+
+    def rule(
+        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
+        v = number(self.beta_2) * slots["v"] + number(1 - self.beta_2) * (gradient * gradient)
+        root = by.sqrt(v) / by.sqrt(by.bias_correction(self.beta_2, step)) + number(self.epsilon)
+        return variable - rate / by.bias_correction(self.beta_1, step) * (m / root), {"m": m, "v": v}
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): the variable shrinks by rate * weight_decay."""
+
+    weight_decay: float = field(default=0.01, kw_only=True)
+
+    def updated(
+        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        if self.weight_decay:
+            variable = variable - (rate * number(self.weight_decay)) * variable
+        return self.rule(by, variable, gradient, slots, rate, step)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root."""
+
+    learning_rate: float = 0.001
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    def slots(self) -> Mapping[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def rule(
+        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        accumulator = slots["accumulator"] + gradient * gradient
+        return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
+
+
+_RATE = "learning_rate"
+_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+_FLAGS = ("nesterov",)
+_RANGES = {
+    **dict.fromkeys(("beta_1", "beta_2", "rho"), (0.0, 1.0, "at least 0 and less than 1")),
+    "momentum": (0.0, math.nextafter(1.0, 2.0), "at least 0 and at most 1"),  # as in Keras
+}
+
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
+"""By name in lower case."""
+
+
+def serialize(optimizer: Optimizer) -> dict[str, Any]:
+    """The plain form of an optimizer, without its state."""
+    return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
+
+
+def deserialize(config: Mapping[str, Any]) -> Optimizer:
+    """The optimizer behind `serialize`. TrainingError for anything else."""
+    found = OPTIMIZERS.get(str(config.get("class_name")).lower())
+    inner = config.get("config")
+    if found is None or not isinstance(inner, Mapping):
+        raise TrainingError(f"not a serialized optimizer: {dict(config)!r}; use what serialize gave")
+    return found.from_config(inner)
+
+
+def named(text: str) -> Optimizer:
+    """The optimizer of a spelling such as "adam" or "sgd,learning_rate=0.1,momentum=0.9,nesterov=true".
+
+    `lr` is short for learning_rate. TrainingError for an unknown name, hyperparameter or value.
+    """
+    name, *settings = [part.strip() for part in text.split(",")]
+    found = OPTIMIZERS.get(name.lower())
+    if found is None:
+        raise TrainingError(f"unknown optimizer {name!r}; use one of {', '.join(OPTIMIZERS)}")
+    config: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        key = "learning_rate" if key == "lr" else key
+        if key in config:
+            raise TrainingError(f"optimizer {name!r} has {key} twice; give it once")
+        config[key] = _value(name, setting, value)
+    return found.from_config(config)
+
+
+def _value(name: str, setting: str, value: str) -> float | bool:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return float(value)
+    except ValueError:
+        raise TrainingError(f"optimizer {name!r}: {setting!r} is no setting; write NAME=NUMBER") from None
+
+
+def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """The slots of all variables before the first step."""
+    return {
+        name: {slot: np.full(array.shape, value, np.float32) for slot, value in optimizer.slots().items()}
+        for name, array in variables.items()
+    }
+
+
+def applied(
+    optimizer: Optimizer,
+    variables: Mapping[str, Array],
+    gradients: Mapping[str, Gradient],
+    slots: Slots,
+    *,
+    step: int,
+    learning_rate: float | np.float32 | None = None,
+) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
+    """Variables and slots after step number `step` (from 1 on); the arguments are not changed.
+
+    All float32. A variable whose gradient is None stays, its slots too. Sparse gradients count as zeros where they
+    have no rows: slots decay there as well (Keras's Adam does so, its momentum does not).
+    """
+    by = Numpy()
+    rate = np.array(optimizer.learning_rate if learning_rate is None else learning_rate, np.float32)
+    names = [name for name in variables if gradients.get(name) is not None]
+    clipped = optimizer.clipped(by, [_dense(gradients[name], variables[name]) for name in names])
+    new_variables = {name: np.array(array) for name, array in variables.items()}
+    new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
+    with np.errstate(all="ignore"):  # a fixed loss scale lets infinities in, and then they are meant
+        for name, gradient in zip(names, clipped, strict=True):
+            new_variables[name], after = optimizer.updated(
+                by, variables[name], gradient, slots[name], rate, np.array(step, np.int64)
+            )
+            new_slots[name] = dict(after)
+    return new_variables, new_slots
+
+
+def _dense(gradient: Gradient, variable: Array) -> Array:
+    """A gradient as a float32 array of the variable's shape. TrainingError where it does not fit."""
+    assert gradient is not None
+    if isinstance(gradient, IndexedSlices):
+        rows = np.asarray(gradient.indices)
+        wrong = rows[(rows < 0) | (rows >= (len(variable) if variable.ndim else 0))]
+        if wrong.size:
+            raise TrainingError(f"a sparse gradient has row {wrong[0]}, and the variable has shape {variable.shape}")
+        found = np.zeros(variable.shape, np.float32)
+        np.add.at(found, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))
+        return found
+    array = np.asarray(gradient, np.float32)
+    if array.shape != variable.shape:
+        raise TrainingError(f"a gradient of shape {array.shape} was given for a variable of shape {variable.shape}")
+    return array

@@ -1,0 +1,127 @@
+"""Which ops lie between parameters and a loss, and the words for one such way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_rewrite.op import Op, OpId, ScopeId, ValueId
+from amp_rewrite.train.vjp.row import Row, Rows, Stop
+from amp_rewrite.view import View
+
+_SHOWN = 4  # ops of a way that are named on each side
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The ops of one scope through which gradients pass, and the values that they pass to.
+
+    `slots` has the inputs of each such op that need a gradient, `captured` what its bodies read from outside.
+    """
+
+    view: View
+    slots: Mapping[OpId, tuple[int, ...]]
+    captured: Mapping[OpId, tuple[ValueId, ...]]
+    reached: Mapping[ValueId, OpId | None]
+    """Values that depend on a parameter, each with the op that made it so; None for the parameters."""
+    readers: Mapping[ValueId, OpId | None]
+    """Values that the loss depends on, each with the op that it goes on to; None for the loss."""
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops in their order."""
+        return tuple(self.view.ops[op] for op in sorted(self.slots))
+
+    def through(self, op: Op) -> str:
+        """One way from a parameter to the loss through the op, for a message."""
+        before = list(self._before(op))[::-1]
+        after = list(self._after(op))
+        if len(before) > _SHOWN:
+            before = [before[0], "…", *before[-_SHOWN + 1 :]]
+        if len(after) > _SHOWN:
+            after = [*after[: _SHOWN - 1], "…", after[-1]]
+        return " → ".join([*before, f"{op.kind} {op.name!r}", *after])
+
+    def _before(self, op: Op) -> Iterator[str]:
+        """The way back to a parameter, nearest op first."""
+        while True:
+            value = next(_there(v) for v in (*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]))
+            made_by = self.reached[value]
+            if made_by is None:
+                yield self.view.value_name(value)
+                return
+            op = self.view.ops[made_by]
+            yield f"{op.kind} {op.name!r}"
+
+    def _after(self, op: Op) -> Iterator[str]:
+        while True:
+            value = next(_there(v) for v in op.outputs if v in self.readers)
+            reader = self.readers[value]
+            if reader is None:
+                yield self.view.value_name(value)
+                return
+            op = self.view.ops[reader]
+            yield f"{op.kind} {op.name!r}"
+
+
+def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
+    """The ways along which gradients of `losses` pass to `wrt`, inside one scope. O(nodes + uses).
+
+    No way leads through a `Stop`, or through a value that is not floating. An op without a row lets
+    everything pass here.
+    """
+    reached: dict[ValueId, OpId | None] = dict.fromkeys(wrt)
+    slots: dict[OpId, tuple[int, ...]] = {}
+    captured: dict[OpId, tuple[ValueId, ...]] = {}
+    for op_id in view.scopes[scope].ops:
+        op = view.ops[op_id]
+        row = rows.get((op.domain, op.op_type))
+        open_ = tuple(i for i, v in enumerate(op.inputs) if v in reached and _passes(row, i))
+        inside = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
+        results = [v for v in op.outputs if v is not None and floating(view, v)]
+        if (open_ or inside) and results:
+            slots[op_id], captured[op_id] = open_, inside
+            for result in results:
+                reached.setdefault(result, op_id)
+    readers: dict[ValueId, OpId | None] = dict.fromkeys(losses)
+    for op_id in reversed(view.scopes[scope].ops):
+        op = view.ops[op_id]
+        if op_id not in slots:
+            continue
+        if not any(v in readers for v in op.outputs):
+            del slots[op_id], captured[op_id]
+            continue
+        for value in (*[op.inputs[s] for s in slots[op_id]], *captured[op_id]):
+            readers.setdefault(_there(value), op_id)
+    return Paths(view, slots, captured, reached, readers)
+
+
+def floating(view: View, value: ValueId) -> bool:
+    """Whether gradients may pass a value: it is floating, or of a type that nothing tells."""
+    dtype = view.dtype(value)
+    return dtype is None or dtype.floating
+
+
+def captures(view: View, op: Op) -> Iterator[ValueId]:
+    """The values that the bodies of an op read from outside, each once, in order of first use."""
+    inner: set[ScopeId] = set()
+    pending = list(op.bodies)
+    seen: dict[ValueId, None] = {}
+    while pending:
+        scope = pending.pop(0)
+        inner.add(scope)
+        for op_id in view.scopes[scope].ops:
+            inside = view.ops[op_id]
+            pending.extend(inside.bodies)
+            seen.update(dict.fromkeys(v for v in inside.inputs if v is not None))
+        seen.update(dict.fromkeys(view.scopes[scope].outputs))
+    return (v for v in seen if view.values[v].scope not in inner)
+
+
+def _passes(row: Row | None, slot: int) -> bool:
+    return row is None or not isinstance(row.entry(slot), Stop)
+
+
+def _there(value: ValueId | None) -> ValueId:
+    assert value is not None
+    return value

@@ -1,0 +1,308 @@
+"""VJPs of elementwise operators: arithmetic, powers, choices and activations."""
+
+from __future__ import annotations
+
+import math
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.train.vjp.row import Call, Partial, Row, Rows, Stop, row
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+
+
+def _same(v: Call, slot: int) -> str:
+    return v.sum_to(v.g, slot)
+
+
+def _opposite(v: Call, slot: int) -> str:
+    return v.do("Neg", v.sum_to(v.g, slot))
+
+
+def _times_other(v: Call, slot: int) -> str:
+    return v.sum_to(v.do("Mul", v.g, v.x(1 - slot)), slot)
+
+
+def _dividend(v: Call, slot: int) -> str:
+    return v.sum_to(v.do("Div", v.g, v.x(1)), slot)
+
+
+def _divisor(v: Call, slot: int) -> str:
+    return v.do("Neg", v.sum_to(v.do("Mul", v.do("Div", v.g, v.x(1)), v.y()), slot))
+
+
+def _mean(v: Call, slot: int) -> str:
+    return v.sum_to(v.do("Div", v.g, float(len(v.op.inputs))), slot)
+
+
+def _modulo(v: Call, slot: int) -> str:
+    """y = a − b·trunc(a/b), which fmod = 1 says, as floats must."""
+    if slot == 0:
+        return v.sum_to(v.g, 0)
+    quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # a whole number but for rounding
+    return v.do("Neg", v.sum_to(v.do("Mul", v.g, v.do("Round", quotient)), 1))
+
+
+def _base(v: Call, slot: int) -> str:
+    """p·x^(p−1), by name for the powers that models use: a square needs no Pow, which is slow."""
+    power = v.constant(1)
+    if power is not None and power.size == 1 and power.item() == 2:
+        return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
+    if power is not None and power.size == 1 and power.item() == 1:
+        return v.sum_to(v.g, 0)
+    p = v.b.cast(v.x(1), v.dtype(0))
+    slope = v.do("Mul", p, v.do("Pow", v.x(0), v.do("Sub", p, 1.0)))
+    # x^0 is 1 everywhere, so its slope is 0, where 0·x^(−1) is not at x = 0.
+    slope = v.do("Where", v.do("Equal", p, 0.0), 0.0, slope)
+    return v.sum_to(v.do("Mul", v.g, slope), 0)
+
+
+def _exponent(v: Call, slot: int) -> str:
+    """y·ln x; 0 at x = 0, where y is 0 for every p > 0."""
+    zero = v.do("Equal", v.x(0), 0.0)
+    logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
+    full = v.do("Mul", v.g, v.do("Mul", v.y(), logarithm))
+    return v.b.cast(v.sum_to(full, 1), v.dtype(1)) if v.dtype(1) is not v.dtype(0) else v.sum_to(full, 1)
+
+
+# -- choices -----------------------------------------------------------------------------------------------
+
+
+def _extreme(v: Call, slot: int) -> str:
+    """Max, Min: to the inputs that have the extreme value, in equal parts (as torch.maximum, torch.amax)."""
+    others = [v.do("Cast", v.do("Equal", v.x(i), v.y()), to=v.dtype(0).code) for i in range(len(v.op.inputs))]
+    ties = v.do("Sum", *others)
+    share = v.do("Div", v.g, ties)
+    return v.sum_to(v.do("Where", v.do("Equal", v.x(slot), v.y()), share, 0.0), slot)
+
+
+def _chosen(v: Call, slot: int) -> str:
+    kept = (v.g, 0.0) if slot == 1 else (0.0, v.g)
+    # The condition is bool, so numbers take the type of the branches.
+    filled = [v.b.scalar(k, v.dtype(slot)) if isinstance(k, float) else k for k in kept]
+    return v.sum_to(v.b.op("Where", v.x(0), *filled), slot)
+
+
+def _clipped(v: Call, slot: int) -> str:
+    """To x within the bounds, which count as inside (torch.clamp)."""
+    inside = [v.do(op, v.x(0), v.x(bound)) for op, bound in (("GreaterOrEqual", 1), ("LessOrEqual", 2)) if v.has(bound)]
+    if not inside:
+        return v.g
+    held = inside[0] if len(inside) == 1 else v.do("And", *inside)
+    return v.do("Where", held, v.g, 0.0)
+
+
+def _bound(v: Call, slot: int) -> str:
+    """To a bound where x lies beyond it; an upper one below the lower one wins, as in min(max(x, low), high)."""
+    if slot == 2:
+        beyond = v.do("Greater", v.x(0), v.x(2))
+        if v.has(1):
+            beyond = v.do("Or", beyond, v.do("Greater", v.x(1), v.x(2)))
+    else:
+        beyond = v.do("Less", v.x(0), v.x(1))
+        if v.has(2):
+            beyond = v.do("And", beyond, v.do("LessOrEqual", v.x(1), v.x(2)))
+    return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
+
+
+# -- functions of one variable -----------------------------------------------------------------------------
+
+
+def _slope(derivative: Partial) -> Row:
+    """A row for y = f(x): the gradient times f'(x)."""
+    return row(lambda v, slot: v.do("Mul", v.g, derivative(v, slot)))
+
+
+def _where_positive(v: Call, otherwise: str | float, *, of: str | None = None) -> str:
+    """The gradient where x > 0, else `otherwise`."""
+    return v.do("Where", v.do("Greater", of or v.x(0), 0.0), v.g, otherwise)
+
+
+def _relu(v: Call, slot: int) -> str:
+    """By y, not x: a cast to bool has kernels in every type, a comparison has not."""
+    return v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.g, 0.0)
+
+
+def _leaky(v: Call, slot: int) -> str:
+    return _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))
+
+
+def _prelu_x(v: Call, slot: int) -> str:
+    return _where_positive(v, v.do("Mul", v.g, v.x(1)))
+
+
+def _prelu_slope(v: Call, slot: int) -> str:
+    negative = v.do("Min", v.x(0), 0.0)
+    return v.sum_to(v.do("Mul", v.g, negative), 1)
+
+
+def _elu(v: Call, slot: int) -> str:
+    """α·exp(x) = y + α below zero."""
+    return _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))
+
+
+# Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
+_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
+
+
+def _selu(v: Call, slot: int) -> str:
+    alpha, gamma = v.attr("alpha", _SELU_ALPHA), v.attr("gamma", _SELU_GAMMA)
+    below = v.do("Add", v.y(), alpha * gamma)
+    return v.do("Mul", v.g, v.do("Where", v.do("Greater", v.x(0), 0.0), gamma, below))
+
+
+def _celu(v: Call, slot: int) -> str:
+    alpha = v.attr("alpha", 1.0)
+    return _where_positive(v, v.do("Mul", v.g, v.do("Add", v.do("Div", v.y(), alpha), 1.0)))
+
+
+def _thresholded(v: Call, slot: int) -> str:
+    return v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)
+
+
+def _logistic(v: Call, slot: int) -> str:
+    return v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))
+
+
+def _tanh(v: Call, slot: int) -> str:
+    return v.do("Sub", 1.0, v.do("Mul", v.y(), v.y()))
+
+
+def _gauss(v: Call, x: str, factor: float) -> str:
+    """factor·exp(−x²)."""
+    return v.do("Mul", v.do("Exp", v.do("Neg", v.do("Mul", x, x))), factor)
+
+
+def _erf(v: Call, slot: int) -> str:
+    return _gauss(v, v.x(0), 2 / math.sqrt(math.pi))
+
+
+def _gelu(v: Call, slot: int) -> str:
+    return _gelu_tanh(v) if v.attr("approximate", "none") == "tanh" else _gelu_exact(v)
+
+
+def _gelu_exact(v: Call) -> str:
+    """Φ(x) + x·φ(x)."""
+    scaled = v.do("Mul", v.x(0), math.sqrt(0.5))
+    cumulative = v.do("Mul", v.do("Add", v.do("Erf", scaled), 1.0), 0.5)
+    return v.do("Add", cumulative, v.do("Mul", v.x(0), _gauss(v, scaled, 1 / math.sqrt(2 * math.pi))))
+
+
+_CUBIC = 0.044715  # Hendrycks & Gimpel, Gaussian Error Linear Units, 2016
+
+
+def _gelu_tanh(v: Call) -> str:
+    """y = x·(1 + t)/2, t = tanh(u), u = √(2/π)·(x + c·x³)."""
+    square = v.do("Mul", v.x(0), v.x(0))
+    root = math.sqrt(2 / math.pi)
+    inner = v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root))
+    t = v.do("Tanh", inner)
+    slope = v.do("Add", v.do("Mul", square, 3 * root * _CUBIC), root)
+    bend = v.do("Mul", v.do("Mul", v.x(0), slope), v.do("Sub", 1.0, v.do("Mul", t, t)))
+    return v.do("Mul", v.do("Add", v.do("Add", t, 1.0), bend), 0.5)
+
+
+def _hard_sigmoid(v: Call, slot: int) -> str:
+    return v.do("Where", _strictly_inside(v, v.y(), 0.0, 1.0), v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
+
+
+def _hard_swish(v: Call, slot: int) -> str:
+    """y = x·clip(x/6 + 1/2, 0, 1): the slope is (2x + 3)/6 between −3 and 3, then 1."""
+    middle = v.do("Add", v.do("Div", v.x(0), 3.0), 0.5)
+    above = v.do("Where", v.do("GreaterOrEqual", v.x(0), 3.0), 1.0, middle)
+    return v.do("Where", v.do("LessOrEqual", v.x(0), -3.0), 0.0, above)
+
+
+def _swish(v: Call, slot: int) -> str:
+    """y = x·s(αx): s + αx·s·(1 − s)."""
+    alpha = v.attr("alpha", 1.0)
+    scaled = v.x(0) if alpha == 1.0 else v.do("Mul", v.x(0), alpha)
+    s = v.do("Sigmoid", scaled)
+    return v.do("Mul", s, v.do("Add", v.do("Mul", scaled, v.do("Sub", 1.0, s)), 1.0))
+
+
+def _mish(v: Call, slot: int) -> str:
+    """y = x·t, t = tanh(softplus(x)): t + x·(1 − t²)·sigmoid(x)."""
+    t = v.do("Tanh", v.do("Softplus", v.x(0)))
+    bend = v.do("Mul", v.do("Sub", 1.0, v.do("Mul", t, t)), v.do("Sigmoid", v.x(0)))
+    return v.do("Add", t, v.do("Mul", v.x(0), bend))
+
+
+def _strictly_inside(v: Call, x: str, low: float, high: float) -> str:
+    return v.do("And", v.do("Greater", x, low), v.do("Less", x, high))
+
+
+def _hyperbolic_root(v: Call, shift: float) -> str:
+    """√(x² + shift)."""
+    return v.do("Sqrt", v.do("Add", v.do("Mul", v.x(0), v.x(0)), shift))
+
+
+def _circle(v: Call) -> str:
+    """√(1 − x²)."""
+    return v.do("Sqrt", v.do("Sub", 1.0, v.do("Mul", v.x(0), v.x(0))))
+
+
+def _softsign(v: Call) -> str:
+    """(1 + |x|)²."""
+    base = v.do("Add", v.do("Abs", v.x(0)), 1.0)
+    return v.do("Mul", base, base)
+
+
+def _cast_back(v: Call, slot: int) -> str:
+    return v.do("Cast", v.g, to=v.dtype(0).code)
+
+
+_FLAT = "piecewise constant"
+_OTHER_TYPE = "only its type is read"
+
+ROWS: Rows = {
+    ("", "Add"): row(_same, _same),
+    ("", "Sub"): row(_same, _opposite),
+    ("", "Mul"): row(_times_other, _times_other),
+    ("", "Div"): row(_dividend, _divisor),
+    ("", "Sum"): row(_same),
+    ("", "Mean"): row(_mean),
+    ("", "Mod"): row(_modulo, _modulo),
+    ("", "Pow"): row(_base, _exponent),
+    ("", "Neg"): row(lambda v, slot: v.do("Neg", v.g)),
+    ("", "Identity"): row(lambda v, slot: v.g),
+    ("", "Cast"): row(_cast_back),
+    ("", "CastLike"): row(_cast_back, Stop(_OTHER_TYPE)),
+    ("", "Max"): row(_extreme),
+    ("", "Min"): row(_extreme),
+    ("", "Where"): row(Stop("a choice"), _chosen, _chosen),
+    ("", "Clip"): row(_clipped, _bound, _bound),
+    **{("", op): row(Stop(_FLAT)) for op in ("Floor", "Ceil", "Round", "Sign")},
+    ("", "Abs"): _slope(lambda v, slot: v.do("Sign", v.x(0))),
+    ("", "Exp"): _slope(lambda v, slot: v.y()),
+    ("", "Log"): row(lambda v, slot: v.do("Div", v.g, v.x(0))),
+    ("", "Sqrt"): row(lambda v, slot: v.do("Div", v.do("Mul", v.g, 0.5), v.y())),
+    ("", "Reciprocal"): row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Mul", v.y(), v.y())))),
+    ("", "Sin"): _slope(lambda v, slot: v.do("Cos", v.x(0))),
+    ("", "Cos"): row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),
+    ("", "Tan"): _slope(lambda v, slot: v.do("Add", v.do("Mul", v.y(), v.y()), 1.0)),
+    ("", "Sinh"): _slope(lambda v, slot: v.do("Cosh", v.x(0))),
+    ("", "Cosh"): _slope(lambda v, slot: v.do("Sinh", v.x(0))),
+    ("", "Asin"): row(lambda v, slot: v.do("Div", v.g, _circle(v))),
+    ("", "Acos"): row(lambda v, slot: v.do("Neg", v.do("Div", v.g, _circle(v)))),
+    ("", "Atan"): row(lambda v, slot: v.do("Div", v.g, v.do("Add", v.do("Mul", v.x(0), v.x(0)), 1.0))),
+    ("", "Asinh"): row(lambda v, slot: v.do("Div", v.g, _hyperbolic_root(v, 1.0))),
+    ("", "Acosh"): row(lambda v, slot: v.do("Div", v.g, _hyperbolic_root(v, -1.0))),
+    ("", "Atanh"): row(lambda v, slot: v.do("Div", v.g, v.do("Sub", 1.0, v.do("Mul", v.x(0), v.x(0))))),
+    ("", "Erf"): _slope(_erf),
+    ("", "Sigmoid"): _slope(_logistic),
+    ("", "Tanh"): _slope(_tanh),
+    ("", "Softplus"): _slope(lambda v, slot: v.do("Sigmoid", v.x(0))),
+    ("", "Softsign"): row(lambda v, slot: v.do("Div", v.g, _softsign(v))),
+    ("", "Relu"): row(_relu),
+    ("", "LeakyRelu"): row(_leaky),
+    ("", "PRelu"): row(_prelu_x, _prelu_slope),
+    ("", "Elu"): row(_elu),
+    ("", "Selu"): row(_selu),
+    ("", "Celu"): row(_celu),
+    ("", "ThresholdedRelu"): row(_thresholded),
+    ("", "Gelu"): _slope(_gelu),
+    ("", "HardSigmoid"): row(_hard_sigmoid),
+    ("", "HardSwish"): _slope(_hard_swish),
+    ("", "Swish"): _slope(_swish),
+    ("", "Mish"): _slope(_mish),
+}

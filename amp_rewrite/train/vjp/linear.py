@@ -1,0 +1,94 @@
+"""VJPs of matrix products."""
+
+from __future__ import annotations
+
+from amp_rewrite.train.facts import Shape
+from amp_rewrite.train.vjp.row import Call, Rows, row, sum_to
+
+
+def _swapped(v: Call, x: str, rank: int) -> str:
+    """The last two axes exchanged."""
+    return v.do("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _matmul(v: Call, slot: int) -> str:
+    """dA = G·Bᵀ, dB = Aᵀ·G. Operands of rank 1 are matrices of one row or one column, as in numpy.matmul."""
+    ranks = (v.rank(0), v.rank(1))
+    if ranks[0] > 2 and ranks[1] == 2 and slot == 1:
+        return _folded(v)
+    a, b = (
+        (v.x(0) if ranks[0] > 1 else v.b.unsqueeze(v.x(0), [0])),
+        (v.x(1) if ranks[1] > 1 else v.b.unsqueeze(v.x(1), [1])),
+    )
+    g = v.g
+    if ranks[1] == 1:
+        g = v.b.unsqueeze(g, [-1])
+    if ranks[0] == 1:
+        g = v.b.unsqueeze(g, [-2])
+    product = (
+        v.do("MatMul", g, _swapped(v, b, max(ranks[1], 2)))
+        if slot == 0
+        else v.do("MatMul", _swapped(v, a, max(ranks[0], 2)), g)
+    )
+    if ranks[slot] == 1:
+        product = v.b.squeeze(product, [-2 if slot == 0 else -1])
+    return sum_to(v.b, product, _product_shape(v, slot), v.x(slot))
+
+
+def _product_shape(v: Call, slot: int) -> Shape | None:
+    """The shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, and the operand's own last ones."""
+    own, other, out = v.shape(slot), v.shape(1 - slot), v.b.shape(v.op.node.output[0])
+    if own is None or other is None or out is None:
+        return None
+    kept = (len(own) > 1) + (len(other) > 1)  # how many of the output's axes are not batch
+    batch = out[: len(out) - kept]
+    return (*batch, *own[-2:])
+
+
+def _folded(v: Call) -> str:
+    """dB where all of A's batch goes through one matrix: one product of 2-D matrices, not one per batch item."""
+    rows = v.b.shape(v.x(0))
+    width = v.b.shape(v.x(1))
+    assert rows is not None and width is not None
+    flat = [_flat(v, v.x(0), rows[-1], width[0]), _flat(v, v.g, width[1], None)]
+    return v.do("MatMul", v.do("Transpose", flat[0], perm=[1, 0]), flat[1])
+
+
+def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> str:
+    """All axes but the last made one."""
+    size = next((d for d in (last, also) if isinstance(d, int)), None)
+    if size is not None and size > 0:
+        return v.b.reshape(x, [-1, size])
+    # −1 can not be told beside a dim of 0 or one that only run time knows: count the elements.
+    shape = v.do("Shape", x)
+    ends = [v.b.op("Slice", shape, v.b.ints([a]), v.b.ints([e])) for a, e in ((0, -1), (-1, 1 << 62))]
+    return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
+
+
+def _gemm_a(v: Call, slot: int) -> str:
+    """Y = α·A'·B' + β·C, where ' transposes if the attribute says so."""
+    transposed_a, transposed_b = v.attr("transA", 0), v.attr("transB", 0)
+    alpha = v.attr("alpha", 1.0)
+    if transposed_a:
+        return v.do("Gemm", v.x(1), v.g, transA=transposed_b, transB=1, alpha=alpha)
+    return v.do("Gemm", v.g, v.x(1), transA=0, transB=1 - transposed_b, alpha=alpha)
+
+
+def _gemm_b(v: Call, slot: int) -> str:
+    transposed_a, transposed_b = v.attr("transA", 0), v.attr("transB", 0)
+    alpha = v.attr("alpha", 1.0)
+    if transposed_b:
+        return v.do("Gemm", v.g, v.x(0), transA=1, transB=transposed_a, alpha=alpha)
+    return v.do("Gemm", v.x(0), v.g, transA=1 - transposed_a, transB=0, alpha=alpha)
+
+
+def _gemm_c(v: Call, slot: int) -> str:
+    beta = v.attr("beta", 1.0)
+    summed = v.sum_to(v.g, slot)
+    return summed if beta == 1.0 else v.do("Mul", summed, beta)
+
+
+ROWS: Rows = {
+    ("", "MatMul"): row(_matmul, _matmul),
+    ("", "Gemm"): row(_gemm_a, _gemm_b, _gemm_c),
+}

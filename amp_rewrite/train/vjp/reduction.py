@@ -1,0 +1,131 @@
+"""VJPs of reductions and running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from amp_rewrite.train.facts import known_dims
+from amp_rewrite.train.vjp.row import Call, Rows, Stop, positive, row
+
+_NO_AXES = "axes are whole numbers"
+
+
+def _axes(v: Call) -> Sequence[int] | str | None:
+    """The reduced axes: numbers, the name of a value that holds them, or None for all of an unknown rank."""
+    given = v.attr("axes")
+    if v.has(1):
+        constant = v.constant(1)
+        if constant is None:
+            return v.x(1)
+        given = [int(a) for a in constant.ravel()]
+    rank = v.b.shape(v.x(0))
+    if not given:
+        if v.attr("noop_with_empty_axes", 0):
+            return ()
+        return None if rank is None else tuple(range(len(rank)))
+    return tuple(given) if rank is None else tuple(sorted(positive(a, len(rank)) for a in given))
+
+
+def _kept(v: Call, x: str) -> str:
+    """Something of the output's shape, with the reduced axes back as dims of 1."""
+    if v.attr("keepdims", 1):
+        return x
+    axes = _axes(v)
+    if axes is None:
+        return x  # one number, which broadcasts to any rank
+    return v.b.unsqueeze(x, axes)
+
+
+def _again(v: Call, op_type: str, x: str) -> str:
+    """Another reduction over the same axes, which stay as dims of 1."""
+    return v.b.reduce(op_type, x, _axes(v), keepdims=True)
+
+
+def _spread(v: Call, gradient: str) -> str:
+    """A gradient with dims of 1, repeated to the shape of the input."""
+    return v.do("Expand", gradient, v.b.shape_of(v.x(0)))
+
+
+def _sum(v: Call, slot: int) -> str:
+    return _spread(v, _kept(v, v.g))
+
+
+def _mean(v: Call, slot: int) -> str:
+    return _spread(v, v.shared(_kept(v, v.g), _count(v)))
+
+
+def _count(v: Call) -> int | str:
+    """How many elements go into one, or the dims whose product that is."""
+    axes, shape = _axes(v), v.shape(0)
+    if axes is None:
+        return v.b.shape_of(v.x(0))
+    if not isinstance(axes, str) and shape is not None:
+        dims = known_dims(tuple(shape[a] for a in axes))
+        if dims is not None:
+            return max(math.prod(dims), 1)  # no elements have no gradient, whatever it is divided by
+    index = axes if isinstance(axes, str) else v.b.ints(axes)
+    return v.b.op("Gather", v.b.shape_of(v.x(0)), index)
+
+
+def _extreme(v: Call, slot: int) -> str:
+    """To the elements that have the extreme value, in equal parts (as torch.amax)."""
+    held = v.do("Equal", v.x(0), _kept(v, v.y()))
+    ties = _again(v, "ReduceSum", v.b.op("Cast", held, to=v.dtype(0).code))
+    return v.do("Where", held, v.do("Div", _kept(v, v.g), ties), 0.0)
+
+
+def _product(v: Call, slot: int) -> str:
+    """The product of all other elements, right also where some are zero."""
+    zero = v.do("Equal", v.x(0), 0.0)
+    nonzero = v.do("Where", zero, 1.0, v.x(0))
+    rest = _again(v, "ReduceProd", nonzero)
+    zeros = _again(v, "ReduceSum", v.b.op("Cast", zero, to=v.dtype(0).code))
+    at_zero = v.do("Where", v.do("Equal", zeros, 1.0), rest, 0.0)
+    elsewhere = v.do("Where", v.do("Equal", zeros, 0.0), v.do("Div", rest, nonzero), 0.0)
+    return v.do("Mul", _kept(v, v.g), v.do("Where", zero, at_zero, elsewhere))
+
+
+def _l1(v: Call, slot: int) -> str:
+    return v.do("Mul", _kept(v, v.g), v.do("Sign", v.x(0)))
+
+
+def _l2(v: Call, slot: int) -> str:
+    """x/|x|, and 0 at the origin (as torch.linalg.vector_norm)."""
+    norm = _kept(v, v.y())
+    origin = v.do("Equal", norm, 0.0)
+    unit = v.do("Div", v.x(0), v.do("Where", origin, 1.0, norm))
+    return v.do("Mul", _kept(v, v.g), unit)
+
+
+def _sum_square(v: Call, slot: int) -> str:
+    return v.do("Mul", v.do("Mul", _kept(v, v.g), 2.0), v.x(0))
+
+
+def _log_sum(v: Call, slot: int) -> str:
+    return _spread(v, v.do("Div", _kept(v, v.g), v.do("Exp", _kept(v, v.y()))))
+
+
+def _log_sum_exp(v: Call, slot: int) -> str:
+    return v.do("Mul", _kept(v, v.g), v.do("Exp", v.do("Sub", v.x(0), _kept(v, v.y()))))
+
+
+def _running_sum(v: Call, slot: int) -> str:
+    return v.do("CumSum", v.g, v.x(1), exclusive=v.attr("exclusive", 0), reverse=1 - v.attr("reverse", 0))
+
+
+_AXES = Stop(_NO_AXES)
+
+ROWS: Rows = {
+    ("", "ReduceSum"): row(_sum, _AXES),
+    ("", "ReduceMean"): row(_mean, _AXES),
+    ("", "ReduceMax"): row(_extreme, _AXES),
+    ("", "ReduceMin"): row(_extreme, _AXES),
+    ("", "ReduceProd"): row(_product, _AXES),
+    ("", "ReduceL1"): row(_l1, _AXES),
+    ("", "ReduceL2"): row(_l2, _AXES),
+    ("", "ReduceSumSquare"): row(_sum_square, _AXES),
+    ("", "ReduceLogSum"): row(_log_sum, _AXES),
+    ("", "ReduceLogSumExp"): row(_log_sum_exp, _AXES),
+    ("", "CumSum"): row(_running_sum, _AXES),
+}

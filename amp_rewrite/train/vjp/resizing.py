@@ -1,0 +1,152 @@
+"""The VJP of Resize: interpolation is linear in its input, along each axis by a matrix that is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from amp_rewrite.files.tensors import Array
+from amp_rewrite.train.vjp.row import Call, Refuse, Rows, positive, row
+
+Places = Callable[[Array, float, int, int], Array]
+"""Where each output stands among the inputs: of outputs, scale, input length, output length."""
+
+_PLACES: Mapping[str, Places] = {
+    "half_pixel": lambda o, s, n, m: (o + 0.5) / s - 0.5,
+    "pytorch_half_pixel": lambda o, s, n, m: (o + 0.5) / s - 0.5 if m > 1 else o * 0,
+    "align_corners": lambda o, s, n, m: o * (n - 1) / (m - 1) if m > 1 else o * 0,
+    "asymmetric": lambda o, s, n, m: o / s,
+    "half_pixel_symmetric": lambda o, s, n, m: n / 2 * (1 - m / (s * n)) + (o + 0.5) / s - 0.5,
+}
+_ROUNDED: Mapping[str, Callable[[Array], Array]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _resize(v: Call, slot: int) -> str:
+    """Each axis multiplied by its matrix, turned round; whole repeats of an element are summed instead."""
+    scales = _scales(v)
+    if all(_repeats(v, s) for s in scales.values()):
+        return _summed(v, {axis: round(s) for axis, s in scales.items()})
+    rank, own, out = v.rank(0), v.shape(0) or (), v.b.shape(v.op.node.output[0]) or ()
+    found = v.g
+    for axis, scale in scales.items():
+        n, m = own[axis], out[axis]
+        if not isinstance(n, int) or not isinstance(m, int):
+            raise v.error(f"its gradient along axis {axis} needs fixed dims; declare them")
+        matrix = _matrix(v, scale, n, m).astype(v.dtype(0).numpy)
+        if axis == rank - 1:
+            found = v.do("MatMul", found, v.b.constant(matrix))
+        else:
+            perm = [a for a in range(rank) if a != axis] + [axis]
+            turned = v.do("MatMul", v.do("Transpose", found, perm=perm), v.b.constant(matrix))
+            found = v.do("Transpose", turned, perm=[int(i) for i in np.argsort(perm)])
+    return found
+
+
+def _scales(v: Call) -> dict[int, float]:
+    """The scale of each axis that is resized."""
+    for name, wanted in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
+        if v.attr(name, wanted) != wanted:
+            raise v.error(f"no gradient with {name} {v.attr(name)!r}; use another resizing")
+    if _mode(v, "coordinate_transformation_mode", "half_pixel") not in _PLACES:
+        raise v.error("no gradient of a crop; use Slice before Resize")
+    axes = [positive(a, v.rank(0)) for a in v.attr("axes") or range(v.rank(0))]
+    given = v.constant(2) if v.has(2) else None
+    if given is not None and given.size:
+        return {a: float(s) for a, s in zip(axes, given, strict=True) if s != 1}
+    own, out = v.shape(0), v.b.shape(v.op.node.output[0])
+    found = {}
+    for axis in axes:
+        n, m = (own or {axis: None})[axis], (out or {axis: None})[axis]
+        if not isinstance(n, int) or not isinstance(m, int):
+            raise v.error("its gradient needs fixed dims, or constant scales; declare them")
+        if n != m:
+            found[axis] = m / n
+    return found
+
+
+def _mode(v: Call, name: str, default: str) -> str:
+    return str(v.attr(name, default))
+
+
+def _repeats(v: Call, scale: float) -> bool:
+    """Whether each element is repeated that many times, whatever the length of the axis."""
+    coordinates = _mode(v, "coordinate_transformation_mode", "half_pixel")
+    if _mode(v, "mode", "nearest") != "nearest" or scale != round(scale) or coordinates not in _EVEN:
+        return False
+    times, n = round(scale), 3
+    return bool((_matrix(v, scale, n, n * times) == np.repeat(np.eye(n), times, axis=0)).all())
+
+
+_EVEN = ("half_pixel", "asymmetric")
+"""Coordinates by which every element is treated alike."""
+
+
+def _summed(v: Call, times: Mapping[int, int]) -> str:
+    """The gradient seen as (dim, repeats) along each axis, summed over the repeats."""
+    own = v.shape(0) or ()
+    dims: list[str | int] = []
+    repeats = []
+    for axis in range(v.rank(0)):
+        dims.append(own[axis] if isinstance(own[axis], int) else _dim(v, axis))  # type: ignore[arg-type]
+        if axis in times:
+            repeats.append(len(dims))
+            dims.append(times[axis])
+    if all(isinstance(d, int) for d in dims):
+        shape = v.b.ints([int(d) for d in dims])
+    else:
+        shape = v.b.op("Concat", *[v.b.ints([d]) if isinstance(d, int) else d for d in dims], axis=0)
+    return v.b.reduce("ReduceSum", v.b.reshape(v.g, shape), repeats, keepdims=False)
+
+
+def _dim(v: Call, axis: int) -> str:
+    return v.b.op("Gather", v.b.op("Shape", v.x(0)), v.b.ints([axis]))
+
+
+# -- the matrix of one axis ------------------------------------------------------------------------------------
+
+
+def _matrix(v: Call, scale: float, n: int, m: int) -> Array:
+    """[outputs, inputs]: how much of each input is in each output."""
+    coordinates = _PLACES[_mode(v, "coordinate_transformation_mode", "half_pixel")]
+    x = coordinates(np.arange(m, dtype=np.float64), scale, n, m)
+    mode = _mode(v, "mode", "nearest")
+    if mode == "nearest":
+        rounded = _ROUNDED[_mode(v, "nearest_mode", "round_prefer_floor")](x)
+        return _spread(rounded[:, None], np.ones((m, 1)), n)
+    below = np.floor(x)
+    part = (x - below)[:, None]
+    if mode == "linear":
+        return _spread(below[:, None] + [0, 1], np.hstack([1 - part, part]), n)
+    places = below[:, None] + [-1, 0, 1, 2]
+    weights = _cubic(np.abs(x[:, None] - places), float(v.attr("cubic_coeff_a", -0.75)))
+    if v.attr("exclude_outside", 0):
+        weights = np.where((places >= 0) & (places < n), weights, 0)
+        weights = weights / weights.sum(1, keepdims=True)
+    return _spread(places, weights, n)
+
+
+def _spread(places: Array, weights: Array, n: int) -> Array:
+    """Weights at their places; those outside count for the nearest edge."""
+    matrix = np.zeros((len(places), n))
+    inside = np.clip(places, 0, n - 1).astype(np.int64)
+    for output, (there, share) in enumerate(zip(inside, weights, strict=True)):
+        np.add.at(matrix[output], there, share)
+    return matrix
+
+
+def _cubic(distance: Array, a: float) -> Array:
+    """Keys, Cubic Convolution Interpolation for Digital Image Processing, 1981, with the free parameter a."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * a * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+
+
+_GIVEN = Refuse("regions, scales and sizes are taken as given")
+
+ROWS: Rows = {("", "Resize"): row(_resize, _GIVEN, _GIVEN, _GIVEN)}

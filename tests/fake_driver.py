@@ -1,0 +1,96 @@
+"""An NVIDIA driver that is made up, as far as it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from amp_rewrite.hardware import Gpu
+
+H200 = Gpu("NVIDIA H200", (9, 0), 150 << 30)
+P100 = Gpu("Tesla P100", (6, 0), 16 << 30)
+
+
+class Driver:
+    """libcuda, as far as it is asked."""
+
+    def __init__(self, *gpus: Gpu, version: int = 13020, starts: int = 0) -> None:
+        self.gpus, self.version, self.starts = gpus, version, starts
+
+    def cuDriverGetVersion(self, out: Any) -> int:
+        out._obj.value = self.version
+        return 0
+
+    def cuInit(self, flags: int) -> int:
+        assert flags == 0
+        return self.starts
+
+    def cuDeviceGetCount(self, out: Any) -> int:
+        out._obj.value = len(self.gpus)
+        return 0
+
+    def cuDeviceGet(self, out: Any, index: int) -> int:
+        out._obj.value = 10 + index  # a handle is no index
+        return 0
+
+    def cuDeviceGetName(self, buffer: Any, size: int, device: ctypes.c_int) -> int:
+        buffer.value = self.gpus[device.value - 10].name.encode()[: size - 1]
+        return 0
+
+    def cuDeviceTotalMem_v2(self, out: Any, device: ctypes.c_int) -> int:
+        memory = self.gpus[device.value - 10].memory
+        out._obj.value = memory or 0
+        return 0 if memory else 1
+
+    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: ctypes.c_int) -> int:
+        out._obj.value = self.gpus[device.value - 10].capability[{75: 0, 76: 1}[attribute]]
+        return 0
+
+
+class Nvml:
+    """libnvidia-ml, likewise; it must be closed again."""
+
+    def __init__(self, *gpus: Gpu, version: str = "580.65.06", starts: int = 0) -> None:
+        self.gpus, self.version, self.starts = gpus, version, starts
+        self.open = 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += not self.starts
+        return self.starts
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, buffer: Any, size: int) -> int:
+        buffer.value = self.version.encode()[: size - 1]
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, out: Any) -> int:
+        out._obj.value = len(self.gpus)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, out: Any) -> int:
+        out._obj.value = 100 + index
+        return 0
+
+    def nvmlDeviceGetName(self, device: ctypes.c_void_p, buffer: Any, size: int) -> int:
+        buffer.value = self.gpus[(device.value or 0) - 100].name.encode()[: size - 1]
+        return 0
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: ctypes.c_void_p, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = self.gpus[(device.value or 0) - 100].capability
+        return 0
+
+
+class Shelf:
+    """A loader that has these libraries and no others."""
+
+    def __init__(self, **libraries: Any) -> None:
+        self.libraries = {"libcuda.so.1": libraries.get("driver"), "libnvidia-ml.so.1": libraries.get("nvml")}
+
+    def __call__(self, name: str) -> Any:
+        found = self.libraries.get(name)
+        if found is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return found

@@ -1,0 +1,577 @@
+"""Timing models side by side: the statistics, the sizes of batches, profiles, memory, and the whole on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError, ReportError
+from amp_rewrite.benchmark.batches import BatchAxis, batch_axis
+from amp_rewrite.benchmark.bench import parse_sizes
+from amp_rewrite.benchmark.child import Job, Outcome, apart, found
+from amp_rewrite.benchmark.contender import told_apart
+from amp_rewrite.benchmark.device import GpuMemory
+from amp_rewrite.benchmark.memory import largest, parse_bytes
+from amp_rewrite.benchmark.plot import check_plot, plot
+from amp_rewrite.benchmark.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
+from amp_rewrite.benchmark.result import Benchmark, Changed, Entry, Largest, Sized
+from amp_rewrite.benchmark.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.dtypes import DType
+from amp_rewrite.schema import TENSOR
+from amp_rewrite.session import CPU, CUDA, Port, cuda_opens
+
+HEAD = '<ir_version: 10, opset_import: ["": 20]> '
+FULL = HEAD + "g (float[n, 3] x) => (float[n, 3] y) <float a = {300}> { [up] p = Mul (x, a) [down] y = Neg (p) }"
+# 300 as float16's bits
+HALF = HEAD + (
+    "g (float[n, 3] x) => (float[n, 3] y) <float16 a = {23728}>"
+    " { h = Cast <to = 10> (x) [up] p = Mul (h, a) [down] q = Neg (p) y = Cast <to = 1> (q) }"
+)
+X = np.ones((2, 3), np.float32)
+
+on_cpu = pytest.mark.skipif(cuda_opens(), reason="says what happens where no CUDA provider opens")
+
+
+def parsed(text: str) -> Model:
+    return Model.load(onnx.parser.parse_model(text))
+
+
+class Clock:
+    """Time that passes only in calls."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def taking(self, seconds: float, log: list[float] | None = None) -> Callable[[], None]:
+        def call() -> None:
+            self.now += seconds
+            if log is not None:
+                log.append(seconds)
+
+        return call
+
+
+# -- time --------------------------------------------------------------------------------------------
+
+
+def test_a_timing_holds_the_median_and_the_percentiles_of_all_runs() -> None:
+    seconds = np.arange(1, 102, dtype=np.float64).reshape(1, 101)
+    assert Timing.of(seconds) == Timing(101, median=51.0, p5=6.0, p95=96.0)
+
+
+def test_in_each_round_all_take_turns_and_another_one_begins() -> None:
+    clock, log = Clock(), []
+    calls = {"a": clock.taking(1, log), "b": clock.taking(2, log), "c": clock.taking(3, log)}
+    seconds = interleaved(calls, rounds=4, runs=1, clock=clock)
+    assert log == [1, 2, 3, 2, 3, 1, 3, 1, 2, 1, 2, 3]
+    assert {name: taken.tolist() for name, taken in seconds.items()} == {
+        "a": [[1.0]] * 4,
+        "b": [[2.0]] * 4,
+        "c": [[3.0]] * 4,
+    }
+
+
+def test_progress_counts_rounds() -> None:
+    seen: list[tuple[int, int]] = []
+    interleaved({"a": int}, rounds=2, runs=3, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_the_speed_up_is_the_same_in_every_round_when_only_the_machine_slows_down() -> None:
+    slowing = np.array([[1.0], [2.0], [4.0], [8.0]])
+    found = speed_up(3 * slowing, slowing)
+    assert (found.factor, found.low, found.high) == pytest.approx((3, 3, 3), rel=1e-12)
+
+
+def test_rounds_are_paired_so_that_an_unpaired_order_widens_the_interval() -> None:
+    slowing = np.array([[1.0], [2.0], [4.0], [8.0]])
+    found = speed_up(3 * slowing[::-1], slowing)
+    assert found.low is not None and found.high is not None
+    assert found.low < 1.5 and found.high > 6
+
+
+def test_the_interval_of_a_speed_up_holds_the_truth_in_about_95_of_100_cases() -> None:
+    random = np.random.default_rng(5)
+    held = 0
+    for case in range(200):
+        a, b = (np.exp(random.normal(0, 0.1, (20, 1))) for _ in range(2))
+        found = speed_up(2 * a, b, seed=case)
+        assert found.low is not None and found.high is not None
+        held += found.low <= 2 <= found.high
+    # A percentile interval of 20 rounds covers a little less than its 95 %; 200 cases give ± 4 at two deviations.
+    assert 0.88 <= held / 200 <= 0.99
+
+
+def test_one_round_has_no_interval() -> None:
+    assert speed_up(np.array([[4.0, 4.0]]), np.array([[2.0, 2.0]])) == SpeedUp(2.0, None, None)
+
+
+def test_a_round_is_as_many_runs_as_take_50_ms_of_the_slowest() -> None:
+    assert [runs_per_round(x) for x in ([0.001, 0.005], [1.0], [1e-6], [0.0])] == [10, 1, 50, 50]
+
+
+def test_warming_up_runs_at_least_once_and_tells_the_fastest() -> None:
+    clock, log = Clock(), []
+    steps = iter([5.0, 2.0, 3.0])
+
+    def call() -> None:
+        log.append(1)
+        clock.now += next(steps)
+
+    assert warm_up(call, 3, clock) == 2.0
+    assert len(log) == 3
+    assert warm_up(clock.taking(7), 0, clock) == 7.0
+
+
+# -- sizes of batches --------------------------------------------------------------------------------
+
+
+def port(name: str, *shape: int | str | None, container: str = TENSOR) -> Port:
+    return Port(name, DType.FLOAT, container, shape)
+
+
+def test_the_batch_is_the_named_dimension_of_the_first_input_that_has_one_wherever_the_name_stands() -> None:
+    ports = (port("weights", 3, 4), port("ids", "n", "length"), port("mask", "length", "n"))
+    batch = {"weights": np.zeros((3, 4)), "ids": np.arange(6).reshape(2, 3), "mask": np.arange(6).reshape(3, 2)}
+    axis = batch_axis(ports, batch)
+    assert axis == BatchAxis("n", (("ids", 0), ("mask", 1)))
+    assert axis.size(batch) == 2
+    grown = axis.resized(batch, 5)
+    assert {name: array.shape for name, array in grown.items()} == {"weights": (3, 4), "ids": (5, 3), "mask": (3, 5)}
+    assert grown["ids"].tolist() == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    assert axis.resized(batch, 1)["mask"].tolist() == [[0], [2], [4]]
+
+
+def test_without_names_the_free_first_dimension_of_each_input_is_the_batch() -> None:
+    ports = (port("x", None, None), port("y", None), port("z", 3))
+    batch = {"x": np.zeros((2, 7)), "y": np.zeros(2), "z": np.zeros(3)}
+    assert batch_axis(ports, batch) == BatchAxis(None, (("x", 0), ("y", 0)))
+
+
+@pytest.mark.parametrize(
+    "ports", [(port("x", 1, "n"),), (port("x"),), (port("s", "n", container="seq(tensor)"),), (port("unfed", "n"),)]
+)
+def test_where_no_first_dimension_is_free_there_is_no_batch(ports: tuple[Port, ...]) -> None:
+    batch = {name: np.zeros((1, 1)) for name in ("x", "s")}
+    assert batch_axis(ports, batch) is None
+
+
+def test_sizes_are_read_from_a_list() -> None:
+    assert parse_sizes("1,8,64") == (1, 8, 64)
+    with pytest.raises(PolicyError, match=r"^'1,a' is no list of batch sizes; write it as 1,8,64$"):
+        parse_sizes("1,a")
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [1, 3, 64, 4000])
+@pytest.mark.parametrize("true", [1, 2, 3, 15, 100, 1000, 4095])
+def test_the_largest_batch_is_found_to_a_sixteenth_wherever_the_search_starts(true: int, start: int) -> None:
+    tried: list[int] = []
+
+    def fits(items: int) -> bool:
+        tried.append(items)
+        return items <= true
+
+    good, bad = largest(fits, start, 1 << 13)
+    assert bad is not None
+    # Halving an odd number leaves one more than twice the half, so that the bracket may be one wider.
+    assert good <= true < bad and bad - good <= max(1, good / 16 + 1)
+    assert tried[0] == start and len(tried) == len(set(tried)) <= 17
+
+
+def test_a_limit_that_nothing_reaches_or_that_one_item_exceeds_says_so() -> None:
+    assert largest(lambda items: True, 1, 8) == (8, None)
+    assert largest(lambda items: True, 3, 8) == (6, None)
+    assert largest(lambda items: False, 5, 8) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8 * 10**9), ("1.5 GiB", 3 << 29), ("12", 12), ("3kb", 3000), ("2MiB", 2 << 20)]
+)
+def test_sizes_of_memory_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "8 XB", "-1", "1e9", "inf"])
+def test_what_is_no_size_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_bytes(text)
+    assert str(caught.value) == f"{text!r} is no size of memory; write it as 8GB, 512MiB or in bytes"
+
+
+class Driver:
+    """libcuda, as far as memory goes: 100 bytes, of which fewer are free each time."""
+
+    def __init__(self, refuses: str = "", lacks: str = "") -> None:
+        self.free, self.stack, self.refuses, self.lacks = 100, 0, refuses, lacks
+
+    def __call__(self, name: str) -> Driver:
+        assert name in ("libcuda.so.1", "nvcuda.dll")
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name == self.lacks:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            if name == self.refuses:
+                return 999
+            self.stack += {"cuCtxPushCurrent_v2": 1, "cuCtxPopCurrent_v2": -1}.get(name, 0)
+            if name == "cuMemGetInfo_v2":
+                assert self.stack == 1
+                self.free -= 10
+                for pointer, value in zip(arguments, (self.free, 100), strict=True):
+                    ctypes.cast(pointer, ctypes.POINTER(ctypes.c_size_t))[0] = value
+            return 0
+
+        return call
+
+
+def test_the_memory_in_use_on_a_gpu_is_what_the_driver_says_is_not_free() -> None:
+    driver = Driver()
+    memory = GpuMemory(load=driver)
+    assert (memory.used(), memory.used(), driver.stack) == (10, 20, 0)
+
+
+@pytest.mark.parametrize("refused", ["cuInit", "cuMemGetInfo_v2"])
+def test_a_driver_that_refuses_is_named(refused: str) -> None:
+    with pytest.raises(OSError, match=f"^the NVIDIA driver refused {refused} with error 999$"):
+        GpuMemory(load=Driver(refused)).used()
+    with pytest.raises(OSError, match=f"^the NVIDIA driver here has no {refused}; update it$"):
+        GpuMemory(load=Driver(lacks=refused)).used()
+
+
+def test_a_process_of_its_own_weighs_a_model_and_a_larger_one_more(tmp_path: Path) -> None:
+    text = HEAD + "g (float[n, 1000] x) => (float[n, 1000] y) { p = Exp (x) q = Exp (p) y = Neg (q) }"
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    small, large = (
+        apart(tmp_path / "m.onnx", {"x": np.zeros((rows, 1000), np.float32)}, CPU).memory for rows in (1, 5000)
+    )
+    assert small is not None and large is not None
+    assert large - small > 5000 * 1000 * 4  # its output alone
+
+
+def test_a_process_that_cannot_run_the_model_says_why(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
+    outcome = apart(tmp_path / "m.onnx", {"x": np.zeros((1, 4), np.float32)}, CPU)
+    assert outcome == Outcome(fault="input 'x' of batch 0 has the shape [1, 4]; the input takes [n, 3]")
+    assert apart(tmp_path / "none.onnx", {"x": X}, CPU).fault.startswith("cannot read")
+
+
+def test_a_process_that_dies_is_an_outcome_not_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\necho out of memory >&2\nkill -9 $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(dying))
+    assert apart(tmp_path / "m.onnx", {"x": X}, CPU).fault == "its process ended with signal 9: out of memory"
+
+
+def test_an_input_may_be_called_file(tmp_path: Path) -> None:
+    onnx.save(
+        onnx.parser.parse_model(HEAD + "g (float[1] file) => (float[1] y) { y = Neg (file) }"), tmp_path / "m.onnx"
+    )
+    assert apart(tmp_path / "m.onnx", {"file": np.ones(1, np.float32)}, CPU).fault == ""
+
+
+# -- profiles ----------------------------------------------------------------------------------------
+
+
+def event(name: str, ts: int, dur: int, op: str = "Mul", dtype: str = "float") -> dict[str, object]:
+    args = {"op_name": op, "provider": CPU, "output_type_shape": [{dtype: [2]}]}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "ts": ts, "dur": dur, "args": args}
+
+
+def run_of(ts: int) -> dict[str, object]:
+    return {"cat": "Session", "name": "model_run", "ts": ts, "dur": 99, "args": {}}
+
+
+def written(folder: Path, *events: dict[str, object]) -> Path:
+    file = folder / "profile.json"
+    file.write_text(json.dumps(events), encoding="utf-8")
+    return file
+
+
+def test_the_time_of_an_op_is_its_median_over_runs_of_which_the_first_do_not_count(tmp_path: Path) -> None:
+    runs = [run_of(100 * i) for i in range(4)]
+    ops = [event("up", 100 * i + 1, dur) for i, dur in enumerate((90, 3, 1000, 5))]
+    looped = [event("in", ts, 2, "Neg", "float16") for ts in (120, 130, 220, 230, 320, 330)]
+    file = written(tmp_path, *runs, *ops, *looped)
+    found = read_profile(file, skip=1)
+    assert [replace(op, seconds=round(op.seconds, 12)) for op in found] == [
+        OpTime("up", "Mul", CPU, "float32", 5e-6),
+        OpTime("in", "Neg", CPU, "float16", 4e-6),
+    ]
+
+
+def test_a_profile_of_too_few_runs_and_another_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^profile.json holds 1 runs, and 3 do not count; run the model more often$"):
+        read_profile(written(tmp_path, run_of(0)), skip=3)
+    (tmp_path / "profile.json").write_text("{")
+    with pytest.raises(ModelError, match=r"^profile.json is no profile of onnxruntime: .*; profile the model again$"):
+        read_profile(tmp_path / "profile.json")
+    with pytest.raises(ModelError, match="is no profile of onnxruntime"):
+        read_profile(written(tmp_path, {"ts": 1}))
+
+
+def op(name: str, seconds: float, kind: str = "Mul", dtype: str = "float32", provider: str = CPU) -> OpTime:
+    return OpTime(name, kind, provider, dtype, seconds)
+
+
+def test_ops_are_paired_by_name_and_type_and_the_one_that_got_slower_most_comes_first() -> None:
+    before = [op("same", 1), op("gone", 1.5), op("faster", 3), op("renamed", 1, "Neg")]
+    after = [op("faster", 1), op("new", 1), op("same", 9), op("renamed", 1, "Exp")]
+    assert changes(before, after) == (
+        OpChange(before[0], after[2]),
+        OpChange(None, after[1]),
+        OpChange(None, after[3]),
+        OpChange(before[3], None),
+        OpChange(before[1], None),
+        OpChange(before[2], after[0]),
+    )
+
+
+def test_ops_are_summed_by_type() -> None:
+    changed = (OpChange(op("a", 1), op("a", 2)), OpChange(None, op("b", 3)), OpChange(op("c", 4, "Neg"), None))
+    assert by_type(changed) == (TypeChange("Mul", (1, 2), (1, 5)), TypeChange("Neg", (1, 0), (4, 0)))
+
+
+def test_the_profile_that_onnxruntime_writes_is_read(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=X)
+    outcome = found(Job(str(tmp_path / "m.onnx"), str(tmp_path / "x.npz"), CPU, profile=True), tmp_path)
+    assert [(op.name, op.op, op.place, op.dtype) for op in outcome.ops] == [
+        ("up", "Mul", "CPU", "float32"),
+        ("down", "Neg", "CPU", "float32"),
+    ]
+    assert outcome.fault == ""
+
+
+# -- the whole ---------------------------------------------------------------------------------------
+
+
+def test_models_side_by_side_give_an_entry_each_with_all_that_was_asked_for() -> None:
+    seen: list[tuple[str, int, int]] = []
+    found = _small(sizes=[4, 1], progress=lambda *at: seen.append(at))
+    full, half = found.entries
+    assert [entry.name for entry in found.entries] == ["full", "half"]
+    assert (full.types, half.types) == ((), ("float16",))
+    assert [entry.latency.runs for entry in found.entries] == [6, 6]
+    assert all(0 < e.latency.p5 <= e.latency.median <= e.latency.p95 for e in found.entries)
+    assert full.speed_ups == {"full": SpeedUp(1.0, 1.0, 1.0)}
+    assert list(half.speed_ups) == ["full"]
+    assert [[row.items for row in entry.sweep] for entry in found.entries] == [[1, 4], [1, 4]]
+    assert all(row.throughput == row.items / row.timing.median for e in found.entries for row in e.sweep if row.timing)
+    assert [entry.memory for entry in found.entries] == [None, None]
+    (changed,) = found.changed
+    paired = {(c.before.op, c.before.name) for c in changed.ops if c.before}
+    assert changed.name == "half" and paired == {("Mul", "up"), ("Neg", "down")}
+    assert any(c.before is None and c.after is not None and c.after.op == "Cast" for c in changed.ops)
+    assert found.fed == "the arrays given: x [2, 3]"
+    assert found.notes == (
+        "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts",
+    )
+    stages = [stage for stage, done, total in seen if done == total]
+    assert stages == ["latency", "latency with copies", "batch sizes", "profile"]
+
+
+def _small(**more: Any) -> Benchmark:
+    given = {"names": ["full", "half"], "provider": CPU, "rounds": 2, "runs": 3, "warm": 1, "threads": 1}
+    return amp_rewrite.bench([parsed(FULL), parsed(HALF)], {"x": X}, **{**given, "memory": False, **more})
+
+
+def test_memory_and_the_largest_batch_are_measured_where_asked_for() -> None:
+    found = amp_rewrite.bench([parsed(FULL)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, limit=1, profile=False)
+    (entry,) = found.entries
+    assert entry.memory is not None and entry.memory > 0
+    assert (entry.largest, entry.fault) == (Largest(1, 0, 1), "")
+    assert found.notes == ()
+
+
+def test_each_model_gets_the_batch_in_the_types_of_its_inputs() -> None:
+    low = HEAD + "g (float16[n, 3] x) => (float16[n, 3] y) { y = Neg (x) }"
+    found = amp_rewrite.bench(
+        [parsed(FULL), parsed(low)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, memory=False, profile=False
+    )
+    assert [entry.types for entry in found.entries] == [(), ("float16",)]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"rounds": 0}, "rounds is 0, and that measures nothing; give at least 1"),
+        ({"sizes": [0]}, "a batch size is 0, and that measures nothing; give at least 1"),
+        ({"names": ["a"]}, "1 names are given for 2 models; give as many, or none"),
+        ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        _small(**more)
+    assert str(caught.value).startswith(message)
+
+
+def test_no_model_is_nothing_to_time() -> None:
+    with pytest.raises(PolicyError, match=r"^there is no model to time; give at least one$"):
+        amp_rewrite.bench([], {"x": X})
+
+
+def test_sizes_for_a_model_of_one_size_are_refused() -> None:
+    fixed = FULL.replace("[n, 3]", "[2, 3]")
+    with pytest.raises(FeedError) as caught:
+        amp_rewrite.bench([parsed(fixed)], {"x": X}, provider=CPU, sizes=[1])
+    assert str(caught.value) == (
+        "no input of model 0 has a free first dimension, so that its batch has one size; export the model with a free"
+        " batch dimension, or ask for no other sizes"
+    )
+
+
+def test_a_model_that_takes_other_data_is_named() -> None:
+    other = FULL.replace("[n, 3]", "[n, 4]")
+    with pytest.raises(FeedError, match=r"^b: input 'x' of batch 0 has the shape \[2, 3\]; the input takes \[n, 4\]$"):
+        amp_rewrite.bench([parsed(FULL), parsed(other)], {"x": X}, names=["a", "b"], provider=CPU)
+
+
+def test_a_size_that_a_model_does_not_take_leaves_a_fault_and_the_others_go_on() -> None:
+    picky = HEAD + "g (float[n, 3] x) => (float[2, 3] y) <int64[2] s = {2, 3}> { y = Reshape (x, s) }"
+    found = amp_rewrite.bench(
+        [parsed(picky)], {"x": X}, provider=CPU, rounds=1, runs=1, warm=1, sizes=[2, 4], memory=False, profile=False
+    )
+    two, four = found.entries[0].sweep
+    assert two.timing is not None and two.fault == ""
+    assert four.timing is None and four.throughput is None
+    assert four.fault.startswith("onnxruntime cannot run the model: ")
+
+
+@on_cpu
+def test_a_provider_that_does_not_open_is_an_error_not_a_run_elsewhere() -> None:
+    with pytest.raises(AmpRewriteError) as caught:
+        _small(provider=CUDA)
+    assert re.match(r"(full was to run on|full: onnxruntime cannot open|this onnxruntime has no)", str(caught.value))
+
+
+def test_models_are_called_by_file_by_path_or_by_number() -> None:
+    assert told_apart(["a/m.onnx", "b/n.onnx"], ()) == ["m.onnx", "n.onnx"]
+    assert told_apart(["a/m.onnx", "b/m.onnx"], ()) == ["a/m.onnx", "b/m.onnx"]
+    assert told_apart(["m.onnx", "m.onnx", "m.onnx"], ()) == ["m.onnx", "m.onnx (2)", "m.onnx (3)"]
+    assert told_apart([b"", b""], ()) == ["model 0", "model 1"]
+
+
+# -- what people and machines read ---------------------------------------------------------------------
+
+TIMES = Timing(40, 0.002, 0.0019, 0.0025), Timing(40, 0.001, 0.0009, 0.0012)
+RESULT = Benchmark(
+    CUDA,
+    "Some GPU, compute capability 9.0, driver 1.2",
+    {"amp-rewrite": "0", "onnxruntime-gpu": "1"},
+    "d.npz: x [2, 3]",
+    rounds=20,
+    runs=2,
+    warm_up=10,
+    entries=(
+        Entry("a.onnx", (), False, TIMES[0], TIMES[0], {"a.onnx": SpeedUp(1, 1, 1)}, 3_000_000),
+        Entry(
+            "b.onnx",
+            ("float16",),
+            False,
+            TIMES[1],
+            TIMES[1],
+            {"a.onnx": SpeedUp(2, 1.9, 2.1)},
+            2_000_000,
+            (Sized(8, TIMES[1], 4_000_000), Sized(64, fault="too large")),
+            Largest(8 * 10**9, 12, 13),
+        ),
+    ),
+    changed=(
+        Changed(
+            "b.onnx",
+            (
+                OpChange(None, op("c", 3e-6, "Cast", "float16", CUDA)),
+                OpChange(op("t", 1e-6, "Tan", "float32", CUDA), op("t", 2e-6, "Tan", "float16", CPU)),
+                OpChange(op("m", 9e-6, "MatMul"), op("m", 4e-6, "MatMul")),
+            ),
+        ),
+    ),
+    notes=("a note",),
+)
+TEXT = """\
+a.onnx, b.onnx
+  runs on   CUDAExecutionProvider
+  device    Some GPU, compute capability 9.0, driver 1.2; amp-rewrite 0, onnxruntime-gpu 1
+  data      d.npz: x [2, 3]
+  measured  20 rounds of 2 runs of each, taking turns, after 10 to warm up
+
+  latency, ms  median   p5  p95  with copies          vs a.onnx  peak memory
+  a.onnx            2  1.9  2.5            2                  -       3.0 MB
+  b.onnx            1  0.9  1.2            1  2.00× (1.90–2.10)       2.0 MB
+
+  items/s  batch  throughput  median ms  peak memory
+  b.onnx       8        8000          1       4.0 MB
+  b.onnx      64           -          -            -  too large
+
+largest batch of b.onnx within 8.0 GB: 12 (13 does not fit)
+
+b.onnx: where time went
+  by type, µs a run    ops  before  after  difference
+  Cast               0 → 1     0.0    3.0        +3.0
+  Tan                    1     1.0    2.0        +1.0
+  MatMul                 1     9.0    4.0        -5.0
+
+  slower ops, µs a run  op    before  after  difference
+  c                     Cast       -    3.0        +3.0  new
+  t                     Tan      1.0    2.0        +1.0  float32 → float16, CUDA → CPU
+
+note: a note
+"""
+
+
+def test_people_read_latencies_throughput_memory_and_ops() -> None:
+    assert RESULT.text() == TEXT
+    assert RESULT.baselines == ("a.onnx",)
+
+
+def test_machines_read_all_of_it() -> None:
+    told = json.loads(RESULT.to_json())
+    assert told["schema"] == 1
+    assert told["entries"][1]["speed_ups"] == {"a.onnx": {"factor": 2, "low": 1.9, "high": 2.1}}
+    assert [row["throughput"] for row in told["entries"][1]["sweep"]] == [8000.0, None]
+    assert told["changed"][0]["ops"][0]["before"] is None
+    assert set(told) == {"schema", *Benchmark.__dataclass_fields__}
+
+
+def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(file: Path) -> str:
+        with pytest.raises(ReportError) as caught:
+            check_plot(file)
+        return str(caught.value)
+
+    x = tmp_path / "x.txt"
+    assert refusal(x) == f"cannot draw to {x}: a picture's suffix says what it is; take .svg, .png, .pdf"
+    y = tmp_path / "none" / "x.svg"
+    assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
+    monkeypatch.setattr("amp_rewrite.benchmark.plot.find_spec", lambda name: None)
+    missing = "matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'"
+    assert refusal(tmp_path / "x.svg") == missing
+
+
+def test_a_picture_shows_every_model(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot(RESULT, tmp_path / "x.svg")
+    drawn = (tmp_path / "x.svg").read_text("utf-8")
+    assert drawn.startswith("<?xml") and drawn.count("a.onnx") >= 1 and drawn.count("b.onnx") >= 2

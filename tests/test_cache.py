@@ -1,0 +1,178 @@
+"""Converted models that are kept: found again, never half, never for another model, never without end."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from amp_rewrite.cache import Cache, key_of
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+
+WEIGHT = np.random.default_rng(3).standard_normal((160, 160)).astype(np.float32)  # 100 KiB: stays in its file
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+def product(weight: np.ndarray = WEIGHT, name: str = "w") -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 160]) for n in "xy")
+    node = helper.make_node("MatMul", ["x", name], ["y"])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weight, name)])
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def small() -> Model:
+    return Model.load(product(np.eye(160, dtype=np.float32)))
+
+
+def names(cache: Cache) -> list[str]:
+    return sorted(path.name for path in (cache.folder / "models-1").iterdir())
+
+
+def aged(cache: Cache, key: str, seconds: float) -> None:
+    when = time.time() - seconds
+    os.utime(cache.folder / "models-1" / key / "report.json", (when, when))
+
+
+# -- keys ----------------------------------------------------------------------------------------------
+
+
+def test_a_model_has_one_key_however_it_is_loaded(tmp_path: Path) -> None:
+    onnx.save(product(), tmp_path / "inside.onnx")
+    onnx.save(product(), tmp_path / "beside.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    ways = (product(), product().SerializeToString(), tmp_path / "inside.onnx", tmp_path / "beside.onnx")
+    assert len({key_of(Model.load(way), {"to": "float16"}) for way in ways}) == 1
+
+
+def test_one_bit_anywhere_makes_another_key(tmp_path: Path) -> None:
+    keys = {key_of(Model.load(product()), {})}
+    for place in (0, 80 * 160 + 80, WEIGHT.size - 1):
+        weight = WEIGHT.copy()
+        weight.view(np.uint32).reshape(-1)[place] ^= 1
+        onnx.save(product(weight), tmp_path / f"{place}.onnx")
+        keys.add(key_of(Model.load(tmp_path / f"{place}.onnx"), {}))
+    keys.add(key_of(Model.load(product(name="v")), {}))
+    keys.add(key_of(Model.load(product(WEIGHT.reshape(1, 160, 160))), {}))
+    keys.add(key_of(Model.load(product()), {"to": "float16"}))
+    keys.add(key_of(Model.load(product()), {"to": "bfloat16"}))
+    assert len(keys) == 8
+
+
+def test_settings_count_in_any_order() -> None:
+    assert key_of(small(), {"a": 1, "b": 2}) == key_of(small(), {"b": 2, "a": 1})
+
+
+# -- entries -------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_found_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "not" / "yet")
+    assert cache.load(A) is None
+    cache.store(A, Model.load(product()), "a report, ä")
+    kept = cache.load(A)
+    assert kept is not None
+    assert kept.report == "a report, ä"
+    np.testing.assert_array_equal(kept.model.array(kept.model.proto.graph.initializer[0]), WEIGHT)
+    assert cache.load(B) is None
+    assert names(cache) == [A]
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "report.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_entry_is_none_and_can_be_made_again(tmp_path: Path, file: str, damage: str) -> None:
+    cache = Cache(tmp_path)
+    cache.store(A, Model.load(product()), "x")
+    path = tmp_path / "models-1" / A / file
+    path.write_bytes(b"\xff" if file == "report.json" else path.read_bytes()[:-50])
+    if damage == "gone":
+        path.unlink()
+    assert cache.load(A) is None
+    cache.store(A, Model.load(product()), "y")
+    kept = cache.load(A)
+    assert kept is not None and kept.report == "y"
+
+
+def test_many_may_store_the_same_at_once(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: cache.store(A, small(), "x"), range(24)))
+    assert names(cache) == [A]
+    assert cache.load(A) is not None
+
+
+def test_a_model_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise ModelError("cannot write: No space left on device")
+
+    monkeypatch.setattr(Model, "save", full)
+    with pytest.raises(ModelError, match="No space left"):
+        Cache(tmp_path).store(A, small(), "x")
+    assert names(Cache(tmp_path)) == []
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "file")
+    assert cache.load(A) is None
+    with pytest.raises(ModelError) as error:
+        cache.store(A, small(), "x")
+    assert str(error.value) == f"{tmp_path}/file/models-1: Not a directory; name a folder that can be written"
+
+
+# -- the limit -----------------------------------------------------------------------------------------
+
+ONE = 103_500  # bytes of one entry: 160 x 160 float32, and less than 1 KiB around it
+
+
+def test_the_least_recently_used_entry_is_given_up_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit=2 * ONE)
+    for age, key in ((3000, A), (2000, B)):
+        cache.store(key, small(), "x")
+        aged(cache, key, age)
+    assert cache.load(A) is not None  # and so A is younger than B
+    cache.store(C, small(), "x")
+    assert names(cache) == [A, C]
+
+
+def test_what_was_used_just_now_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit=ONE)
+    cache.store(A, small(), "x")
+    cache.store(B, small(), "x")
+    assert names(cache) == [A, B]
+    aged(cache, A, 601)
+    cache.store(C, small(), "x")
+    assert names(cache) == [B, C]
+
+
+def test_a_model_larger_than_the_cache_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as error:
+        Cache(tmp_path / "c", limit=1000).store(A, small(), "x")
+    assert str(error.value) == (
+        "it has 102400 bytes of weights, more than the 1000 of the cache; give a cache with a higher limit"
+    )
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_a_killed_process_left_is_swept_after_a_day(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for name, age in (("scratch-old", 25 * 3600), ("scratch-new", 60)):
+        (tmp_path / "models-1" / name).mkdir(parents=True)
+        os.utime(tmp_path / "models-1" / name, (time.time() - age,) * 2)
+    cache.store(A, small(), "x")
+    assert names(cache) == [A, "scratch-new"]
+
+
+# -- where ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stated", ["", "relative"])
+def test_the_users_own_cache_lies_where_the_standard_says(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert Cache.usual({"XDG_CACHE_HOME": "/big/disk"}).folder == Path("/big/disk/amp-rewrite")
+    assert Cache.usual({"XDG_CACHE_HOME": stated}).folder == Path("/home/someone/.cache/amp-rewrite")

@@ -1,0 +1,69 @@
+"""The last look at a converted model: whoever tells the types, a result that is not as planned is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx.parser
+import pytest
+
+from amp_rewrite import check as module
+from amp_rewrite.check import check
+from amp_rewrite.convert import Converted, convert
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConversionError, ModelError
+
+PLAIN = "t = Tanh (a)  s = Softmax (t)"
+CONTRIB = "t = com.microsoft.QuickGelu (a)  s = Softmax (t)"
+BODY = """s = If (flag) <then_branch = e () => (float[2,2] p) { t = Tanh (a)  u = MatMul (t, x)  p = Tanh (u) },
+    else_branch = o () => (float[2,2] q) { v = MatMul (a, a)  w = MatMul (v, v)  q = Relu (w) }>"""
+OLD = "c = LessOrEqual (a, a)  t = Where (c, a, a)  s = Relu (t)"
+TEXTS = {"onnx": PLAIN, "onnx, of bodies": BODY, "our schemas": CONTRIB, "our schemas, of an old opset": OLD}
+
+
+def converted(body: str) -> Converted:
+    opset = 12 if body == OLD else 18
+    text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>
+    g (float[2,2] x, bool flag) => (float[2,2] y) {{
+        a = MatMul (x, x)
+        {body}
+        y = MatMul (s, x)
+    }}"""
+    return convert(onnx.parser.parse_model(text), target="onnx")
+
+
+@pytest.mark.parametrize("teller", TEXTS)
+def test_what_is_as_planned_passes_and_the_teller_is_the_one_meant(
+    teller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = converted(TEXTS[teller])
+    asked = []
+    monkeypatch.setattr(module, "_told_by_view", lambda view: asked.append(view) or _told_by_view(view))
+    assert check(found.view.model, found.view, found.plan, found.result) == ()
+    assert bool(asked) is teller.startswith("our schemas")
+
+
+_told_by_view = module._told_by_view
+
+
+@pytest.mark.parametrize("teller", TEXTS)
+def test_a_value_of_another_type_than_planned_is_refused(teller: str) -> None:
+    found = converted(TEXTS[teller])
+    value = next(v for v in sorted(found.plan.retype) if v not in found.plan.rename)
+    name = found.view.value_name(value)
+    lied = replace(found.plan, retype={**found.plan.retype, value: DType.FLOAT})
+    with pytest.raises(ConversionError) as caught:
+        check(found.view.model, found.view, lied, found.result)
+    told = f"value {name!r} is float16 after the conversion, not float32 as planned; nothing was written;"
+    assert str(caught.value) == f"{told} please report this"
+
+
+def test_an_input_without_a_shape_is_named() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }"""
+    )
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    wanted = "the model is invalid: 'x' states no shape; declare one, whose dims may be names, or export it again"
+    with pytest.raises(ModelError) as refused:
+        convert(model)
+    assert str(refused.value) == wanted

@@ -1,0 +1,85 @@
+"""`bench` on the command line: what it prints and where, and what it refuses."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+from amp_rewrite.cli import door
+from amp_rewrite.session import CPU
+
+HEAD = '<ir_version: 10, opset_import: ["": 20]> '
+FULL = HEAD + "g (float[n, 3] x) => (float[n, 3] y) <float a = {300}> { [up] p = Mul (x, a) [down] y = Neg (p) }"
+SEE = "see 'amp-rewrite bench --help'"
+QUICK = ("--provider", CPU, "--rounds", "2", "--runs", "2", "--warm-up", "1", "--no-memory", "--no-profile")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder with a model and a batch."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(FULL), "full.onnx")
+    np.savez("x.npz", x=np.ones((2, 3), np.float32))
+
+
+def outcome(*words: str) -> tuple[int, str, str]:
+    # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
+    separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    result = CliRunner(**separate).invoke(door, ["bench", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_two_models_are_timed_side_by_side() -> None:
+    code, out, err = outcome("full.onnx", "full.onnx", "--data", "x.npz", "--batch-sizes", "4", *QUICK)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[:2] == ["full.onnx, full.onnx (2)", f"  runs on   {CPU}"]
+    assert "  data      x.npz: x [2, 3]" in lines
+    assert "  measured  2 rounds of 2 runs of each, taking turns, after 1 to warm up" in lines
+    assert [line.split()[:4] for line in lines if line.startswith("  latency")] == [["latency,", "ms", "median", "p5"]]
+    assert [line.split()[1] for line in lines if line.startswith("  full.onnx  ")][1:] == ["4"]
+
+
+def test_json_stands_alone_on_stdout() -> None:
+    code, out, err = outcome("full.onnx", "--random", "--shape", "x=1,3", "--json", *QUICK)
+    told = json.loads(out)
+    assert (code, err, told["provider"], told["rounds"], told["fed"]) == (0, "", CPU, 2, "random, seed 0: x [1, 3]")
+
+
+def test_quiet_prints_nothing() -> None:
+    assert outcome("full.onnx", "--data", "x.npz", "-q", *QUICK) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("full.onnx",),
+            "error: nothing says what to feed; add --data FILE, or --random; see 'amp-rewrite bench --help'",
+        ),
+        (
+            ("full.onnx", "--data", "x.npz", "--fit", "much"),
+            "error: 'much' is no size of memory; write it as 8GB, 512MiB or in bytes",
+        ),
+        (
+            ("full.onnx", "--data", "x.npz", "--batch-sizes", "1;2"),
+            "error: '1;2' is no list of batch sizes; write it as 1,8,64",
+        ),
+        (
+            ("full.onnx", "--data", "x.npz", "--plot", "x.txt"),
+            "error: cannot draw to x.txt: a picture's suffix says what it is; take .svg, .png, .pdf",
+        ),
+        (("--data", "x.npz"), f"error: Missing argument 'A [B]...'; {SEE}"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(words: tuple[str, ...], said: str) -> None:
+    code, out, err = outcome(*words)
+    assert (code, out, err.rstrip()) == (2, "", said)

@@ -1,0 +1,669 @@
+"""What a model is fed: every way to give batches, the checks on each, random ones, and files made to harm."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite import Feed, FeedError, Model
+from amp_rewrite.evidence.feed import parse_int_ranges, parse_shapes
+
+X = np.float32([[1, 2, 3], [4, 5, 6]])
+I = np.int64([1, 0])  # noqa: E741
+BATCH = {"x": X, "i": I}
+
+
+def parsed(signature: str, body: str = "", opset: int = 20) -> Model:
+    text = f'<ir_version: 10, opset_import: ["": {opset}]> g ({signature}) => (bool out) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    return Model(model)
+
+
+MODEL = parsed("float[n, 3] x, int64[n] i")
+
+
+def same(found: Feed, *expected: Mapping[str, Any]) -> None:
+    """Two passes over the feed give these batches, of these types."""
+    for _ in range(2):
+        batches = list(found)
+        assert [list(batch) for batch in batches] == [list(batch) for batch in expected]
+        for mine, right in zip(batches, expected, strict=True):
+            for name, value in right.items():
+                np.testing.assert_array_equal(mine[name], value)
+                assert mine[name].dtype == value.dtype
+    assert len(found) == len(expected)
+
+
+def refusal(data: object, model: Model = MODEL, **options: Any) -> str:
+    with pytest.raises(FeedError) as error:
+        list(Feed.of(data, model, **options))
+    return str(error.value)
+
+
+# -- what can be given ---------------------------------------------------------------------------------
+
+
+def test_a_mapping_is_one_batch() -> None:
+    feed = Feed.of(BATCH, MODEL)
+    same(feed, BATCH)
+    assert (feed.origin, feed.random, feed.notes) == ("the arrays given", False, ())
+
+
+def test_batches_come_in_the_order_of_the_inputs() -> None:
+    assert list(next(iter(Feed.of({"i": I, "x": X}, MODEL)))) == ["x", "i"]
+
+
+def test_a_list_is_many_batches() -> None:
+    other = {"x": X + 1, "i": I + 1}
+    feed = Feed.of([BATCH, other], MODEL)
+    same(feed, BATCH, other)
+    assert feed.origin == "the batches given"
+
+
+def test_a_generator_function_is_called_for_each_pass() -> None:
+    calls = []
+
+    def batches() -> Iterator[Mapping[str, Any]]:
+        calls.append(1)
+        yield BATCH
+        yield {"x": X * 2, "i": I}
+
+    feed = Feed.of(batches, MODEL)
+    same(feed, BATCH, {"x": X * 2, "i": I})
+    assert feed.origin == "batches()"
+    assert len(calls) == 4  # the check of the first batch, two passes, the count
+
+
+def test_what_can_be_iterated_again_is_read_again() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[Mapping[str, Any]]:
+            return iter([BATCH, BATCH])
+
+    same(Feed.of(Loader(), MODEL), BATCH, BATCH)
+
+
+def test_a_feed_can_be_given_to_another_model() -> None:
+    half = parsed("float16[n, 3] x, int64[n] i")
+    feed = Feed.of(Feed.randomly(MODEL, shapes={"x": (2, 3), "i": (2,)}, seed=4), half)
+    assert (feed.origin, feed.random, feed.notes) == ("random, seed 4", True, ("x: float32 cast to float16",))
+    assert next(iter(feed))["x"].dtype == np.float16
+
+
+def test_an_npz_file_is_one_batch(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", **BATCH)
+    feed = Feed.of(tmp_path / "d.npz", MODEL)
+    same(feed, BATCH)
+    assert feed.origin == "d.npz"
+    np.savez_compressed(tmp_path / "c.npz", **BATCH)
+    same(Feed.of(str(tmp_path / "c.npz"), MODEL), BATCH)
+
+
+def test_numbered_names_are_many_batches_in_numeric_order(tmp_path: Path) -> None:
+    arrays = {f"{at}/{name}": value + at for at in (10, 2, 0) for name, value in BATCH.items()}
+    np.savez(tmp_path / "d.npz", **arrays)
+    same(Feed.of(tmp_path / "d.npz", MODEL), *({"x": X + at, "i": I + at} for at in (0, 2, 10)))
+
+
+def test_an_input_whose_name_is_numbered_is_still_an_input(tmp_path: Path) -> None:
+    model = parsed("float[2, 3] x")
+    model.proto.graph.input[0].name = "0/x"
+    np.savez(tmp_path / "d.npz", **{"0/x": X})
+    same(Feed.of(tmp_path / "d.npz", model), {"0/x": X})
+
+
+def test_an_npy_file_is_the_only_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "any.npy", X)
+    same(Feed.of(tmp_path / "any.npy", parsed("float[2, 3] x")), {"x": X})
+    assert refusal(tmp_path / "any.npy") == (
+        f"{tmp_path}/any.npy is one array, and the model has the inputs x, i; write a .npz of them"
+    )
+
+
+def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
+    for at in (10, 9, 1):
+        np.savez(tmp_path / f"b{at}.npz", x=X + at, i=I)
+    (tmp_path / "README.md").write_text("what this is")
+    (tmp_path / ".hidden.npy").write_bytes(b"")
+    same(Feed.of(tmp_path, MODEL), *({"x": X + at, "i": I} for at in (1, 9, 10)))
+    assert Feed.of(tmp_path, MODEL).origin == tmp_path.name
+
+
+def test_a_folder_of_npy_files_is_one_batch(tmp_path: Path) -> None:
+    for name, value in BATCH.items():
+        np.save(tmp_path / f"{name}.npy", value)
+    same(Feed.of(tmp_path, MODEL), BATCH)
+
+
+def test_a_folder_of_folders_is_one_batch_each(tmp_path: Path) -> None:
+    for at in (11, 3):
+        (tmp_path / str(at)).mkdir()
+        np.save(tmp_path / str(at) / "x.npy", X + at)
+        np.save(tmp_path / str(at) / "i.npy", I)
+    same(Feed.of(tmp_path, MODEL), *({"x": X + at, "i": I} for at in (3, 11)))
+
+
+def test_arrays_in_fortran_order_and_single_numbers_are_read_as_they_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.asfortranarray(X), k=np.float32(3))
+    same(Feed.of(tmp_path / "d.npz", parsed("float[2, 3] x, float k")), {"x": X, "k": np.array(3, np.float32)})
+
+
+def test_a_model_without_inputs_takes_an_empty_batch() -> None:
+    same(Feed.of({}, parsed("")), {})
+
+
+def test_inputs_with_a_default_may_be_left_out() -> None:
+    model = parsed("float[3] x, float[3] w")
+    model.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
+    same(Feed.of({"x": X[0]}, model), {"x": X[0]})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            (b for b in [BATCH]),
+            "a generator can be read only once; give a list, or the function that makes it (data=batches instead of"
+            " data=batches())",
+        ),
+        (
+            X,
+            "cannot feed ndarray; give a path, a mapping from input names to arrays, a list of such mappings, or a"
+            " function that yields them",
+        ),
+        ([], "the batches given: there is no batch; give at least one"),
+        ([X], "batch 0 is ndarray; give a mapping from input names to arrays"),
+        (lambda: BATCH, "the function for batches gave dict; let it yield mappings of arrays"),
+        (lambda: 7, "the function for batches gave int; let it yield mappings of arrays"),
+        (lambda: iter([]), "<lambda>(): there is no batch; give at least one"),
+    ],
+)
+def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
+    assert refusal(data) == message
+
+
+def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
+    left = [iter([BATCH]), iter([])]
+    feed = Feed.of(lambda: left.pop(0), MODEL)
+    with pytest.raises(FeedError, match="there is no batch; give at least one"):
+        next(iter(feed))
+
+
+# -- checks of a batch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": X}, "batch 0 has nothing for input 'i'; give all of 'i'"),
+        ({}, "batch 0 has nothing for input 'x'; give all of 'x', 'i'"),
+        ({**BATCH, "xs": X}, "batch 0 has 'xs', which is no input; did you mean 'x'?"),
+        ({**BATCH, "mask": X}, "batch 0 has 'mask', which is no input; the inputs are 'x', 'i'"),
+        ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
+        ({**BATCH, "x": X.T}, "input 'x' of batch 0 has the shape [3, 2]; the input takes [n, 3]"),
+        (
+            {**BATCH, "x": X.astype(np.int64)},
+            "input 'x' of batch 0 is int64, and the input takes float32; cast it with .astype('float32')",
+        ),
+        (
+            {**BATCH, "i": X[:, 0]},
+            "input 'i' of batch 0 is float32, and the input takes int64; cast it with .astype('int64')",
+        ),
+        (
+            {**BATCH, "i": I.astype(np.uint64)},
+            "input 'i' of batch 0 is uint64, and the input takes int64; cast it with .astype('int64')",
+        ),
+        (
+            {**BATCH, "i": I.astype(bool)},
+            "input 'i' of batch 0 is bool, and the input takes int64; cast it with .astype('int64')",
+        ),
+        (
+            {**BATCH, "x": X.astype("datetime64[s]")},
+            "input 'x' of batch 0 is datetime64[s], and the input takes float32; cast it with .astype('float32')",
+        ),
+        ({**BATCH, "x": [[1, 2, 3], [4]]}, "input 'x' of batch 0 cannot be made an array: setting an array element"),
+        ({**BATCH, "x": None}, "input 'x' of batch 0 is NoneType of objects; give an array of numbers"),
+        (
+            {"x": X[:0], "i": I[:0]},
+            "batch 0 has no elements: x [0, 3], i [0]; give at least one row",
+        ),
+        (
+            {**BATCH, "x": np.float32([[1, 2, 3], [4, np.nan, np.inf]])},
+            "input 'x' of batch 0 has nan at [1, 1]; give finite numbers, or allow others with --allow-nonfinite",
+        ),
+        (
+            {**BATCH, "x": np.float64([[1, 2, 3], [4, 5, 1e300]])},
+            "input 'x' of batch 0 has 1e+300 at [1, 2], which is inf in float32; scale the data",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(batch: Mapping[str, Any], message: str) -> None:
+    assert refusal(batch).startswith(message)
+
+
+def test_each_batch_is_checked_not_only_the_first() -> None:
+    feed = Feed.of([BATCH, {**BATCH, "x": X * np.nan}], MODEL)
+    with pytest.raises(FeedError, match=r"^input 'x' of batch 1 has nan at \[0, 0\]"):
+        list(feed)
+
+
+def test_an_empty_input_among_others_is_fed() -> None:
+    """As the cache of a decoder is before its first token."""
+    model = parsed("float[n, 3] x, float[n, p] past")
+    same(Feed.of({"x": X, "past": X[:, :0]}, model), {"x": X, "past": X[:, :0]})
+
+
+def test_nonfinite_numbers_are_fed_if_allowed() -> None:
+    odd = np.float32([[np.nan, np.inf, -np.inf], [1, 2, 3]])
+    feed = Feed.of({"x": odd, "i": I}, MODEL, allow_nonfinite=True)
+    same(feed, {"x": odd, "i": I})
+    same(Feed.of(feed, MODEL), {"x": odd, "i": I})
+
+
+def test_names_out_of_a_batch_are_cut() -> None:
+    assert refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is no input; the inputs are 'x', 'i'"
+
+
+# -- casts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "taken", "stated"),
+    [
+        (np.float64, np.float32, "float"),
+        (np.float16, np.float32, "float"),
+        (np.float32, np.float16, "float16"),
+        (np.float64, np.float16, "float16"),
+        (np.float32, ml_dtypes.bfloat16, "bfloat16"),
+        (ml_dtypes.bfloat16, np.float32, "float"),
+        (np.float32, np.float64, "double"),
+        (np.int32, np.int64, "int64"),
+        (np.uint8, np.int64, "int64"),
+        (np.uint8, np.int32, "int32"),
+    ],
+)
+def test_safe_casts_are_done_and_noted(given: Any, taken: Any, stated: str) -> None:
+    value = np.array([1, 2]).astype(given)
+    feed = Feed.of({"x": value}, parsed(f"{stated}[2] x"))
+    same(feed, {"x": value.astype(taken)})
+    spelled = {"float": "float32", "double": "float64"}.get(stated, stated)
+    assert feed.notes == (f"x: {np.dtype(given)} cast to {spelled}",)
+
+
+def test_bfloat16_is_fed_as_it_is_also_from_a_file(tmp_path: Path) -> None:
+    """numpy writes it as two bytes of nothing in particular."""
+    value = np.array([1.5, -2], ml_dtypes.bfloat16)
+    model = parsed("bfloat16[2] x")
+    same(Feed.of({"x": value}, model), {"x": value})
+    np.savez(tmp_path / "d.npz", x=value)
+    same(Feed.of(tmp_path / "d.npz", model), {"x": value})
+
+
+def test_a_cast_that_overflows_is_refused() -> None:
+    assert refusal({"x": np.float32([1, 7e4])}, parsed("float16[2] x")) == (
+        "input 'x' of batch 0 has 70000.0 at [1], which is inf in float16; scale the data"
+    )
+
+
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+def test_numbers_of_a_low_type_are_checked_too(low: str) -> None:
+    value = np.array([1, np.nan]).astype(low)
+    assert refusal({"x": value}, parsed(f"{low}[2] x")) == (
+        "input 'x' of batch 0 has nan at [1]; give finite numbers, or allow others with --allow-nonfinite"
+    )
+
+
+def test_the_order_of_bytes_is_turned_without_a_note() -> None:
+    feed = Feed.of({"x": X.astype(">f4"), "i": I.astype(">i8")}, MODEL)
+    same(feed, BATCH)
+    assert feed.notes == ()
+
+
+def test_strings_are_fed_as_objects(tmp_path: Path) -> None:
+    model = parsed("string[2] t")
+    np.savez(tmp_path / "d.npz", t=np.array(["a", "bc"]))
+    same(Feed.of(tmp_path / "d.npz", model), {"t": np.array(["a", "bc"], object)})
+    assert refusal({"t": I}, model) == (
+        "input 't' of batch 0 is int64, and the input takes strings; give an array of str"
+    )
+
+
+def test_sequences_and_optionals_are_checked_inside() -> None:
+    model = parsed("seq(float[3]) s, optional(float[3]) o")
+    (batch,) = Feed.of({"s": [X[0], X[1].astype(np.float64)], "o": None}, model)
+    np.testing.assert_array_equal(batch["s"], X)
+    assert [part.dtype for part in batch["s"]] == [np.float32, np.float32]
+    assert batch["o"] is None
+    assert list(next(iter(Feed.of({"s": [X[0]]}, model)))) == ["s"]
+    np.testing.assert_array_equal(next(iter(Feed.of({"s": [X[0]], "o": X[1]}, model)))["o"], X[1])
+    assert refusal({"s": X[0]}, model) == ("input 's' of batch 0 is a sequence; give a list of arrays, not ndarray")
+    assert refusal({"s": [X[0], X[0, :2]]}, model) == (
+        "input 's' of batch 0, at 1, has the shape [2]; the input takes [3]"
+    )
+
+
+# -- random --------------------------------------------------------------------------------------------
+
+
+def test_random_batches_are_the_same_in_each_pass_and_for_each_seed() -> None:
+    def drawn(seed: int) -> Feed:
+        return Feed.randomly(MODEL, batches=2, shapes={"x": (4, 3), "i": (4,)}, seed=seed)
+
+    feed = drawn(3)
+    same(feed, *drawn(3))
+    assert (feed.origin, feed.random, len(feed)) == ("random, seed 3", True, 2)
+    first, second = feed
+    assert not np.array_equal(first["x"], second["x"])
+    assert not np.array_equal(first["x"], next(iter(drawn(4)))["x"])
+
+
+def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
+    model = parsed(
+        "float[1000] f, float16[9] h, bfloat16[9] b, double[9] d, int32[1000] i, uint8[1000] u, bool[1000] t"
+    )
+    (batch,) = Feed.randomly(model, int_ranges={"u": (250, 256)})
+    kinds = [np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int32, np.uint8, np.bool_]
+    assert [value.dtype for value in batch.values()] == [np.dtype(kind) for kind in kinds]
+    assert set(batch["i"]) == {0, 1}
+    assert set(batch["u"]) == set(range(250, 256))
+    assert set(batch["t"]) == {False, True}
+    # 1000 draws: the mean is within 5 standard errors, 5 / sqrt(1000), of 0, and so is the deviation of 1
+    assert abs(batch["f"].mean()) < 0.16
+    assert abs(batch["f"].std() - 1) < 0.16
+
+
+def test_shapes_that_are_fixed_need_not_be_given() -> None:
+    assert next(iter(Feed.randomly(parsed("float[2, 3] x, float k"))))["x"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("signature", "options", "message"),
+    [
+        ("float[n, 3] x", {}, "input 'x' has the shape [n, 3]; give one with --shape x=1,3"),
+        ("float[n, ?, 4, m] x", {}, "input 'x' has the shape [n, ?, 4, m]; give one with --shape x=1,128,4,64"),
+        ("float[] x", {}, "input 'x' has no shape; give one with --shape x=1,128"),
+        (
+            "float[n, 3] x",
+            {"shapes": {"x": (2, 4)}},
+            "the shape [2, 4] does not fit input 'x', which has the shape [n, 3]",
+        ),
+        ("float[n] x", {"shapes": {"x": (-1,)}}, "the shape [-1] does not fit input 'x', which has the shape [n]"),
+        ("float[n] x", {"shapes": {"x": (2, 2)}}, "the shape [2, 2] does not fit input 'x', which has the shape [n]"),
+        (
+            "float[n] x",
+            {"shapes": {"x": (10**12,)}},
+            "the shape [1000000000000] of input 'x' needs more than 4294967296 bytes; take less",
+        ),
+        (
+            "float[n] pixels",
+            {"shapes": {"pixel": (1,)}},
+            "a shape is given for 'pixel', which is no input; did you mean 'pixels'?",
+        ),
+        ("int64[2] i", {"int_ranges": {"k": (0, 1)}}, "a range is given for 'k', which is no input; the inputs"),
+        (
+            "float[2] x",
+            {"int_ranges": {"x": (0, 1)}},
+            "a range of integers is given for input 'x', which is float32; leave",
+        ),
+        ("int64[2] i", {"int_ranges": {"i": (3, 3)}}, "the int range 3,3 of input 'i' is empty or does not fit int64"),
+        ("uint8[2] i", {"int_ranges": {"i": (0, 257)}}, "the int range 0,257 of input 'i' is empty or does not fit"),
+        ("string[2] t", {}, "nothing can be drawn for input 't', which is tensor(string); give data for it"),
+        ("seq(float[2]) s", {}, "nothing can be drawn for input 's', which is seq(float32); give data for it"),
+        ("float[2] x", {"batches": 0}, "0 random batches are no data; ask for at least one"),
+        ("float[2] x", {"seed": -1}, "the seed -1 is negative; use a whole number of 0 or more"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(signature: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FeedError) as error:
+        Feed.randomly(parsed(signature), **options)
+    assert str(error.value).startswith(message)
+
+
+def test_options_are_read_as_they_are_written() -> None:
+    assert parse_shapes(["input=1,128", "a=b=3", "k="]) == {"input": (1, 128), "a=b": (3,), "k": ()}
+    assert parse_int_ranges(["ids=0,30522", "n=-5,5"]) == {"ids": (0, 30522), "n": (-5, 5)}
+
+
+@pytest.mark.parametrize("text", ["input", "=1,2", "input=1,x", "input=1.5", "input=1,,2"])
+def test_a_shape_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(FeedError) as error:
+        parse_shapes([text])
+    assert str(error.value) == f"the shape {text!r} is not of the form input=1,128"
+
+
+@pytest.mark.parametrize("text", ["ids", "ids=1", "ids=1,2,3", "ids=a,b"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(FeedError) as error:
+        parse_int_ranges([text])
+    assert str(error.value) == f"the int range {text!r} is not of the form input_ids=0,30522"
+
+
+# -- files that are broken or made to harm -------------------------------------------------------------
+
+
+def npy(header: str, body: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode("latin1") + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + body
+
+
+def header(shape: str, descr: str = "'<f4'") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
+
+
+def written(path: Path, members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def stored(value: object) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, value)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+ONE = parsed("float[] x")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            npy(header("(1000000000000,)"), b"0" * 10_000),
+            "{path} declares [1000000000000] of float32, more than the 4294967296 bytes allowed; give smaller batches",
+        ),
+        (
+            npy(header("(100000000,)"), b"0" * 10_000),
+            "{path} declares [100000000] of float32, 400000000 bytes, but has 10000; save it again",
+        ),
+        (npy(header("(1000000000000,)", "'<U0'")), "{path} declares [1000000000000] of <U0, more than the 4294967296"),
+        (npy(header("(0, 1000000000000)", "'<f4'")), "input 'x' of batch 0"),
+        (npy(header("(-4,)"), b"0" * 16), "{path} has the negative shape [-4]; save it again"),
+        (npy(header("(2,)", "'|O'"), b"0" * 16), "{path} holds pickled Python objects, which are not read; save an"),
+        (npy(header("(2,)", "[('a', '<f4')]"), b"0" * 8), "{path} holds records; save one plain array for each input"),
+        (npy(header("(2,)", "'<q9'"), b"0" * 8), "{path} is damaged: "),
+        (npy(header("__import__('os')"), b"0" * 8), "{path} is damaged: "),
+        (npy(header("(2,)")[:-4], b"0" * 8), "{path} is damaged: "),
+        (npy("(" * 5000, b"0" * 8), "{path} is damaged: "),
+        (npy(header("(2,)"), b"0" * 8, b"\x03\x00"), "{path} is of .npy version 3.0; save a plain array of numbers"),
+        (npy(header("(2,)"), b"0" * 8, b"\x09\x00"), "{path} is"),
+        (npy(header("(" + "1," * 70 + ")"), b"0" * 4), "{path} is damaged: "),
+        (stored(X)[:-5], "{path} declares [2, 3] of float32, 24 bytes, but has 19; save it again"),
+        (stored(X) + stored(X), "{path} declares [2, 3] of float32, 24 bytes, but has 176; save it again"),
+        (b"\x93NUMPY", "{path} is damaged: "),
+        (b"", "{path} is damaged: "),
+        (b"hello, world, hello", "{path} is damaged: "),
+    ],
+)
+def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "d.npy"
+    path.write_bytes(content)
+    assert refusal(path, parsed("float[n] x")).startswith(message.replace("{path}", str(path)))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"x.npy": npy(header("(1000000000000,)"), b"0" * 10_000)}, "{path}: 'x' declares [1000000000000] of float32"),
+        ({"x.npy": stored(X)[:-5]}, "{path}: 'x' declares [2, 3] of float32, 24 bytes, but has 19;"),
+        ({"x.npy": stored(np.array([{}], object))}, "{path}: 'x' holds pickled Python objects, which are not read"),
+        ({"x": stored(X)}, "{path} holds 'x', which is no array; write it with numpy.savez"),
+        ({"../../x.npy": stored(X)}, "batch 0 has '../../x', which is no input; the inputs are 'x'"),
+        ({"/etc/passwd.npy": stored(X)}, "batch 0 has '/etc/passwd', which is no input; the inputs are 'x'"),
+        ({"\x1b[31m.npy": stored(X)}, "batch 0 has '\\x1b[31m', which is no input; the inputs are 'x'"),
+        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has '{'y' * 80} …', which is no input; the inputs are 'x'"),
+        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "{path} mixes numbered names such as '0/x' with others; number"),
+        ({"0/x.npy": stored(X), "00/x.npy": stored(X)}, "{path} holds 'x' of batch 0 twice; write it again"),
+        ({}, "d.npz: there is no batch; give at least one"),
+    ],
+)
+def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:
+    path = written(tmp_path / "d.npz", members)
+    assert refusal(path, ONE).startswith(message.replace("{path}", str(path)))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", stored(X))
+        archive.writestr("x.npy", stored(X + 1))
+    assert refusal(path, ONE) == f"{path} holds 'x' twice; write it again with numpy.savez"
+
+
+def test_a_zip_bomb_is_refused_by_its_declared_size(tmp_path: Path) -> None:
+    path = written(tmp_path / "d.npz", {"x.npy": stored(np.zeros(1 << 22, np.float32))}, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 16
+    assert refusal(path, ONE, limit=1 << 20) == (
+        f"{path} needs 16777344 bytes for one batch, more than the 1048576 allowed; give smaller batches"
+    )
+    assert len(Feed.of(path, ONE)) == 1
+
+
+def test_a_batch_of_many_arrays_is_bounded_as_a_whole(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=X, i=I)
+    assert refusal(tmp_path / "d.npz", limit=200).endswith(
+        "bytes for one batch, more than the 200 allowed; give smaller batches"
+    )
+
+
+def tampered(path: Path, change: Callable[[bytearray], None], compression: int = zipfile.ZIP_STORED) -> Path:
+    content = bytearray(written(path, {"x.npy": stored(X)}, compression).read_bytes())
+    change(content)
+    path.write_bytes(content)
+    return path
+
+
+def in_directory(offset: int, value: bytes) -> Callable[[bytearray], None]:
+    """Overwrites a field of the zip's only directory entry."""
+
+    def change(content: bytearray) -> None:
+        at = content.index(b"PK\x01\x02") + offset
+        content[at : at + len(value)] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(in_directory(24, b"\xff\xff\xff\x7f"), id="a size of 2 GiB that is not there"),
+        pytest.param(in_directory(24, b"\x10\x00\x00\x00"), id="a size of 16 bytes"),
+        pytest.param(in_directory(16, b"\0\0\0\0"), id="another checksum"),
+        pytest.param(in_directory(10, b"\x63\x00"), id="an unknown compression"),
+        pytest.param(in_directory(10, b"\x08\x00"), id="deflated, it says"),
+        pytest.param(in_directory(8, b"\x01\x00"), id="encrypted"),
+        pytest.param(in_directory(42, b"\xff\xff\xff\x00"), id="beyond the end"),
+        pytest.param(lambda content: content.__delitem__(slice(40, 80)), id="a hole"),
+        pytest.param(lambda content: content.__delitem__(slice(-30, None)), id="truncated"),
+        pytest.param(lambda content: content.__setitem__(slice(0, None), b"PK\x05\x06"), id="a stump"),
+        pytest.param(lambda content: content.__setitem__(slice(0, None), b"not a zip"), id="no zip"),
+    ],
+)
+def test_a_zip_that_was_tampered_with_is_refused(tmp_path: Path, change: Callable[[bytearray], None]) -> None:
+    path = tampered(tmp_path / "d.npz", change)
+    assert str(path) in refusal(path, ONE)
+
+
+def test_a_checksum_is_compared_in_a_compressed_file_too(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "d.npz", in_directory(16, b"\0\0\0\0"), zipfile.ZIP_DEFLATED)
+    assert refusal(path, ONE) == (
+        f"{path} is damaged: Bad CRC-32 for file 'x.npy'; write it again with numpy.save or numpy.savez"
+    )
+
+
+def test_no_memory_is_taken_for_what_a_file_only_declares(tmp_path: Path) -> None:
+    """In a process that may take 1 GiB of address space beyond what its imports need."""
+    path = tmp_path / "d.npy"
+    path.write_bytes(npy(header("(900000000,)"), b"0" * 10_000))
+    program = (
+        "import resource, sys, onnx.parser\n"
+        "from amp_rewrite import Feed, FeedError, Model\n"
+        "text = '<ir_version: 10, opset_import: [\"\": 20]> g (float[n] x) => (bool o) {}'\n"
+        "model = Model(onnx.parser.parse_model(text))\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)\n"
+        "try:\n"
+        "    Feed.of(sys.argv[1], model)\n"
+        "except FeedError as error:\n"
+        "    print(error)\n"
+    )
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == (
+        f"{path} declares [900000000] of float32, 3600000000 bytes, but has 10000; save it again\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda p: None,
+            "cannot read {path}: there is no such file; name a .npz file, a .npy file or a folder of them",
+        ),
+        (
+            lambda p: p.write_text("x"),
+            "cannot read {path}: it is neither .npz nor .npy nor a folder; write arrays with",
+        ),
+        (lambda p: p.mkdir(), "{path} holds no .npz file, no .npy file and no folder of those; write some with"),
+    ],
+)
+def test_a_path_that_is_no_data_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    path = tmp_path / "d.csv"
+    make(path)
+    assert refusal(path).startswith(message.replace("{path}", str(path)))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    os.mkfifo(path)
+    assert refusal(path).startswith(f"cannot read {path}: it is not a regular file; name a .npz file")
+
+
+def test_a_folder_that_mixes_kinds_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **BATCH)
+    np.save(tmp_path / "x.npy", X)
+    assert refusal(tmp_path) == (
+        f"{tmp_path} holds .npy files and .npz files; keep one kind, so that batches are clear"
+    )
+
+
+def test_a_folder_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    assert refusal(tmp_path) == (
+        f"{tmp_path / '0'} holds no .npy file; a folder of a batch has one INPUT.npy for each input"
+    )

@@ -1,0 +1,149 @@
+"""Masks of the lowest float32 that are added to scores: what is made a selection, and that no number changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.parser
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.expand import select_masks
+from amp_rewrite.files.model import Model
+from amp_rewrite.view import View
+
+LOWEST = -3.4028234663852886e38
+SHOWN = np.array([[True, False, True], [False, False, False], [True, True, True]])
+"""The second row is masked throughout."""
+WHERE = "mask = Where (seen, zero, least)"
+SCORES = {"x": np.random.default_rng(3).standard_normal((3, 3)).astype(np.float32) * 6, "seen": SHOWN}
+
+
+def model(mask: str = WHERE, reader: str = "y = Softmax (z)", opset: int = 18, ir: int = 8) -> ModelProto:
+    text = f"""<ir_version: {ir}, opset_import: ["": {opset}]>
+    g (float[3,3] x, bool[3,3] seen) => (float[3,3] y)
+    <float zero = {{0}}, float least = {{{LOWEST}}}, float ten = {{10}}, float fair = {{-1e4}}> {{
+        a = MatMul (x, x)
+        {mask}
+        z = Add (a, mask)
+        {reader}
+    }}"""
+    return onnx.parser.parse_model(text)
+
+
+def constant(values: NDArray[np.float32]) -> ModelProto:
+    """The model with its mask as an initializer."""
+    made = model("")
+    made.graph.initializer.append(onnx.numpy_helper.from_array(values, "mask"))
+    return made
+
+
+def selected(proto: ModelProto) -> View:
+    return select_masks(View.of(Model.load(proto)))[0]
+
+
+def kinds(view: View) -> str:
+    return " ".join(op.op_type for op in view.ops)
+
+
+def run(proto: ModelProto, feed: Mapping[str, Any] = SCORES) -> NDArray[np.float32]:
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    found: NDArray[np.float32] = session.run(None, {k: v for k, v in feed.items() if k in names})[0]
+    return found
+
+
+LEAST = np.where(SHOWN, np.float32(0), np.float32(LOWEST))
+SELECTED = {
+    "a Where": model(),
+    "a Where the other way round": model("hidden = Not (seen)  mask = Where (hidden, least, zero)"),
+    "a constant": constant(LEAST),
+    "a constant that is broadcast": constant(LEAST[:1]),
+    "a Where, before LogSoftmax": model(reader="y = LogSoftmax (z)"),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_scores_are_selected_and_no_bit_of_a_float32_result_changes(name: str) -> None:
+    view = selected(SELECTED[name])
+    assert "Where" in kinds(view)
+    assert "Add" not in kinds(view)
+    assert run(view.model.proto).tobytes() == run(SELECTED[name]).tobytes()
+
+
+@pytest.mark.parametrize("name", [name for name in SELECTED if "Log" not in name])
+def test_in_float16_a_row_that_is_masked_throughout_is_as_even_as_in_float32(name: str) -> None:
+    converted = amp_rewrite.convert(SELECTED[name], lower=["op=Softmax"])
+    assert [row.dtype for row in converted.report.rows if row.op in ("Where", "Softmax")] == ["float16"] * 2
+    found = run(amp_rewrite.emulate(converted.model).to_proto())
+    wanted = run(SELECTED[name])
+    assert np.isfinite(found).all()
+    assert (wanted[1] == np.float32(1 / 3)).all() or "broadcast" in name
+    assert (found == 0).tolist() == (wanted < 2.0**-25).tolist()
+    assert np.abs(found - wanted).max() <= 0.03  # scores up to 64 are rounded by up to 2⁻⁵
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        model("mask = Where (seen, zero, fair)"),
+        model("mask = Where (seen, ten, least)"),
+        model("mask = Where (seen, least, least)"),
+        model("c = Cast <to = 1> (seen)  mask = Mul (c, least)"),
+        model(reader="y = Relu (z)"),
+        model(ir=3),
+        constant(np.where(SHOWN, np.float32(1), np.float32(LOWEST))),
+        constant(np.where(SHOWN, np.float32(0), np.float32(-np.inf))),
+        constant(np.zeros((3, 3), np.float32)),
+        constant(np.array([[0, -1e35, LOWEST]], np.float32)),
+    ],
+)
+def test_anything_else_that_is_added_is_left_alone(proto: ModelProto) -> None:
+    view = View.of(Model.load(proto))
+    assert select_masks(view) == (view, ())
+
+
+def test_a_mask_that_nothing_else_reads_is_gone_and_one_that_is_read_stays() -> None:
+    assert kinds(selected(model())) == "MatMul Where Softmax"
+    read = model(reader="s = Softmax (z)  y = Add (s, mask)")
+    assert kinds(selected(read)) == "MatMul Where Where Softmax Add"
+    stored = [tensor.name for tensor in selected(constant(LEAST)).model.proto.graph.initializer]
+    assert stored == ["zero", "least", "ten", "fair", "mask_shown", "mask_fill"]
+
+
+def test_a_mask_in_a_body_is_selected_there() -> None:
+    body = """y = If (flag) <then_branch = t () => (float[3,3] p) {
+            z = Add (a, mask)
+            p = Softmax (z)
+        }, else_branch = e () => (float[3,3] q) { q = Identity (a) }>"""
+    text = f"""<ir_version: 8, opset_import: ["": 18]>
+    g (float[3,3] x, bool[3,3] seen, bool flag) => (float[3,3] y) <float zero = {{0}}, float least = {{{LOWEST}}}> {{
+        a = MatMul (x, x)
+        {WHERE}
+        {body}
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    feed = {**SCORES, "flag": np.array(True)}
+    assert run(selected(proto).model.proto, feed).tobytes() == run(proto, feed).tobytes()
+    assert kinds(selected(proto)).count("Where") == 1
+
+
+def test_the_report_says_which_mask_selects_and_a_second_conversion_finds_none() -> None:
+    once = amp_rewrite.convert(model(reader="p = Softmax (z)  y = MatMul (p, x)"))
+    assert [finding.subject for finding in once.report.findings if finding.kind == "selected"] == ["mask"]
+    again = amp_rewrite.convert(once.model)
+    assert [finding.kind for finding in again.report.findings] == []
+    assert again.model == once.model
+
+
+def test_without_safety_rules_the_sum_stays() -> None:
+    converted = amp_rewrite.convert(model(), safety="none")
+    assert "Add" in kinds(converted.view)

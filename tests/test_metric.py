@@ -1,0 +1,276 @@
+"""Comparing two arrays: every number against one worked out by hand, and everything that must never be near enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.metric import MEASURES, Bound, Difference, Tolerance, compare, criterion, worse
+
+ANY = Tolerance(rtol=1e9, atol=1e9)
+INF, NAN = np.float32(np.inf), np.float32(np.nan)
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+# -- tolerance -----------------------------------------------------------------------------------------
+
+
+def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> None:
+    a, b = f32(100, -1, 0), f32(101, -1.5, 0.25)
+    found = compare(a, b, Tolerance(rtol=0.25, atol=0.5))
+    # Errors 1, 0.5, 0.25 against 25.5, 0.75, 0.5: the second has used two thirds of what it may.
+    assert found == Difference(
+        elements=3,
+        ok=True,
+        because="the largest error is 1; the worst element has 0.667 times what is allowed",
+        compared=3,
+        max_abs=1.0,
+        max_rel=math.inf,
+        scaled=0.01,
+        score=0.5 / 0.75,
+        where=(1,),
+        reference="-1",
+        candidate="-1.5",
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tolerance_decides_as_numpy_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((4, 5))
+    b = a + rng.standard_normal((4, 5)) * 10.0 ** rng.integers(-4, 0)
+    rtol, atol = 10.0 ** rng.integers(-3, 1, 2)
+    assert compare(a, b, Tolerance(rtol, atol)).ok == bool(np.all(np.abs(a - b) <= atol + rtol * np.abs(a)))
+
+
+def test_the_reference_is_what_rtol_is_relative_to() -> None:
+    assert compare(f32(2), f32(1), Tolerance(rtol=0.5)).ok
+    assert not compare(f32(1), f32(2), Tolerance(rtol=0.5)).ok
+
+
+def test_where_the_reference_is_zero_rtol_alone_admits_only_zero() -> None:
+    assert compare(f32(0), f32(0), Tolerance(rtol=1.0)).ok
+    found = compare(f32(0), f32(1e-30), Tolerance(rtol=1.0))
+    assert (found.ok, found.score, found.max_rel, found.scaled) == (False, math.inf, math.inf, math.inf)
+
+
+def test_an_error_at_the_limit_passes_and_one_above_does_not() -> None:
+    assert compare(f32(1), f32(1.5), Tolerance(atol=0.5)).ok
+    assert not compare(f32(1), f32(1.5000001), Tolerance(atol=0.5)).ok
+
+
+# -- what is never ok ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "because"),
+    [
+        (f32(1, 2), f32(1, NAN), "1 of 2 values are finite in the reference and not here"),
+        (f32(1, 2), f32(1, INF), "1 of 2 values are finite in the reference and not here"),
+        (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite, and not alike"),
+        (f32(INF), f32(-INF), "1 of 1 values are not finite, and not alike"),
+        (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which shows nothing"),
+        (f32(NAN), f32(INF), "1 of 1 values are not finite, and not alike"),
+        (np.zeros((2, 3)), np.zeros((3, 2)), "the shape is [2, 3] in the reference and [3, 2] here"),
+        (np.zeros(1), np.zeros(()), "the shape is [1] in the reference and [] here"),
+        (f32(1), np.array([1]), "the element type is float32 in the reference and int64 here"),
+        (np.array([True]), np.array([1]), "the element type is bool in the reference and int64 here"),
+        (np.array(["1"], object), np.array([1]), "the element type is string in the reference and int64 here"),
+        (np.array([1, 2, 3]), np.array([1, 2, 4]), "1 of 3 values differ, and integer values must be equal"),
+        (np.array([True]), np.array([False]), "1 of 1 values differ, and bool values must be equal"),
+        (
+            np.array(["a", "b"], object),
+            np.array(["a", "c"], object),
+            "1 of 2 values differ, and string values must be equal",
+        ),
+    ],
+)
+def test_no_tolerance_however_wide_admits(a: np.ndarray, b: np.ndarray, because: str) -> None:
+    found = compare(a, b, ANY)
+    assert (found.ok, found.because) == (False, because)
+
+
+@pytest.mark.parametrize("name", sorted(MEASURES))
+def test_no_metric_admits_nan_on_both_sides(name: str) -> None:
+    worst = -math.inf if MEASURES[name].higher else math.inf
+    by = Bound(MEASURES[name], worst)
+    assert compare(f32(1, 2), f32(1, 2), by).ok
+    assert not compare(f32(NAN, 2), f32(NAN, 2), by).ok
+
+
+def test_a_refused_array_shows_the_first_element_that_is_refused() -> None:
+    found = compare(np.ones((2, 3)), np.array([[1, 1, 1], [1, NAN, INF]]), ANY)
+    assert (found.where, found.reference, found.candidate, found.nonfinite) == ((1, 1), "1", "nan", (0, 2))
+
+
+def test_integers_that_differ_show_where_and_by_how_much() -> None:
+    found = compare(np.array([[1, 2], [3, 9]]), np.array([[1, 2], [4, 5]]), ANY)
+    assert (found.where, found.reference, found.candidate, found.max_abs) == ((1, 0), "3", "4", 4.0)
+
+
+# -- what is ok, and said ------------------------------------------------------------------------------
+
+
+def test_equal_infinities_are_ok_and_said() -> None:
+    found = compare(f32(1, -INF), f32(1, -INF), Tolerance(rtol=0.0))
+    said = "the largest error is 0; the worst element has 0 times what is allowed; 1 that are not finite are alike"
+    assert (found.ok, found.because, found.compared) == (True, said, 1)
+
+
+def test_nan_on_both_sides_is_ok_only_if_it_is_asked_for() -> None:
+    a = f32(1, NAN)
+    assert compare(a, a, ANY, equal_nan=True).ok
+    assert not compare(a, f32(NAN, 1), ANY, equal_nan=True).ok
+
+
+def test_where_nothing_is_finite_nothing_is_compared() -> None:
+    found = compare(f32(INF), f32(INF), ANY)
+    assert (found.ok, found.compared, found.because) == (True, 0, "no value is finite, all are alike")
+    assert compare(f32(), f32(), ANY) == Difference(0, True, "no elements")
+
+
+@pytest.mark.parametrize("low", [np.float16, ml_dtypes.bfloat16])
+def test_types_of_one_kind_are_compared_by_value(low: type) -> None:
+    a = f32(1, 2.5, -3)
+    assert compare(a, a.astype(low), Tolerance(rtol=0.0)).ok
+    assert compare(np.array([1], np.int32), np.array([1], np.int64), ANY).ok
+
+
+def test_a_complex_number_counts_as_two() -> None:
+    found = compare(np.array([1 + 2j]), np.array([1 + 2.5j]), Tolerance(atol=0.4))
+    assert (found.ok, found.compared, found.where, found.max_abs) == (False, 2, (0, 1), 0.5)
+
+
+# -- measures --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b", "expected"),
+    [
+        ("cosine", f32(3, 4), f32(4, 3), 24 / 25),
+        ("cosine", f32(1, 0), f32(-1, 0), -1.0),
+        ("cosine", f32(0, 0), f32(0, 0), 1.0),
+        ("cosine", f32(0, 0), f32(1, 0), 0.0),
+        # 10 log10((9 + 16) / 0.25) and 10 log10(16 / (0.25 / 2))
+        ("snr", f32(3, 4), f32(3, 4.5), 20.0),
+        ("psnr", f32(3, 4), f32(3, 4.5), 10 * math.log10(128)),
+        ("snr", f32(3, 4), f32(3, 4), math.inf),
+        ("snr", f32(0, 0), f32(1, 0), -math.inf),
+        ("psnr", f32(3, 4), f32(3, 4), math.inf),
+        ("scaled", f32(1, -4), f32(1.5, -4), 0.125),
+        ("scaled", f32(0, 0), f32(0, 0), 0.0),
+        ("top1", np.array([[1, 2, 0], [5, 1, 1]], np.float32), np.array([[0, 9, 0], [1, 5, 1]], np.float32), 0.5),
+        ("top1", np.array([[-np.inf, 2.0]]), np.array([[-np.inf, 3.0]]), 1.0),
+    ],
+)
+def test_a_measure_is_its_formula(name: str, a: np.ndarray, b: np.ndarray, expected: float) -> None:
+    measure = MEASURES[name]
+    found = compare(a, b, Bound(measure, -math.inf if measure.higher else math.inf))
+    assert found.score == pytest.approx(expected, rel=1e-12)  # a few roundings of float64
+
+
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+@pytest.mark.parametrize("name", ["cosine", "snr", "psnr"])
+def test_squares_neither_overflow_nor_vanish(name: str, size: float) -> None:
+    a, b = np.array([3.0, 4.0]), np.array([3.0, 4.5])
+    function = MEASURES[name].function
+    assert function(a * size, b * size) == pytest.approx(function(a, b), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 1), (1,)])
+def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PolicyError) as refused:
+        compare(np.zeros(shape), np.zeros(shape), criterion(metric="top1", at_least=1))
+    assert str(refused.value) == (
+        f"top1 needs two classes or more along the last axis, and the shape is {list(shape)}; choose another metric,"
+        " or the outputs that hold classes"
+    )
+
+
+def test_a_callable_gets_the_arrays_in_their_shape_and_its_bound_says_which_side_is_better() -> None:
+    def rows(a: np.ndarray, b: np.ndarray) -> float:
+        assert a.shape == b.shape == (2, 3)
+        return 2.0
+
+    a = np.ones((2, 3), np.float32)
+    assert compare(a, a, criterion(metric=rows, at_least=2)).because == "rows is 2"
+    assert not compare(a, a, criterion(metric=rows, at_least=2.5)).ok
+    assert not compare(a, a, criterion(metric=rows, at_most=1.5)).ok
+
+
+def test_a_callable_that_gives_nan_never_passes() -> None:
+    assert not compare(f32(1), f32(1), criterion(metric=lambda a, b: math.nan, at_least=-1e308)).ok
+
+
+# -- criteria --------------------------------------------------------------------------------------------
+
+NONE = (
+    "nothing says how near the outputs must be, and there is no default; give rtol and/or atol, or a metric with its"
+    " bound"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, NONE),
+        ({"at_least": 1.0}, "a bound of what? Name a metric with it: cosine, psnr, snr, top1, scaled"),
+        ({"rtol": -1.0}, "rtol is -1.0; use a finite number of 0 or more"),
+        ({"atol": math.nan}, "atol is nan; use a finite number of 0 or more"),
+        ({"atol": math.inf}, "atol is inf; use a finite number of 0 or more"),
+        ({"metric": "cosine"}, "metric cosine needs one bound, at_least (on the command line --at-least X)"),
+        (
+            {"metric": "cosine", "at_most": 1.0},
+            "metric cosine needs one bound, at_least (on the command line --at-least X)",
+        ),
+        (
+            {"metric": "scaled", "at_least": 1.0},
+            "metric scaled needs one bound, at_most (on the command line --at-most X)",
+        ),
+        (
+            {"metric": "psnr", "at_least": 1.0, "rtol": 1.0},
+            "either a tolerance (rtol, atol) or a metric decides, and both are given; leave one out",
+        ),
+        (
+            {"metric": "cos", "at_least": 1.0},
+            "unknown metric 'cos'; use one of cosine, psnr, snr, top1, scaled, or in Python a callable",
+        ),
+        ({"metric": "psnr", "at_least": math.nan}, "at_least is nan; for psnr use a finite number"),
+        ({"metric": "snr", "at_least": -math.inf}, "at_least is -inf; for snr use a finite number"),
+        ({"metric": "cosine", "at_least": math.inf}, "at_least is inf; for cosine use a finite number from -1 to 1"),
+        ({"metric": "top1", "at_least": 2.0}, "at_least is 2.0; for top1 use a finite number from 0 to 1"),
+        ({"metric": "scaled", "at_most": -1.0}, "at_most is -1.0; for scaled use a finite number of 0 or more"),
+    ],
+)
+def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], message: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        criterion(**given)  # type: ignore[arg-type]
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"rtol": 0.01}, "|a - b| <= 0 + 0.01 |a| in every element"),
+        ({"atol": 1e-5}, "|a - b| <= 1e-05 + 0 |a| in every element"),
+        ({"metric": "cosine", "at_least": 0.999}, "cosine at least 0.999"),
+        ({"metric": "scaled", "at_most": 0.01}, "scaled at most 0.01"),
+    ],
+)
+def test_a_criterion_says_what_it_asks(given: dict[str, float], text: str) -> None:
+    assert str(criterion(**given)) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("by", "bad", "good"), [(ANY, 2.0, 1.0), (criterion(metric="cosine", at_least=0), 0.5, 0.9)])
+def test_a_worse_score_is_known_and_nan_is_worst(by: Tolerance | Bound, bad: float, good: float) -> None:
+    order: Callable[[float, float], bool] = lambda x, y: worse(by, x, y)  # noqa: E731
+    assert [order(bad, good), order(good, bad), order(good, good)] == [True, False, False]
+    assert [order(math.nan, bad), order(bad, math.nan), order(math.nan, math.nan)] == [True, False, False]

@@ -1,0 +1,77 @@
+"""The search for the fewest suspects: minimal, within its budget, honest about both."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from amp_rewrite.evidence.search import Enough, Fewest, Spent, fewest
+
+
+def blames(*guilty: int) -> tuple[list[frozenset[int]], Enough]:
+    """A test that passes if all of these are held back, and the questions that it was asked."""
+    asked: list[frozenset[int]] = []
+
+    def enough(held: frozenset[int]) -> bool:
+        asked.append(held)
+        return held.issuperset(guilty)
+
+    return asked, enough
+
+
+def test_nothing_is_held_back_where_nothing_has_to_be() -> None:
+    assert fewest(100, lambda held: True) == Fewest((), True)
+
+
+def test_where_even_all_are_not_enough_nothing_is_chosen() -> None:
+    assert fewest(100, lambda held: False) == Fewest(None, False)
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 5, 499, 998, 999])
+def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
+    asked, enough = blames(guilty)
+
+    found = fewest(1000, enough)
+
+    assert (found.chosen, found.minimal) == ((guilty,), True)
+    assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; the one alone
+
+
+@given(st.integers(1, 60), st.data())
+def test_what_is_chosen_is_enough_and_nothing_less_is(suspects: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
+    _, enough = blames(*guilty)
+
+    found = fewest(suspects, enough)
+
+    assert (found.chosen, found.minimal) == (tuple(sorted(guilty)), True)
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.data())
+def test_what_was_found_before_the_budget_is_spent_passes(suspects: int, budget: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
+    asked, enough = blames(*guilty)
+
+    def bounded(held: frozenset[int]) -> bool:
+        if len(asked) == budget:
+            raise Spent
+        return enough(held)
+
+    found = fewest(suspects, bounded)
+
+    assert found.chosen is None or guilty.issubset(found.chosen)
+    assert not found.minimal or found.chosen == tuple(sorted(guilty))
+
+
+@given(st.integers(2, 7), st.data())
+def test_where_more_is_not_better_what_is_minimal_still_was_tested(suspects: int, data: st.DataObject) -> None:
+    table: dict[frozenset[int], bool] = {frozenset(): False}
+
+    def enough(held: frozenset[int]) -> bool:
+        return table.setdefault(held, data.draw(st.booleans()))
+
+    found = fewest(suspects, enough)
+
+    if found.chosen is not None:
+        assert table[frozenset(found.chosen)]
+        assert found.minimal
+        assert not any(table[frozenset(found.chosen) - {i}] for i in found.chosen)

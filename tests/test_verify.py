@@ -1,0 +1,388 @@
+"""Comparing the outputs of two models: when they agree, and everything that must not look like it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite.emulate import emulate
+from amp_rewrite.errors import FeedError, ModelError, PolicyError
+from amp_rewrite.evidence import verify as module
+from amp_rewrite.evidence.feed import Feed
+from amp_rewrite.evidence.metric import Difference, Tolerance
+from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verify import verify
+from amp_rewrite.files.model import Model
+from amp_rewrite.session import CPU, CUDA, Runner, cuda_opens
+
+X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
+# Rounding of float32 in another order of three terms of at most 6: far above, and far below what the tests plant.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def model(body: str, *, x: str = "float[2,3] x", y: str = "float[2,3] y", constants: str = "") -> Model:
+    held = f"<{constants}>" if constants else ""
+    text = f'<ir_version: 10, opset_import: ["": 20]> g ({x}) => ({y}) {held} {{ {body} }}'
+    return Model.load(onnx.parser.parse_model(text))
+
+
+RELU = model("y = Relu (x)")
+# 300 and 1/256 as float16's bits; 300 * 300 overflows float16, a 256th of it does not.
+SCALED = model("p = Mul (x, a) y = Mul (p, b)", constants="float a = {300}, float b = {0.00390625}")
+SCALED_HALF = model(
+    "h = Cast <to = 10> (x) p = Mul (h, a) q = Mul (p, b) y = Cast <to = 1> (q)",
+    constants="float16 a = {23728}, float16 b = {7168}",
+)
+OVERFLOWING = {"x": np.float32([[1, 300, 1000], [1, 1, 1]])}
+
+
+@pytest.mark.parametrize(
+    ("body", "drawn"),
+    [
+        ("r = RandomNormalLike (x) y = Add (x, r)", "'RandomNormalLike_0' (RandomNormalLike)"),
+        ("r = RandomNormalLike <seed = 1.0> (x) y = Add (x, r)", ""),
+        ("y = Bernoulli (x)", "'Bernoulli_0' (Bernoulli)"),
+        ("ratio = Constant <value_float = 0.5> () y = Dropout (x, ratio, t)", "'Dropout_1' (Dropout)"),
+        ("y = Dropout (x)", ""),
+    ],
+)
+def test_what_draws_random_numbers_without_a_seed_is_told(body: str, drawn: str) -> None:
+    random = model(body, constants="bool t = {1}" if "t)" in body else "")
+    told = list(verify(random, random, {"x": np.ones((2, 3), np.float32)}, rtol=1e9).notes)
+    half = f"{drawn} in the {{}} draws random numbers without a seed, others in each run; give it the attribute seed"
+    assert told == ([half.format("reference"), half.format("candidate")] if drawn else [])
+
+
+def test_one_output_may_be_named_without_a_list() -> None:
+    assert verify(RELU, RELU, X, rtol=0.0, outputs="y").outputs == ("y",)
+
+
+# -- ok --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_agrees_with_itself_exactly() -> None:
+    verdict = verify(RELU, RELU, X, rtol=0.0)
+    assert verdict == Verdict(
+        Ran("the reference", f"float32 on {CPU}"),
+        Ran("the candidate", f"float32 on {CPU}"),
+        Fed("the arrays given", False, 1),
+        Tolerance(),
+        (
+            Row(
+                "y",
+                0,
+                Difference(
+                    elements=6,
+                    ok=True,
+                    because="the largest error is 0; the worst element has 0 times what is allowed",
+                    compared=6,
+                    max_abs=0.0,
+                    max_rel=0.0,
+                    scaled=0.0,
+                    score=0.0,
+                    where=(0, 0),
+                    reference="1",
+                    candidate="1",
+                ),
+            ),
+        ),
+    )
+    assert (verdict.ok, verdict.because) == (True, "6 values compared in 1 output and 1 batch")
+
+
+def test_a_conversion_agrees_with_its_source_and_says_that_it_was_emulated() -> None:
+    source = model("y = MatMul (x, w)", constants="float[3,3] w = {1,2,3,4,5,6,7,8,9}")
+    converted = amp_rewrite.convert(source.proto).result
+    # Inputs and weights are small whole numbers, so nothing is rounded.
+    verdict = verify(source, converted, X, rtol=0.0)
+    assert (verdict.ok, verdict.candidate.as_) == (True, f"float16 emulated on {CPU}")
+
+
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+def test_low_inputs_and_outputs_are_fed_and_compared_as_the_other_models_are(low: str) -> None:
+    source = model("y = Mul (x, x)")
+    converted = amp_rewrite.convert(source.proto, to=low, lower=["*"], io="low").result
+    fed = {"x": np.float32([[1.3, 2, 3], [4, 5, -6]])}  # 1.3 is off by 0.15 eps in float16, by 0.3 eps in bfloat16
+    eps = amp_rewrite.DType.parse(low).eps
+    verdict = verify(source, converted, fed, rtol=2 * eps)  # two roundings: of x, and of its square
+    assert verdict.ok
+    assert verify(source, converted, fed, rtol=eps / 8).ok is False
+
+
+def test_a_reference_that_is_half_runs_as_it_is_and_says_so() -> None:
+    verdict = verify(SCALED_HALF, SCALED_HALF, X, rtol=0.0)
+    assert (verdict.ok, verdict.reference.as_) == (True, f"float16 emulated on {CPU}")
+
+
+def test_every_batch_counts_and_the_worst_of_each_output_is_shown() -> None:
+    candidate = model("z = Relu (x) y = Mul (z, c)", constants="float c = {1.25}")
+    batches = [{"x": X["x"] * factor} for factor in (0, 2, 1)]
+    verdict = verify(RELU, candidate, batches, atol=2.0)
+    assert [row.difference.max_abs for row in verdict.rows] == [0.0, 2.5, 1.25]
+    assert [(row.output, row.batch) for row in verdict.worst] == [("y", 1)]
+    assert verdict.because == (
+        "output 'y', batch 1: the largest error is 2.5; the worst element has 1.25 times what is allowed"
+    )
+
+
+def test_batches_are_read_one_after_the_other() -> None:
+    alive: list[int] = []
+
+    def batches() -> Iterator[Mapping[str, Any]]:
+        for i in range(4):
+            alive.append(i)
+            yield {"x": X["x"] + np.float32(i)}
+
+    seen: list[tuple[int, int]] = []
+    verify(RELU, RELU, Feed.of(batches, RELU), rtol=0.0, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert verify(RELU, RELU, batches, rtol=0.0).fed == Fed("batches()", False, 4)
+
+
+def test_random_data_are_said_to_be_random() -> None:
+    verdict = verify(RELU, RELU, Feed.randomly(RELU, seed=3), rtol=0.0)
+    assert (verdict.fed, verdict.notes) == (
+        Fed("random, seed 3", True, 1),
+        ("the data are random: they show wiring and ranges of random inputs, not accuracy on yours",),
+    )
+
+
+def test_only_the_outputs_asked_for_are_compared_and_that_is_said() -> None:
+    a = model("y = Relu (x) z = Neg (x)", y="float[2,3] y, float[2,3] z")
+    b = model("y = Relu (x) z = Abs (x)", y="float[2,3] y, float[2,3] z")
+    assert not verify(a, b, X, rtol=0.0).ok
+    verdict = verify(a, b, X, rtol=0.0, outputs=["y"])
+    assert (verdict.ok, verdict.notes) == (True, ("not compared: output 'z'",))
+
+
+def test_sequences_are_compared_tensor_by_tensor() -> None:
+    split = "y = SplitToSequence <axis = 0, keepdims = 1> ({})"
+    of_y = "seq(float[1,3]) y"
+    a, b = model(split.format("x"), y=of_y), model(f"n = Neg (x) {split.format('n')}", y=of_y)
+    assert [row.label for row in verify(a, a, X, rtol=0.0).rows] == ["y[0]", "y[1]"]
+    assert not verify(a, b, X, **CLOSE).ok
+    one = model("y = SequenceConstruct (x)", y="seq(float[2,3]) y")
+    assert verify(a, one, X, **CLOSE).because == (
+        "output 'y', batch 0: the reference gives a sequence of 2, the candidate a sequence of 1"
+    )
+
+
+# -- what must fail ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("candidate", "because"),
+    [
+        (model("y = Neg (x)"), "output 'y', batch 0: the largest error is 10; the worst element has 6e+05"),
+        (
+            model("y = Transpose (x)", y="float[3,2] y"),
+            "output 'y', batch 0: the shape is [2, 3] in the reference and [3, 2] here",
+        ),
+        (
+            model("y = Cast <to = 7> (x)", y="int64[2,3] y"),
+            "output 'y', batch 0: the element type is float32 in the reference and int64 here",
+        ),
+        (model("z = Relu (x)", y="float[2,3] z"), "the candidate has no output 'y' (and 1 more objection)"),
+        (model("y = Relu (x) z = Neg (x)", y="float[2,3] y, float[2,3] z"), "the reference has no output 'z'"),
+        (model("n = Neg (x) y = Sqrt (n)"), "output 'y', batch 0: 5 of 6 values are finite in the reference and not"),
+    ],
+)
+def test_a_candidate_that_does_something_else_fails(candidate: Model, because: str) -> None:
+    verdict = verify(RELU, candidate, X, **CLOSE)
+    assert not verdict.ok
+    assert verdict.because.startswith(because)
+
+
+def test_swapped_outputs_fail() -> None:
+    two = "y = Relu (x) z = Neg (x)"
+    a = model(two, y="float[2,3] y, float[2,3] z")
+    crossed = model("z = Relu (x) y = Neg (x)", y="float[2,3] y, float[2,3] z")
+    assert not verify(a, crossed, X, **CLOSE).ok
+    turned = model(two, y="float[2,3] z, float[2,3] y")
+    assert verify(a, turned, X, **CLOSE).because == "the candidate gives its outputs in another order: 'z', 'y'"
+
+
+def test_nan_on_both_sides_fails_unless_it_is_asked_for_and_said() -> None:
+    nan = model("y = Sqrt (x)")
+    assert verify(nan, nan, X, rtol=1.0).because == (
+        "output 'y', batch 0: 1 of 6 values are NaN on both sides, which shows nothing"
+    )
+    verdict = verify(nan, nan, X, rtol=0.0, equal_nan=True)
+    assert (verdict.ok, verdict.notes) == (True, ("NaN on both sides counts as equal",))
+
+
+def test_integers_must_be_equal_whatever_the_tolerance() -> None:
+    a = model("y = Cast <to = 7> (x)", y="int64[2,3] y")
+    b = model("o = Add (x, one) y = Cast <to = 7> (o)", y="int64[2,3] y", constants="float one = {1}")
+    assert verify(a, a, X, rtol=0.0).ok
+    assert verify(a, b, X, rtol=100, atol=100).because == (
+        "output 'y', batch 0: 6 of 6 values differ, and integer values must be equal"
+    )
+
+
+def test_strings_must_be_equal() -> None:
+    a = model("y = Identity (x)", x="string[2] x", y="string[2] y")
+    b = model("y = Gather (x, i)", x="string[2] x", y="string[2] y", constants="int64[2] i = {0, 0}")
+    fed = {"x": np.array(["A", "b"], object)}
+    assert verify(a, a, fed, rtol=0.0).ok
+    assert verify(a, b, fed, rtol=100).because == (
+        "output 'y', batch 0: 1 of 2 values differ, and string values must be equal"
+    )
+
+
+def test_an_output_without_elements_in_any_batch_is_not_ok() -> None:
+    none = model("y = Compress (x, c)", y="float[N] y", constants="bool[1] c = {0}")
+    assert verify(none, none, X, rtol=1.0).because == (
+        "output 'y': in no batch was there a value to compare; feed data that gives some"
+    )
+
+
+def test_an_output_that_is_empty_in_one_batch_and_not_in_another_is_ok() -> None:
+    some = model("c = Cast <to = 9> (x) y = Compress (x, c)", x="float[3] x", y="float[N] y")
+    zero, ones = (np.full(3, number, np.float32) for number in (0, 1))
+    assert not verify(some, some, [{"x": zero}], rtol=0.0).ok
+    assert verify(some, some, [{"x": zero}, {"x": ones}], rtol=0.0).ok
+
+
+def test_an_output_that_is_infinite_everywhere_is_not_ok() -> None:
+    infinite = model("y = Div (x, z)", constants="float z = {0}")
+    assert not verify(infinite, infinite, X, rtol=1.0).ok
+
+
+def test_a_verdict_without_rows_is_not_ok() -> None:
+    empty = Verdict(Ran("a", ""), Ran("b", ""), Fed("d", False, 0), Tolerance(rtol=1.0), ())
+    assert (empty.ok, empty.because) == (False, "nothing was compared: there was no batch, or no output")
+
+
+@pytest.mark.parametrize("data", [[], {"x": np.zeros((0, 3), np.float32)}])
+def test_an_empty_feed_is_an_error(data: object) -> None:
+    free = model("y = Relu (x)", x="float[N,3] x", y="float[N,3] y")
+    with pytest.raises(FeedError):
+        verify(free, free, data, rtol=1.0)
+
+
+@pytest.mark.skipif(cuda_opens(), reason="CUDA rounds")
+def test_what_overflows_only_where_half_is_rounded_fails_by_default_and_passes_on_a_plain_cpu_session() -> None:
+    verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10)
+    assert verdict.because == "output 'y', batch 0: 2 of 6 values are finite in the reference and not here"
+    plain = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10, emulate=False)
+    assert (plain.ok, plain.candidate.as_) == (True, f"float16 on {CPU}")
+    assert plain.notes == (
+        "the candidate: onnxruntime's CPU provider computes most float16 ops in float32 and does not round",
+    )
+
+
+# -- what runs where ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(cuda_opens(), reason="CUDA opens")
+def test_a_provider_that_does_not_open_is_an_error_and_not_a_verdict() -> None:
+    with pytest.raises((ModelError, PolicyError)):
+        verify(RELU, RELU, X, rtol=1.0, provider=CUDA)
+
+
+def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    opens = Runner.open
+    monkeypatch.setattr(module, "cuda_opens", lambda: True)  # and yet it does not
+    monkeypatch.setattr(module.Runner, "open", lambda model, **_: opens(model))
+    with pytest.raises(ModelError) as refused:
+        verify(RELU, RELU, X, rtol=1.0)
+    assert str(refused.value) == (
+        f"the reference was to run on {CUDA}, and only {CPU} opens here; ask for that, or install what {CUDA} needs"
+    )
+
+
+def test_emulation_is_the_default_only_where_no_cuda_provider_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cuda_opens", lambda: True)
+    verdict = verify(SCALED_HALF, SCALED_HALF, X, rtol=0.0, provider=CPU)
+    assert verdict.candidate.as_ == f"float16 on {CPU}"
+
+
+def test_an_emulated_model_is_float32_and_gives_the_same() -> None:
+    twin = emulate(SCALED_HALF, io="float32")
+    verdict = verify(SCALED_HALF, twin, X, rtol=0.0)
+    assert (verdict.ok, verdict.candidate.as_) == (True, f"float16 emulated on {CPU}")
+
+
+# -- what is given ------------------------------------------------------------------------------------------
+
+
+def test_inputs_that_the_candidate_does_not_have_are_left_out_and_said() -> None:
+    two = model("y = Relu (x)", x="float[2,3] x, float[1] unused")
+    verdict = verify(two, RELU, {**X, "unused": np.zeros(1, np.float32)}, rtol=0.0)
+    assert (verdict.ok, verdict.notes) == (True, ("the candidate has no input 'unused'",))
+
+
+def test_an_input_that_only_the_candidate_has_is_an_error_that_names_it() -> None:
+    two = model("y = Add (x, b)", x="float[2,3] x, float[1] b")
+    with pytest.raises(FeedError, match="'b'"):
+        verify(RELU, two, X, rtol=0.0)
+
+
+def test_an_output_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ModelError) as refused:
+        verify(RELU, RELU, X, rtol=0.0, outputs=["z"])
+    assert str(refused.value) == "the reference has no output 'z'; it has 'y'"
+
+
+def test_without_a_criterion_nothing_is_run() -> None:
+    with pytest.raises(PolicyError, match="nothing says how near the outputs must be"):
+        verify("no such model", "nor this", X)
+
+
+# -- text and JSON -------------------------------------------------------------------------------------------
+
+
+def shown(x: Model, y: Model) -> Verdict:
+    return verify(x, y, X, rtol=0.5, names=("a.onnx", "b.onnx"))
+
+
+def test_the_text_shows_who_ran_how_what_decides_and_the_worst() -> None:
+    candidate = model("z = Relu (x) y = Mul (z, c)", constants="float c = {1.25}")
+    assert shown(RELU, candidate).text() == (
+        "b.onnx against a.onnx\n"
+        "  reference  a.onnx: float32 on CPUExecutionProvider\n"
+        "  candidate  b.onnx: float32 on CPUExecutionProvider\n"
+        "  data       the arrays given: 1 batch\n"
+        "  passes if  |a - b| <= 0 + 0.5 |a| in every element\n"
+        "\n"
+        "  output  batch  max abs  max rel  scaled  score  at      reference  candidate\n"
+        "  y           0     1.25     0.25    0.25    0.5  [0, 0]  1          1.25\n"
+        "\n"
+        "ok: 6 values compared in 1 output and 1 batch\n"
+    )
+
+
+def test_the_json_has_a_version_and_spells_infinities_out() -> None:
+    overflowing = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=0.5, emulate=True)
+    text = overflowing.to_json()
+    found = json.loads(text)
+    assert [found["schema"], found["ok"], found["worst"]] == [1, False, found["rows"]]
+    assert found["candidate"] == {"model": "the candidate", "ran": f"float16 emulated on {CPU}"}
+    assert found["rows"] == [
+        {
+            "output": "y",
+            "batch": 0,
+            "elements": 6,
+            "ok": False,
+            "because": "2 of 6 values are finite in the reference and not here",
+            "compared": 4,
+            "max_abs": 0.0,
+            "max_rel": 0.0,
+            "scaled": 0.0,
+            "score": None,
+            "where": [0, 1],
+            "reference": "351.5625",
+            "candidate": "inf",
+            "nonfinite": [0, 2],
+        }
+    ]
+    zero = model("y = Sub (x, x)")
+    assert '"score": "inf"' in verify(zero, RELU, X, rtol=1.0).to_json()
+    assert text == verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=0.5, emulate=True).to_json()

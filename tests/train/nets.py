@@ -1,0 +1,75 @@
+"""Small models, data to train on, and a bare loop that runs a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import ModelProto
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.emulate import emulate
+from amp_rewrite.session import Runner
+from amp_rewrite.train.loss_scale import Array
+from amp_rewrite.train.step import TrainingStep
+
+F32 = np.float32
+CROSS_ENTROPY = "cross_entropy(y, t)"
+SHAPES = {"w1": (8, 16), "b1": (16,), "w2": (16, 4), "b2": (4,)}
+
+
+def mlp(seed: int = 0, opset: int = 20) -> ModelProto:
+    """Two layers from x [N, 8] to y [N, 4]."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": {opset}]> net (float[N,8] x) => (float[N,4] y) {{
+          [first] h = MatMul (x, w1)
+          [bias] hb = Add (h, b1)
+          [act] a = Relu (hb)
+          [second] z = MatMul (a, w2)
+          [out] y = Add (z, b2)
+        }}"""
+    )
+    rng = np.random.default_rng(seed)
+    for name, shape in SHAPES.items():
+        model.graph.initializer.append(from_array(np.array(rng.normal(size=shape) * 0.3, np.float32), name))
+    return model
+
+
+def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Array]]:
+    """Random rows `x` [rows, 8] with their class `t` [rows], that of the largest of four random projections."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=(8, 4))
+    for _ in range(count):
+        x = np.array(rng.normal(size=(rows, 8)), np.float32)
+        yield {"x": x, "t": (x @ truth).argmax(1)}
+
+
+class Run:
+    """A step that is run again and again on the CPU, emulated where it is lowered."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        self.step = step
+        self.runner = Runner.open(emulate(step.model) if step.lowered else step.model, threads=1)
+        self.state = step.initial_state()
+        self.results: dict[str, Any] = {}
+
+    def __call__(self, batch: dict[str, Array], rate: float = 0.1) -> Run:
+        self.results = self.runner.run({**batch, **self.state, "learning_rate": np.array(rate, F32)})
+        self.state = self.step.next_state(self.results)
+        return self
+
+    def all(self, count: int, rate: float = 0.1, **more: int) -> Run:
+        for batch in batches(count, **more):
+            self(batch, rate)
+        return self
+
+
+def same(a: dict[str, Array], b: dict[str, Array], *but: str) -> bool:
+    return all(np.array_equal(a[name], b[name], equal_nan=True) for name in a.keys() - set(but))
+
+
+def parsed(graph: str, opset: int = 20) -> ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {graph}')

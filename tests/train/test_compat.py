@@ -1,0 +1,360 @@
+"""The TensorFlow-shaped door, with the values of TensorFlow's own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite import runtime
+from amp_rewrite.errors import PolicyError, TrainingError
+from amp_rewrite.hardware import Gpu
+from amp_rewrite.runtime import set_policy
+from amp_rewrite.train.compat import (
+    LossScaleOptimizer,
+    disable_mixed_precision_graph_rewrite,
+    enable_mixed_precision_graph_rewrite,
+)
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
+from amp_rewrite.train.model_loss import ModelLoss
+from amp_rewrite.train.optimizers import SGD, Adam
+from amp_rewrite.train.stateful import StatefulOptimizer, Variable
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(runtime, "_process", runtime._Process())
+    monkeypatch.setattr(runtime, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    yield
+
+
+class Ramp:
+    """A loss of slope `slope` in each variable, which remembers the gradients that it gave out."""
+
+    def __init__(self, slope: float = 1.0) -> None:
+        self.slope = slope
+        self.seen: list[list[float]] = []
+
+    def __call__(self) -> np.float32:
+        return np.float32(self.slope)
+
+    def gradients(self, variables: Any, seed: Any) -> list[Gradient]:
+        found = [np.full(v.shape, self.slope, np.float32) * seed for v in variables]
+        self.seen.append([float(g.reshape(-1)[0]) for g in found])
+        return list(found)
+
+
+def square(value: float = 1.0) -> ModelLoss:
+    """v * v."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> square () => (float loss) <float v = {{{value}}}>'
+        " { loss = Mul (v, v) }"
+    )
+    return ModelLoss.of(model, "loss", parameters=["v"])
+
+
+def test_the_example_of_the_documentation_goes_from_1_to_a_half_to_a_quarter() -> None:
+    loss = square()
+    (v,) = loss.variables
+    opt = LossScaleOptimizer(SGD(0.25), "dynamic")
+
+    opt.minimize(loss, [v])
+    assert v.numpy() == 0.5
+
+    scaled = opt.get_scaled_loss(loss)
+    assert scaled() == 0.25 * 2**15
+    grads = opt.get_unscaled_gradients(scaled.gradients([v], np.array(1, np.float32)))
+    opt.apply_gradients(zip(grads, [v], strict=True))
+    assert (v.numpy(), opt.iterations) == (0.25, 2)
+
+
+def test_a_fixed_scale_of_10_shows_in_the_gradient_and_not_in_the_step() -> None:
+    var, loss = Variable(5.0), Ramp()
+    LossScaleOptimizer(SGD(2.0), 10).minimize(loss, [var])
+
+    assert (loss.seen, var.numpy()) == ([[10.0]], 3.0)
+
+
+def test_a_dynamic_scale_grows_between_two_steps() -> None:
+    var, loss = Variable(5.0), Ramp()
+    opt = LossScaleOptimizer(SGD(2.0), DynamicLossScale(2, 1))
+    values = []
+    for _ in range(2):
+        opt.minimize(loss, [var])
+        values.append(float(var.numpy()))
+
+    assert (loss.seen, values) == ([[2.0], [4.0]], [3.0, 1.0])
+
+
+def test_an_update_and_then_a_nan_that_leaves_everything_as_it_was() -> None:
+    var = Variable([1.0, 2.0])
+    opt = LossScaleOptimizer(SGD(1.0), DynamicLossScale(2, 1))
+    opt.apply_gradients([(np.array([2.0, 2.0]), var)])
+    assert (var.numpy().tolist(), opt.loss_scale()) == ([-1.0, 0.0], 4.0)
+
+    opt.apply_gradients([(np.array([np.nan, 2.0]), var)])
+    assert (var.numpy().tolist(), opt.loss_scale(), opt.iterations) == ([-1.0, 0.0], 2.0, 1)
+
+
+def test_momentum_goes_on_through_changes_of_the_scale() -> None:
+    var, loss = Variable([1.0, 2.0]), Ramp()
+    opt = LossScaleOptimizer(SGD(1.0, momentum=1.0), DynamicLossScale(2, 1))
+    seen = []
+    for _ in range(2):
+        opt.minimize(loss, [var])
+        seen.append((var.numpy().tolist(), float(opt.loss_scale())))
+
+    assert seen == [([0.0, 1.0], 4.0), ([-2.0, -1.0], 8.0)]
+    assert (opt.get_slot_names(), opt.get_slot(var, "momentum").tolist()) == (["momentum"], [-2.0, -2.0])
+
+
+def test_a_fixed_scale_applies_even_nan() -> None:
+    var = Variable(1.0)
+    LossScaleOptimizer(SGD(1.0), 2).apply_gradients([(np.array(np.nan), var)])
+
+    assert np.isnan(var.numpy())
+
+
+def test_gradients_are_unscaled_in_their_own_type_and_none_and_sparse_are_kept() -> None:
+    opt = LossScaleOptimizer(SGD(), 2)
+    sparse = IndexedSlices(np.array([[8.0]], np.float32), np.array([3]), (4, 1))
+    three, none, half, rows = opt.get_unscaled_gradients([np.float32(3), None, np.array(-4, np.float16), sparse])
+
+    assert (three, none, half) == (1.5, None, -2.0)
+    assert isinstance(half, np.ndarray) and half.dtype == np.float16
+    assert isinstance(rows, IndexedSlices)
+    assert (rows.values.tolist(), rows.indices.tolist(), rows.dense_shape) == ([[4.0]], [3], (4, 1))
+
+
+def test_a_float16_gradient_is_unscaled_by_a_scale_that_float16_does_not_have() -> None:
+    opt = LossScaleOptimizer(SGD(), 2.0**26)
+    (gradient,) = opt.get_unscaled_gradients([np.array(2.0**14, np.float16)])
+
+    assert gradient == 2.0**-12
+
+
+def test_a_loss_is_scaled_in_its_own_type() -> None:
+    opt = LossScaleOptimizer(SGD(), 2)
+    scaled = opt.get_scaled_loss(np.array(5, np.float16))
+    later = opt.get_scaled_loss(lambda: np.array(5, np.float16))
+
+    assert (scaled, scaled.dtype) == (10.0, np.float16)
+    assert (later(), later().dtype) == (10.0, np.float16)
+
+
+def test_sparse_gradients_change_their_rows_and_repeated_rows_add_up() -> None:
+    var = Variable([[1.0], [2.0], [3.0]])
+    grads = IndexedSlices(np.array([[2.0], [2.0], [4.0]]), np.array([0, 0, 2]))
+    LossScaleOptimizer(SGD(1.0), 2).apply_gradients([(grads, var)])
+
+    assert var.numpy().tolist() == [[-3.0], [2.0], [-1.0]]
+
+
+def test_a_variable_without_gradient_stays() -> None:
+    a, b = Variable(1.0, "a"), Variable(1.0, "b")
+    opt = LossScaleOptimizer(SGD(1.0), "dynamic")
+    opt.apply_gradients([(None, a), (np.array(1.0), b)])
+
+    assert (a.numpy(), b.numpy()) == (1.0, 0.0)
+
+
+def test_hyperparameters_and_iterations_are_those_of_the_optimizer_inside() -> None:
+    opt = LossScaleOptimizer(SGD(1.0, momentum=0.5), 2)
+    opt.lr = 0.25
+    opt.momentum = 0.75
+    opt.iterations = 7
+
+    assert (opt.learning_rate, opt.inner.rule) == (0.25, SGD(0.25, momentum=0.75))
+    assert (opt.iterations, opt.inner.iterations) == (7, 7)
+    assert {"lr", "learning_rate", "momentum", "nesterov", "loss_scale"} <= set(dir(opt))
+    with pytest.raises(AttributeError, match=r"^SGD has no hyperparameter 'beta_1'$"):
+        opt.beta_1 = 0.5
+    with pytest.raises(AttributeError):
+        opt.beta_1  # noqa: B018
+
+
+def test_weights_are_those_of_the_optimizer_inside() -> None:
+    var = Variable([1.0])
+    opt = LossScaleOptimizer(Adam(), 2)
+    opt.apply_gradients([(np.array([1.0]), var)])
+    other = LossScaleOptimizer(Adam(), 2)
+    other.apply_gradients([(np.array([5.0]), Variable([1.0]))])
+    other.set_weights(opt.get_weights())
+
+    assert [w.tolist() for w in other.weights] == [w.tolist() for w in opt.inner.weights]
+    assert len(opt.variables()) == 3
+    with pytest.raises(TrainingError) as error:
+        other.set_weights([])
+    assert str(error.value) == "0 arrays were given for 3 weights; give what get_weights gave"
+
+
+# -- checkpoints and configurations ------------------------------------------------------------------
+
+
+def test_a_checkpoint_brings_back_scale_and_good_steps() -> None:
+    opt = LossScaleOptimizer(SGD(1.0, momentum=1.0), DynamicLossScale(1, 2))
+    var = Variable([1.0])
+    step = [(np.array([1.0]), var)]
+    opt.apply_gradients(step)
+    saved = opt.checkpoint()
+    state = opt.loss_scale.state  # type: ignore[union-attr]
+    assert (state.scale, state.good_steps) == (1.0, 1)
+
+    opt.apply_gradients(step)
+    assert opt.loss_scale() == 2.0
+
+    opt.restore(saved)
+    state = opt.loss_scale.state  # type: ignore[union-attr]
+    assert (state.scale, state.good_steps, opt.iterations) == (1.0, 1, 1)
+    assert list(saved) == ["iter", "Variable/momentum", "loss_scale/current_loss_scale", "loss_scale/good_steps"]
+
+
+@pytest.mark.parametrize("saves_scale", [True, False])
+@pytest.mark.parametrize("loads_scale", [True, False])
+def test_a_checkpoint_loads_with_and_without_loss_scaling(saves_scale: bool, loads_scale: bool) -> None:
+    def made(scaled: bool) -> StatefulOptimizer:
+        inner = StatefulOptimizer(SGD(1.0, momentum=1.0))
+        return LossScaleOptimizer(inner, DynamicLossScale(8, 1)) if scaled else inner
+
+    source, target = made(saves_scale), made(loads_scale)
+    source.apply_gradients([(np.array([1.0]), Variable([1.0]))])
+    target.restore(source.checkpoint())
+
+    assert (target.iterations, target.get_slot(Variable([1.0]), "momentum").tolist()) == (1, [-1.0])
+    if isinstance(target, LossScaleOptimizer):
+        assert target.loss_scale() == (16.0 if saves_scale else 8.0)
+
+
+def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> None:
+    opt = LossScaleOptimizer(SGD(0.5), DynamicLossScale(4, 7))
+    config = opt.get_config()
+    again = LossScaleOptimizer.from_config(config)
+    later = {
+        "inner_optimizer": config["optimizer"],
+        "dynamic": True,
+        "initial_scale": 4,
+        "dynamic_growth_steps": 7,
+    }
+
+    assert list(config) == ["optimizer", "loss_scale"]
+    for made in (again, LossScaleOptimizer.from_config(later)):
+        assert (made.get_config(), made.loss_scale()) == (config, 4.0)
+    fixed = LossScaleOptimizer.from_config({**later, "dynamic": False, "dynamic_growth_steps": None})
+    assert fixed.loss_scale == FixedLossScale(4.0)
+    with pytest.raises(TrainingError) as error:
+        LossScaleOptimizer.from_config({**later, "dynamic": False})
+    assert str(error.value) == "a fixed loss scale has an initial_scale and no dynamic_growth_steps; correct one"
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scale", "message"),
+    [
+        ("sgd", 2, "not an optimizer: 'sgd'; give an Optimizer such as SGD(0.1)"),
+        (
+            SGD(clipnorm=1.0),
+            2,
+            "LossScaleOptimizer does not wrap an optimizer that clips gradients, and this one has clipnorm; clip"
+            " between get_unscaled_gradients and apply_gradients",
+        ),
+        (SGD(), None, "loss_scale is None; give 'dynamic', a number or a LossScale, or do not wrap"),
+        (LossScaleOptimizer(SGD(), 2), 2, "the optimizer has a loss scale already; give the one inside"),
+        (SGD(), "static", "loss scale 'static' is none; use None, 'dynamic', a number or a LossScale"),
+    ],
+)
+def test_what_can_not_be_wrapped_is_refused(optimizer: Any, scale: Any, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        LossScaleOptimizer(optimizer, scale)
+    assert str(error.value) == message
+
+
+def test_a_callable_without_gradients_is_refused_with_the_way_out() -> None:
+    with pytest.raises(TrainingError, match="has no gradients; give a ModelLoss, or compute gradients of"):
+        LossScaleOptimizer(SGD(), 2).minimize(lambda: 1.0, [Variable(1.0)])
+
+
+def test_no_gradient_at_all_is_refused_before_the_scale_moves() -> None:
+    opt = LossScaleOptimizer(SGD(), DynamicLossScale(2, 1))
+    with pytest.raises(TrainingError) as error:
+        opt.apply_gradients([(None, Variable(1.0, "v"))])
+    assert str(error.value) == "no gradient for any variable: 'v'"
+    assert opt.loss_scale() == 2.0
+
+
+def test_two_variables_of_one_name_are_refused() -> None:
+    with pytest.raises(TrainingError) as error:
+        StatefulOptimizer(SGD()).apply_gradients([(np.array(1.0), Variable(1.0)), (np.array(1.0), Variable(2.0))])
+    assert str(error.value) == "two variables are named 'Variable'; give each a name of its own"
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    with pytest.raises(TrainingError) as error:
+        StatefulOptimizer(SGD()).apply_gradients([(np.array([1.0]), Variable(1.0))])
+    assert str(error.value) == "a gradient of shape (1,) was given for a variable of shape ()"
+
+
+def test_a_loss_without_its_batch_says_so() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> net (float x) => (float loss) <float[1] w = {2}>'
+        " { p = Mul (x, w)  loss = ReduceSum <keepdims = 0> (p) }"
+    )
+    loss = ModelLoss.of(model, "loss", parameters=["w"])
+    with pytest.raises(TrainingError) as error:
+        loss()
+    assert str(error.value) == "the loss has no batch for ['x']; use loss.on(batch)"
+    three = loss.on({"x": np.array(3, np.float32)})
+    grads = three.gradients([*loss.variables, Variable(1.0)], np.array(4, np.float32))
+    assert (three(), np.array(grads[0]).tolist(), grads[1]) == (6.0, [12.0], None)
+
+
+# -- the switch --------------------------------------------------------------------------------------
+
+
+def test_enabling_wraps_the_optimizer_and_turns_the_rewrite_on_and_disabling_turns_it_off() -> None:
+    opt = enable_mixed_precision_graph_rewrite(SGD(0.5))
+    assert (opt.loss_scale(), runtime.rewrites()) == (2.0**15, True)
+    disable_mixed_precision_graph_rewrite()
+    assert not runtime.rewrites()
+    assert opt.loss_scale() == 2.0**15
+
+
+@pytest.mark.parametrize(
+    ("opt", "message"),
+    [
+        (LossScaleOptimizer(SGD(), 2), "the optimizer has a loss scale already; give the one inside"),
+        (object, f"not an optimizer: {object!r}; give an Optimizer such as SGD(0.1)"),
+    ],
+)
+def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        enable_mixed_precision_graph_rewrite(opt)
+    assert str(error.value) == message
+    assert not runtime.rewrites()
+
+
+def test_a_policy_that_was_set_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:
+    set_policy("float32")
+    with pytest.raises(PolicyError) as error:
+        enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "cannot enable the mixed precision graph rewrite: the policy is set to 'float32', and one of the two is enough;"
+        " call set_policy(None) first"
+    )
+    assert isinstance(error.value, ValueError)
+
+
+def test_sessions_that_are_open_already_are_warned_of_before_the_optimizer_is_looked_at() -> None:
+    runtime.plain_session_made()
+    message = "^1 sessions were opened before the mixed precision graph rewrite was enabled; they stay as they are"
+    with pytest.warns(UserWarning, match=message), pytest.raises(TrainingError):
+        enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
+
+
+def test_disabling_what_is_not_enabled_warns() -> None:
+    with pytest.warns(UserWarning, match="and the graph rewrite is not enabled$"):
+        disable_mixed_precision_graph_rewrite()

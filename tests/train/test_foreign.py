@@ -1,0 +1,176 @@
+"""Loss scaling for graphs that bring their own backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.emulate import emulate
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.session import Runner
+from amp_rewrite.train.foreign import ScaledGradients, scale_gradients
+from amp_rewrite.train.loss_scale import Array, DynamicLossScale
+
+# loss = mean((x w)²) over 2 numbers and its gradient by w, as another tool would write them
+GRAPH = """
+<ir_version: 10, opset_import: ["": 20]>
+net (float[2,3] x, float[3,1] w, float loss_grad) => (float loss, float[3,1] w_grad)
+<float half = {0.5}, float two = {2}> {
+  [forward] y = MatMul (x, w)
+  square = Mul (y, y)
+  total = ReduceSum <keepdims = 0> (square)
+  loss = Mul (total, half)
+  share = Mul (loss_grad, half)
+  double = Mul (y, two)
+  dy = Mul (double, share)
+  xt = Transpose (x)
+  [backward] w_grad = MatMul (xt, dy)
+}
+"""
+FEED = {
+    "x": np.array([[1, 2, 3], [4, 5, 6]], np.float32),
+    "w": np.array([[1], [0.5], [0.25]], np.float32),
+    "loss_grad": np.array(1, np.float32),
+}
+
+
+def graph(text: str = GRAPH) -> ModelProto:
+    return onnx.parser.parse_model(text)
+
+
+def scaled(text: str = GRAPH, **options: Any) -> ScaledGradients:
+    return scale_gradients(graph(text), **{"loss": "loss", "grads": ["w_grad"], **options})
+
+
+def run(made: Model, feed: dict[str, Array]) -> dict[str, Any]:
+    return dict(Runner.open(made, threads=1).run(feed))
+
+
+def state(made: ScaledGradients) -> dict[str, Array]:
+    return {v.input: v.initial for v in made.state}
+
+
+def test_gradients_come_out_as_they_were_and_the_seed_is_found() -> None:
+    made = scaled()
+    plain = run(Model.load(graph()), FEED)
+    found = run(made.model, {**FEED, **state(made)})
+
+    assert (made.seed, [v.input for v in made.state]) == ("loss_grad", ["loss_scale", "good_steps"])
+    assert (found["loss"], found["w_grad"].tolist()) == (plain["loss"], plain["w_grad"].tolist())
+    assert (bool(found["finite"]), found["new/good_steps"], found["new/loss_scale"]) == (True, 1, 2.0**15)
+
+
+def test_inside_gradients_are_scaled() -> None:
+    made = scaled(loss_scale=1024)
+    proto = made.model.to_proto()
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("dy", 1, [2, 1]))
+    inside = run(Model.load(proto), FEED)["dy"]
+    plain = graph()
+    plain.graph.output.append(onnx.helper.make_tensor_value_info("dy", 1, [2, 1]))
+
+    assert inside.tolist() == (run(Model.load(plain), FEED)["dy"] * 1024).tolist()
+    assert made.state == ()
+
+
+@pytest.mark.parametrize("seed", ["loss_grad", "share", "dy"])
+def test_the_seed_may_be_any_value_where_the_backward_pass_begins(seed: str) -> None:
+    made = scaled(seed=seed)
+    found = run(made.model, {**FEED, **state(made)})
+
+    assert found["w_grad"].tolist() == run(Model.load(graph()), FEED)["w_grad"].tolist()
+
+
+def test_an_overflow_takes_the_scale_down() -> None:
+    made = scaled(loss_scale=DynamicLossScale(8, 1))
+    bad = {**FEED, "x": np.full((2, 3), np.inf, np.float32)}
+    found = run(made.model, {**bad, **state(made)})
+    assert (bool(found["finite"]), found["new/loss_scale"]) == (False, 4.0)
+    assert run(made.model, {**FEED, **state(made)})["new/loss_scale"] == 16.0
+
+
+def test_our_own_gradients_are_scaled_at_their_constant_seed() -> None:
+    forward = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> net (float[2,3] x) => (float loss) <float[3,1] w = {1, 0.5, 0.25}>'
+        " { y = MatMul (x, w) square = Mul (y, y) loss = ReduceSum <keepdims = 0> (square) }"
+    )
+    plain = amp_rewrite.gradients(forward, "loss", ["w"])
+    (seed,) = [node.output[0] for node in plain.proto.graph.node if node.op_type == "Constant"][:1]
+    made = scale_gradients(plain, loss="loss", grads=["w_grad"], seed=seed)
+    found = run(made.model, {"x": FEED["x"], **state(made)})
+
+    assert found["w_grad"].tolist() == run(plain, {"x": FEED["x"]})["w_grad"].tolist()
+
+
+def test_lowered_a_gradient_that_would_vanish_survives() -> None:
+    small = {**FEED, "loss_grad": np.array(2.0**-30, np.float32)}
+    exact = run(Model.load(graph()), small)["w_grad"]
+
+    def found(model: Model, more: dict[str, Array], **options: Any) -> Array:
+        lowered = amp_rewrite.convert(model, **options).result
+        array: Array = run(emulate(lowered), {**small, **more})["w_grad"]
+        return array
+
+    made = scaled(loss_scale=2.0**15)
+    lossless = found(made.model, {}, keep=["amp.update/*"])
+    assert np.abs(exact).min() > 0
+    assert not found(Model.load(graph()), {}).any()
+    np.testing.assert_allclose(lossless, exact, rtol=2.0**-8)
+
+
+def test_half_gradients_come_out_in_float32() -> None:
+    text = GRAPH.replace("float[3,1] w_grad)", "float16[3,1] w_grad)").replace(
+        "w_grad = MatMul (xt, dy)", "g = MatMul (xt, dy) w_grad = Cast <to = 10> (g)"
+    )
+    made = scaled(text, loss_scale=16)
+    found = run(made.model, FEED)
+
+    assert found["w_grad"].dtype == np.float32
+    assert found["w_grad"].tolist() == run(Model.load(graph()), FEED)["w_grad"].tolist()
+    onnx.checker.check_model(made.model.to_proto(), full_check=True)
+
+
+def test_the_model_given_is_not_changed() -> None:
+    model = graph()
+    before = model.SerializeToString(deterministic=True)
+    scale_gradients(model, loss="loss", grads=["w_grad"])
+    assert model.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "l"}, "the loss 'l' is no value of the model's main graph; `amp-rewrite report -v` shows them"),
+        ({"seed": "s"}, "the seed 's' is no value of the model's main graph; `amp-rewrite report -v` shows them"),
+        ({"grads": ["dy"]}, "'dy' is no output; the outputs are loss, w_grad"),
+        ({"grads": []}, "no gradients are named; the outputs are loss, w_grad"),
+        ({"seed": "total"}, "the gradient 'w_grad' does not depend on 'total'; name where the backward pass begins"),
+        ({"seed": "y"}, "the loss 'loss' depends on 'y', so it is no seed; name where the backward begins"),
+        (
+            {"loss_scale": None},
+            "loss_scale is None, so there is nothing to do; give 'dynamic', a number or a LossScale",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        scaled(**options)
+    assert str(error.value) == message
+
+
+def test_a_graph_without_an_input_for_the_seed_needs_its_name() -> None:
+    with pytest.raises(TrainingError) as error:
+        scaled(GRAPH.replace("float loss_grad)", "float[2,1] loss_grad)"))
+    assert str(error.value) == (
+        "no input can be the gradient of the loss 'loss'; name where the backward begins: `seed`"
+    )
+    two = GRAPH.replace("float loss_grad)", "float loss_grad, float b)").replace(
+        "share = Mul (loss_grad, half)", "s = Mul (loss_grad, b) share = Mul (s, half)"
+    )
+    with pytest.raises(TrainingError, match=r"^more than one input can be the gradient of the loss 'loss'"):
+        scaled(two)

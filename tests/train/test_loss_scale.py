@@ -1,0 +1,146 @@
+"""Loss scales on the host: TensorFlow's published sequences, values, configurations and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train import loss_scale as scales
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+
+MAX = float(np.finfo(np.float32).max)
+
+# Flags of finite steps, (initial, period, multiplier), the scale after each step. From TensorFlow's own tests
+# (mixed_precision/experimental/loss_scale_test.py of 2.3), confirmed by running TensorFlow.
+SEQUENCES = {
+    "grows every second step": ("TTTTTT", (1, 2, 2), [1, 2, 2, 4, 4, 8]),
+    "stays at the largest float32": ("TTTTTT", (MAX / 4, 2, 2), [MAX / 4, MAX / 2, MAX / 2, MAX, MAX, MAX]),
+    "halves on each overflow": ("FFFFFF", (1024, 2000, 2), [512, 256, 128, 64, 32, 16]),
+    "never goes below 1": ("FFFFFF", (16, 2000, 2), [8, 4, 2, 1, 1, 1]),
+    "an overflow ends a run": ("TTTFT", (1, 2, 2), [1, 2, 2, 1, 1]),
+    "grows again after an overflow": ("TTTFTT", (1, 1, 2), [2, 4, 8, 4, 8, 16]),
+    "goes up and down": ("TFTFTFTFT", (1, 1, 2), [2, 1, 2, 1, 2, 1, 2, 1, 2]),
+    "single finite steps do not add up": ("TFTFTFT", (32, 2, 2), [32, 16, 16, 8, 8, 4, 4]),
+    "another multiplier": ("TTFTT", (4, 2, 3), [4, 12, 4, 4, 12]),
+    "a mixed run": ("FTTTFTFTTTF", (4, 2, 2), [2, 2, 4, 4, 2, 2, 1, 1, 2, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_dynamic_scale_goes_through_the_published_sequence(name: str) -> None:
+    flags, settings, expected = SEQUENCES[name]
+    scale = DynamicLossScale(*settings)
+    seen = []
+    for flag in flags:
+        gradient = np.array([0.0 if flag == "T" else np.inf], np.float32)
+        assert scale.update([gradient]) == (None, flag == "T")
+        seen.append(float(scale()))
+
+    assert seen == [float(np.float32(value)) for value in expected]
+
+
+def test_a_dynamic_scale_starts_at_2_to_the_15_and_grows_after_2000_finite_steps() -> None:
+    scale = DynamicLossScale()
+    states = []
+    for _ in range(2000):
+        scale.update([np.float32(0)])
+        states.append(float(scale()))
+
+    assert (states[0], states[-2], states[-1]) == (32768.0, 32768.0, 65536.0)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_element_that_is_not_finite_spoils_a_step_wherever_it_stands(bad: float) -> None:
+    nest: Any = {"a": [np.ones(3), None], "b": (np.array([1, 2, bad], np.float16),)}
+
+    assert not scales.all_finite(nest)
+    assert not scales.all_finite(IndexedSlices(np.array([bad]), np.array([0])))
+
+
+def test_none_counts_for_nothing_and_of_sparse_gradients_the_values_count() -> None:
+    assert scales.all_finite([None, None])
+    assert scales.all_finite(IndexedSlices(np.array([1.0]), np.array([7]), (9,)))
+
+
+def test_a_single_array_is_a_nest_too() -> None:
+    assert scales.all_finite(np.array(1.0))
+    assert DynamicLossScale(8, 1).update(np.array(np.nan)) == (None, False)
+
+
+def test_a_scale_is_read_as_a_copy() -> None:
+    scale = DynamicLossScale(4)
+    read = scale()
+    read += 1
+
+    assert (scale(), scale().dtype, scale().shape) == (4.0, np.float32, ())
+
+
+def test_a_fixed_scale_lets_every_step_pass_even_nan() -> None:
+    scale = FixedLossScale(1024)
+
+    assert scale.update([np.array(np.nan)]) == (None, True)
+    assert (scale(), scale().dtype, repr(scale)) == (1024.0, np.float32, "FixedLossScale(1024.0)")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("8", "a fixed loss scale must be an int or a float, not '8'"),
+        (None, "a fixed loss scale must be an int or a float, not None"),
+        (True, "a fixed loss scale must be an int or a float, not True"),
+        (0.5, "a fixed loss scale must be finite and at least 1, not 0.5"),
+        (float("nan"), "a fixed loss scale must be finite and at least 1, not nan"),
+    ],
+)
+def test_what_is_no_fixed_scale_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        FixedLossScale(value)
+    assert str(error.value) == message
+    assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((0.5,), "the initial loss scale must be at least 1 and finite, not 0.5"),
+        ((1e39,), "the initial loss scale must be at least 1 and finite, not 1e+39"),
+        ((2, 0), "the increment period must be at least 1 step, not 0"),
+        ((2, 1, 1.0), "the multiplier must be more than 1 and finite, not 1.0"),
+    ],
+)
+def test_what_is_no_dynamic_scale_is_refused(settings: tuple[float, ...], message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        DynamicLossScale(*settings)  # type: ignore[arg-type]
+    assert str(error.value) == message
+
+
+def test_get_takes_whatever_means_a_scale() -> None:
+    dynamic = scales.get("dynamic")
+    assert isinstance(dynamic, DynamicLossScale) and scales.get(dynamic) is dynamic
+    assert scales.get(8) == FixedLossScale(8.0)
+    assert scales.get(None) is None
+    assert scales.get(scales.serialize(FixedLossScale(3))) == FixedLossScale(3.0)
+    with pytest.raises(TrainingError) as error:
+        scales.get("static")
+    assert str(error.value) == "loss scale 'static' is none; use None, 'dynamic', a number or a LossScale"
+
+
+def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> None:
+    scale = DynamicLossScale(8, 3, 4.0)
+    scale.update([np.array(np.inf)])
+    again = scales.deserialize(scales.serialize(scale))
+
+    assert scale() == 2.0 and again() == 8.0
+    assert again.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 4.0}
+
+
+def test_a_broken_configuration_is_named() -> None:
+    with pytest.raises(TrainingError) as error:
+        scales.deserialize({"class_name": "FixedLossScale", "config": {"value": 2}})
+    assert str(error.value) == "not the configuration of a FixedLossScale: {'value': 2}"
+    with pytest.raises(TrainingError) as error:
+        scales.deserialize({"class_name": "Scale"})
+    assert str(error.value) == "not a serialized loss scale: {'class_name': 'Scale'}; use what serialize gave"
