@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,16 +37,31 @@ class Cost:
     said: str = ""
 
 
-def cost(command: Sequence[str | Path], env: Mapping[str, str] | None = None, stdout: Path | None = None) -> Cost:
-    """Run a command to its end, and what it cost; what it prints goes to `stdout`, or its tail into the result."""
+def cost(
+    command: Sequence[str | Path],
+    env: Mapping[str, str] | None = None,
+    stdout: Path | None = None,
+    limit: float | None = None,
+) -> Cost:
+    """Run a command to its end, and what it cost; what it prints goes to `stdout`, or its tail into the result.
+
+    `limit`: seconds after which it is killed. Python may cache its bytecode, as it does once a tool is installed.
+    """
+    env = {name: value for name, value in (env or os.environ).items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile() as errors, (stdout or Path(os.devnull)).open("wb") as out:
         start = time.perf_counter()
         process = subprocess.Popen([str(word) for word in command], stdout=out, stderr=errors, env=env)
+        alarm = threading.Timer(limit or threading.TIMEOUT_MAX, process.kill)
+        alarm.daemon = True
+        alarm.start()
         _, status, usage = os.wait4(process.pid, 0)
+        alarm.cancel()
         wall = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
         said = errors.read().decode("utf-8", "replace").strip()[-400:]
+    if limit is not None and wall >= limit:
+        said = f"stopped after {limit:.0f} seconds"
     scale = 1 if sys.platform == "darwin" else 1024
     return Cost(process.returncode, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * scale, said)
 
@@ -59,6 +75,12 @@ def apart(function: Callable[..., Any], *arguments: object) -> Any:
     """What a function gives, run in a process of its own, so that its memory does not count here."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def warm_up() -> None:
+    """Have this package's bytecode cached: it is run from its sources here."""
+    model = Path(__file__).parents[1] / "examples" / "models" / "digits_vit.onnx"
+    cost([*own_command(), model, "--dry-run"])
 
 
 def own_command() -> list[str | Path]:

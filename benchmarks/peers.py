@@ -10,14 +10,18 @@ out. Time and memory are those of the whole process, import to written file.
 The error is the distance between the outputs of the float32 model and those of the converted one, relative to
 the former (L2), and the largest relative to the largest: both run by onnxruntime's CPU provider, the converted
 one emulated (every low result rounded, `amp_rewrite.emulate`), since that provider would compute in float32.
+
+`bert_base_masked` is fed a batch whose second row is masked throughout, with attention logits as large as those of
+trained models: there it shows what became of the mask of the lowest float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import measure
@@ -84,13 +88,17 @@ def judge(source: str, converted: str, feeds: str) -> Judged:
         except (*faults, AmpRewriteError) as fault:
             return Judged(casts, low, len(compute), fault=f"emulation: {_line(fault)}")
     wanted = onnxruntime.InferenceSession(source, options, providers=cpu).run(None, given)[0].astype(np.float64)
+    if not np.isfinite(found).all():
+        bad = np.count_nonzero(~np.isfinite(found))
+        return Judged(casts, low, len(compute), fault=f"{bad} of {found.size} results are not finite")
     apart = np.abs(found.astype(np.float64) - wanted)
     l2, largest = float(np.linalg.norm(apart) / np.linalg.norm(wanted)), float(apart.max() / np.abs(wanted).max())
     return Judged(casts, low, len(compute), l2, largest)
 
 
 def _line(fault: Exception) -> str:
-    return " ".join(str(fault).split())[:160]
+    """In one line, files by their last name."""
+    return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", " ".join(str(fault).split()))[:160]
 
 
 def tools(peers: Path | None, autocast: Path | None) -> dict[str, list[str | Path]]:
@@ -105,8 +113,8 @@ def tools(peers: Path | None, autocast: Path | None) -> dict[str, list[str | Pat
     return found
 
 
-def measured(model: Path, tool: str, command: list[str | Path], rounds: int) -> Point:
-    """Convert one model by one tool and judge the result."""
+def measured(model: Path, tool: str, command: list[str | Path], rounds: int, limit: float) -> Point:
+    """Convert one model by one tool and judge the result; of the rounds the least seconds of each kind count."""
     beside = model.with_name(model.name + ".data")
     size = (model.stat().st_size + (beside.stat().st_size if beside.exists() else 0)) / 1e6
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=model.parent) as name:
@@ -116,8 +124,9 @@ def measured(model: Path, tool: str, command: list[str | Path], rounds: int) -> 
         for _ in range(rounds):
             shutil.rmtree(name)
             Path(name).mkdir()
-            runs.append(measure.cost([*command, model, *words]))
+            runs.append(measure.cost([*command, model, *words], limit=limit))
         run, peak = measure.best(runs), max(r.peak for r in runs)
+        run = replace(run, cpu=min(r.cpu for r in runs))
         if run.code:
             fault = run.said.splitlines()[-1][:160] if run.said else f"exit code {run.code}"
             return Point(model.stem, size, tool, run.wall, run.cpu, peak, fault, None)
@@ -147,13 +156,16 @@ def main() -> None:
     parser.add_argument("--autocast", type=Path)
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a tool may take (default 600)")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
     names = given.models or sorted(path.stem for path in given.cache.glob("*.onnx"))
     points: list[Point] = []
+    measure.warm_up()
     for name in names:
         for tool, command in tools(given.peers, given.autocast).items():
-            points.append(measured(given.cache / f"{name}.onnx", tool, command, given.rounds))
+            rounds = given.rounds if tool != "modelopt_autocast" else 1  # it takes twenty times as long
+            points.append(measured(given.cache / f"{name}.onnx", tool, command, rounds, given.limit))
             print("  ".join(cells(points[-1])), flush=True)
         if not given.dry_run:  # a long run that is broken off keeps what it has
             table = measure.markdown(HEAD, map(cells, points))

@@ -49,16 +49,45 @@ class _Wrapped:
         return Wrapped().eval()
 
 
-def bert() -> Built:
-    """BERT-base, 110 M parameters, 2 × 128 tokens."""
+def bert(rows: int = 2) -> Built:
+    """BERT-base, 110 M parameters, rows × 128 tokens, the last half of the rows shorter."""
     import torch
     from transformers import BertConfig, BertModel
 
-    mask = torch.ones(2, 128, dtype=torch.int64)
-    mask[1, 96:] = 0
-    inputs = {"input_ids": torch.randint(0, 30522, (2, 128)), "attention_mask": mask}
+    mask = torch.ones(rows, 128, dtype=torch.int64)
+    mask[rows // 2 :, 96:] = 0
+    inputs = {"input_ids": torch.randint(0, 30522, (rows, 128)), "attention_mask": mask}
     model = BertModel(BertConfig(), add_pooling_layer=False)
     return Built(_Wrapped.of(model, tuple(inputs), "last_hidden_state"), inputs)
+
+
+def bert_masked() -> Built:
+    """The same BERT with attention logits of up to 30, as training makes them, and a row that is masked throughout."""
+    built = bert()
+    for layer in built.module.model.encoder.layer:
+        _sharpen(built, layer.attention.self, 30.0)
+    built.inputs["attention_mask"][1] = 0
+    return built
+
+
+def _sharpen(built: Built, attention: Any, largest: float) -> None:
+    """Scale the queries of an attention until its largest logit on the inputs is that."""
+    import torch
+
+    seen: dict[str, Any] = {}
+    hooks = [
+        getattr(attention, name).register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+        for name in ("query", "key")
+    ]
+    with torch.no_grad():
+        built.module(*built.inputs.values())
+        heads = attention.num_attention_heads
+        query, key = (seen[name].unflatten(-1, (heads, -1)).transpose(1, 2) for name in ("query", "key"))
+        logits = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        for parameter in attention.query.parameters():
+            parameter *= largest / logits.abs().max()
+    for hook in hooks:
+        hook.remove()
 
 
 def vit() -> Built:
@@ -138,6 +167,7 @@ def unet() -> Built:
 
 ZOO: dict[str, Callable[[], Built]] = {
     "bert_base": bert,
+    "bert_base_masked": bert_masked,
     "vit_base": vit,
     "resnet50": resnet,
     "gpt2": gpt2,
@@ -147,8 +177,8 @@ ZOO: dict[str, Callable[[], Built]] = {
 }
 
 
-def export(name: str, cache: Path) -> Path:
-    """The file of a model, exported if it is not there."""
+def export(name: str, cache: Path, build: Callable[[], Built] | None = None) -> Path:
+    """The file of a model, exported if it is not there: one of the zoo, or what `build` makes."""
     path = cache / f"{name}.onnx"
     if path.exists() and path.with_suffix(".npz").exists():
         return path
@@ -157,7 +187,7 @@ def export(name: str, cache: Path) -> Path:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.manual_seed(SEED)
-    built = ZOO[name]()
+    built = (build or ZOO[name])()
     with torch.no_grad():
         program = torch.onnx.export(
             built.module,
