@@ -18,6 +18,7 @@ OUT ?= build/gpu
 LOWEST_TESTS ?= tests --ignore=tests/test_packaging.py --ignore=tests/test_examples.py --ignore=tests/conformance \
 	--ignore=tests/test_emulate_ops.py --ignore=tests/gpu --ignore=tests/test_invariants.py \
 	--ignore=tests/test_raise_models.py --ignore=tests/test_hard_models.py --ignore-glob='tests/train/test_vjp_*' \
+	--ignore=tests/train/test_gradients_of_models.py \
 	-m "not torch and not transformers and not stub and not gpu"
 
 .DEFAULT_GOAL := help
