@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.fuse.shapes import Shape, Shapes, shapes_of
 from amp_rewrite.kernels import Kernels
-from amp_rewrite.placement.work import Work
+from amp_rewrite.placement.work import READ_IN_PART, VIEWS, Work
 from amp_rewrite.roofline import Roof
 from amp_rewrite.schema import signature
 from amp_rewrite.view import Op, ValueId, View
@@ -24,10 +24,6 @@ from amp_rewrite.view import Op, ValueId, View
 # A row of so many 16-bit elements is 16 bytes, which tensor cores are fed with at once: NVIDIA, Matrix Multiplication
 # Background User's Guide, "Tensor Core Requirements".
 ALIGNED = 8
-# They rename or relabel memory: nothing moves.
-_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"))
-# Of their first input they read what the others ask for.
-_READ_IN_PART = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +183,10 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
     full = converted = 0.0
     counted = ops = 0
     for op in view.ops:
-        if op.kind in _VIEWS or op.bodies:
+        if op.kind in VIEWS or op.bodies:
             continue
         ops += 1
-        ports = [v for v in (*op.inputs[op.kind in _READ_IN_PART :], *op.outputs) if v is not None]
+        ports = [v for v in (*op.inputs[op.kind in READ_IN_PART :], *op.outputs) if v is not None]
         moved = {value: _count(_shape(view, value, shapes)) for value in ports}
         if not all(moved.values()):
             continue

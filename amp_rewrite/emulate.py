@@ -21,7 +21,14 @@ from amp_rewrite.expand import inlined
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
 from amp_rewrite.rewrite import import_standard
-from amp_rewrite.schema import DTYPE_ATTRIBUTES, FIRST_BFLOAT16_CAST, TENSOR, set_element_type, type_of_proto
+from amp_rewrite.schema import (
+    DTYPE_ATTRIBUTES,
+    FIRST_BFLOAT16_CAST,
+    INNER_DTYPE_ATTRIBUTES,
+    TENSOR,
+    set_element_type,
+    type_of_proto,
+)
 from amp_rewrite.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
 
 _KEPT_EDGES = {
@@ -32,8 +39,6 @@ _KEPT_EDGES = {
 _LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 _FIRST_CAST_BY_CODE = 6
-# Attributes that choose the type of a computation inside the op; the twin has only float32 inside.
-_INSIDE = frozenset({"stash_type", "softmax_precision", "precision"})
 
 
 def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
@@ -281,7 +286,7 @@ class _Twin:
 
     def _widen(self, op: Op, attributes: Iterable[AttributeProto]) -> None:
         """Tensors in attributes, and attributes that name a low type."""
-        naming = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *_INSIDE}
+        naming = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *INNER_DTYPE_ATTRIBUTES}
         for attribute in attributes:
             for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
                 if tensor.data_type in _LOW_CODES:

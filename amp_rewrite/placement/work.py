@@ -18,10 +18,10 @@ UNKNOWN_SIZE = 1 << 16
 """Elements of a value of which nothing is known, nor of what it is made from."""
 ATTOSECONDS = 1e18
 
-# They rename or relabel memory: nothing moves.
-_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant", "Dropout"))
-# Of their first input they read what the others ask for.
-_READ_IN_PART = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
+VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"))
+"""They rename or relabel memory: nothing moves."""
+READ_IN_PART = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
+"""Of their first input they read what the others ask for."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Work:
 
         `main`: they are those that it computes with, so that its operations count too.
         """
-        if op.kind in _VIEWS:
+        if op.kind in VIEWS or op.kind == "Dropout":
             return 0
-        moved = [v for v in values if not (op.kind in _READ_IN_PART and v == op.inputs[0])]
+        moved = [v for v in values if not (op.kind in READ_IN_PART and v == op.inputs[0])]
         flops = self.flops(op) if main else 0.0
         float32 = self._time(flops, sum(self._nbytes(v, DType.FLOAT) for v in moved), low=False)
         return max(0, float32 - self._time(flops, sum(self._nbytes(v, self.to) for v in moved), low=True))
