@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amp_rewrite.benchmark.bench import bench
     from amp_rewrite.benchmark.result import Benchmark
-    from amp_rewrite.cache import Cache
     from amp_rewrite.convert import Converted, convert
-    from amp_rewrite.doctor import Checkup, doctor
+    from amp_rewrite.doctor.checkup import Checkup, doctor
     from amp_rewrite.dtypes import DType
     from amp_rewrite.emulate import emulate
     from amp_rewrite.errors import (
@@ -49,8 +48,9 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.inventory import report_of
     from amp_rewrite.reports.report import Report
     from amp_rewrite.rewrite import apply
-    from amp_rewrite.runtime import global_policy, policy_scope, set_policy
-    from amp_rewrite.serving import Session
+    from amp_rewrite.serving.cache import Cache
+    from amp_rewrite.serving.process import global_policy, policy_scope, set_policy
+    from amp_rewrite.serving.session import Session
     from amp_rewrite.train.compat import disable_mixed_precision_graph_rewrite, enable_mixed_precision_graph_rewrite
     from amp_rewrite.train.foreign import scale_gradients
     from amp_rewrite.train.gradients import gradients
@@ -129,9 +129,9 @@ __all__ = [
 _HOMES = {
     "benchmark.bench": ("bench",),
     "benchmark.result": ("Benchmark",),
-    "cache": ("Cache",),
+    "serving.cache": ("Cache",),
     "convert": ("Converted", "convert"),
-    "doctor": ("Checkup", "doctor"),
+    "doctor.checkup": ("Checkup", "doctor"),
     "dtypes": ("DType",),
     "emulate": ("emulate",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
@@ -153,8 +153,8 @@ _HOMES = {
     "reports.inventory": ("report_of",),
     "reports.report": ("Report",),
     "rewrite": ("apply",),
-    "runtime": ("global_policy", "policy_scope", "set_policy"),
-    "serving": ("Session",),
+    "serving.process": ("global_policy", "policy_scope", "set_policy"),
+    "serving.session": ("Session",),
     "train.compat": ("disable_mixed_precision_graph_rewrite", "enable_mixed_precision_graph_rewrite"),
     "train.foreign": ("scale_gradients",),
     "train.gradients": ("gradients",),

@@ -34,11 +34,11 @@ from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.canonical import Fuse
 from amp_rewrite.lists import Color, Level
 from amp_rewrite.opset import Opset
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.pin import Pin
 from amp_rewrite.policy import PROPAGATE, Placement, Safety, Target
 from amp_rewrite.reports.render import count
-from amp_rewrite.session import Runner
 from amp_rewrite.view import Op, OpId, View
 
 _ROUNDS = 8

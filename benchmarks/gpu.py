@@ -199,7 +199,7 @@ def main() -> None:
     given.rounds, given.warm = given.rounds or (1 if given.tiny else 10), given.warm or (1 if given.tiny else 10)
     given.cache = (given.cache or given.out / "models").resolve()
     given.cache.mkdir(parents=True, exist_ok=True)
-    from amp_rewrite.session import cuda_opens
+    from amp_rewrite.ort.runner import cuda_opens
 
     if given.provider == "cuda" and not cuda_opens():
         sys.exit("no CUDA provider opens here, so nothing was measured; --provider cpu --tiny goes the same road")

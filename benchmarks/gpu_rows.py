@@ -64,7 +64,7 @@ def low_share(file: Path) -> list[int]:
 def _outputs(file: Path, batch: Mapping[str, Any], provider: str) -> list[Any]:
     """What a model gives for a batch, in float64, float32 without TF32; each input in the type that it has there."""
     from amp_rewrite import Feed, Model
-    from amp_rewrite.session import CPU, Runner
+    from amp_rewrite.ort.runner import CPU, Runner
 
     model = Model.load(file)
     runner = Runner.open(model, providers=tuple(dict.fromkeys((provider, CPU))))
@@ -96,7 +96,7 @@ def emulation(job: Mapping[str, Any], folder: Path) -> Row:
     """The error of a low type on the provider, that of its emulation on the CPU, and their ratio; and the distance
     of the two from each other."""
     import amp_rewrite
-    from amp_rewrite.session import CPU
+    from amp_rewrite.ort.runner import CPU
 
     given = job["file"]
     source = Path(given) if given else gpu_models.made(job["model"], Path(job["cache"]), tiny=job["tiny"])

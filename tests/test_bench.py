@@ -28,8 +28,8 @@ from amp_rewrite.benchmark.profile import OpChange, OpTime, TypeChange, by_type,
 from amp_rewrite.benchmark.result import Benchmark, Changed, Entry, Largest, Sized
 from amp_rewrite.benchmark.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ort.runner import CPU, CUDA, Port, cuda_opens
 from amp_rewrite.schema import TENSOR
-from amp_rewrite.session import CPU, CUDA, Port, cuda_opens
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> '
 FULL = HEAD + "g (float[n, 3] x) => (float[n, 3] y) <float a = {300}> { [up] p = Mul (x, a) [down] y = Neg (p) }"

@@ -20,7 +20,7 @@ from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibr
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 
 BATCHES = {name: HERE.parent / name.replace(".onnx", ".npz") for name in EXPORTED}
 WITH_BATCH = [name for name, path in BATCHES.items() if path.exists()]

@@ -20,7 +20,7 @@ from fake_driver import H200, P100, Driver, Nvml, Shelf
 
 from amp_rewrite import Checkup, MachineError, PolicyError, doctor
 from amp_rewrite.cli import door
-from amp_rewrite.doctor import Check, asked, write_kernels
+from amp_rewrite.doctor.checkup import Check, asked, write_kernels
 from amp_rewrite.hardware import Gpu
 from amp_rewrite.kernels import load_kernels
 
@@ -503,7 +503,7 @@ def test_the_registry_that_is_dumped_is_that_of_the_table(tmp_path: Path) -> Non
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, found: Checkup, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(import_module("amp_rewrite.doctor"), "doctor", lambda *_, **__: found)
+    monkeypatch.setattr(import_module("amp_rewrite.doctor.checkup"), "doctor", lambda *_, **__: found)
     done = CliRunner().invoke(door, ["doctor", *words])
     return done.exit_code, done.stdout, done.stderr
 

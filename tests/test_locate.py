@@ -22,7 +22,7 @@ from amp_rewrite.evidence.locate import Located, Spot, locate
 from amp_rewrite.evidence.merged import with_candidate, with_shadows
 from amp_rewrite.evidence.shadow import Bench, own_errors
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 
 MODELS = Path(__file__).parent / "models"
 RNG = np.random.default_rng(7)

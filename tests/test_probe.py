@@ -25,8 +25,8 @@ from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.probe import Switchboard, switchboard
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.pin import Pin
-from amp_rewrite.session import Runner
 
 Array = NDArray[Any]
 

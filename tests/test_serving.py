@@ -18,10 +18,12 @@ import pytest
 import stub
 
 import amp_rewrite
-from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target, runtime, serving
+from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
 from amp_rewrite.errors import ConfigError, ConversionError
 from amp_rewrite.hardware import Gpu, Hardware
-from amp_rewrite.session import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
+from amp_rewrite.ort.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
+from amp_rewrite.serving import process
+from amp_rewrite.serving import session as home
 
 CNN = Path(__file__).parent.parent / "examples" / "models" / "digits_cnn.onnx"
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -45,15 +47,15 @@ def mlp() -> onnx.ModelProto:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
-    monkeypatch.setattr(runtime, "_process", runtime._Process())
-    monkeypatch.setattr(serving, "hardware", lambda: NO_GPU)
-    monkeypatch.setattr(serving, "_chosen", _not_the_users_own(tmp_path / "cache"))
-    monkeypatch.delenv(serving.IGNORE_PERFORMANCE, raising=False)
+    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
+    monkeypatch.setattr(home, "_chosen", _not_the_users_own(tmp_path / "cache"))
+    monkeypatch.delenv(home.IGNORE_PERFORMANCE, raising=False)
     yield monkeypatch
 
 
 def _not_the_users_own(folder: Path) -> Any:
-    chosen = serving._chosen
+    chosen = home._chosen
     return lambda cache: chosen(folder if cache is True else cache)
 
 
@@ -105,8 +107,8 @@ def test_a_converted_model_gives_what_convert_gives() -> None:
 def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_said(
     machine: pytest.MonkeyPatch, found: Hardware, options: dict[str, Any], why: str
 ) -> None:
-    machine.setattr(serving, "hardware", lambda: found)
-    machine.setattr(serving, "libraries", missing_cublas)
+    machine.setattr(home, "hardware", lambda: found)
+    machine.setattr(home, "libraries", missing_cublas)
     session = quietly(mlp(), **{"policy": "mixed_float16", **options})
     assert session.notes[0] == f"the model is not converted and runs as it is, on {CPU}: {why}"
     assert not session.converted
@@ -121,7 +123,7 @@ def missing_cublas(release: int) -> Any:
 
 
 def test_a_gpu_that_is_too_slow_is_named(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(serving, "hardware", lambda: P100)
+    machine.setattr(home, "hardware", lambda: P100)
     session = quietly(CNN, policy="mixed_float16")
     assert session.notes[0] == (
         f"digits_cnn.onnx is not converted and runs as it is, on {CPU}: float16 is fast from compute capability 7.0"
@@ -157,7 +159,7 @@ def test_a_conversion_that_fails_its_own_check_leaves_the_model_as_it_is(machine
     def broken(*_: Any, **__: Any) -> Any:
         raise ConversionError("the converted model is wrong; please report it")
 
-    machine.setattr(serving, "convert", broken)
+    machine.setattr(home, "convert", broken)
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
     assert session.notes == (
         f"the model is not converted and runs as it is, on {CPU}: the converted model is wrong; please report it",
@@ -196,7 +198,7 @@ def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> Non
 
 
 def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(serving.IGNORE_PERFORMANCE, "1")
+    machine.setenv(home.IGNORE_PERFORMANCE, "1")
     assert amp_rewrite.enable_mixed_precision_graph_rewrite() is None
     assert Session(mlp()).converted
     assert not Session(mlp(), policy="float32").converted
@@ -205,7 +207,7 @@ def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) 
 
 
 def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(serving.IGNORE_PERFORMANCE, "1")
+    machine.setenv(home.IGNORE_PERFORMANCE, "1")
     Session(mlp())
     Session(mlp(), policy="mixed_float16")
     with pytest.warns(UserWarning, match="^1 sessions were opened before the mixed precision graph rewrite"):
@@ -213,8 +215,8 @@ def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatc
 
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(serving.IGNORE_PERFORMANCE, "1")
-    machine.setattr(runtime, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    machine.setenv(home.IGNORE_PERFORMANCE, "1")
+    machine.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
         with pytest.raises(PolicyError, match="the policy is set to 'mixed_float16', and one of the two is enough"):
@@ -225,7 +227,7 @@ def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.Monke
 def test_a_loss_scale_without_an_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^loss scale 8 has no optimizer to go with; give opt, or leave it out$"):
         amp_rewrite.enable_mixed_precision_graph_rewrite(None, 8)  # type: ignore[call-overload]
-    assert not runtime.rewrites()
+    assert not process.rewrites()
 
 
 # -- providers -----------------------------------------------------------------------------------------
@@ -238,8 +240,8 @@ def test_a_provider_that_was_asked_for_and_does_not_open_is_told() -> None:
 
 
 def test_a_gpu_on_which_cuda_does_not_open_is_told_even_if_no_provider_was_named(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(serving, "hardware", lambda: T4)
-    machine.setattr(serving, "libraries", lambda _: ())
+    machine.setattr(home, "hardware", lambda: T4)
+    machine.setattr(home, "libraries", lambda _: ())
     assert quietly(mlp()).notes == (
         f"the model runs on {CPU}: CUDAExecutionProvider does not open, onnxruntime does not say why; `amp-rewrite"
         " doctor` tells what is missing",
@@ -312,8 +314,8 @@ def count(machine: pytest.MonkeyPatch) -> list[str]:
         made.append(options["to"].spelling)
         return convert(model, **options)
 
-    machine.setattr(serving, "convert", counted)
-    machine.setattr(serving, "_check_options", lambda options: None)
+    machine.setattr(home, "convert", counted)
+    machine.setattr(home, "_check_options", lambda options: None)
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite import Session
 from amp_rewrite.hardware import hardware
-from amp_rewrite.session import CPU, CUDA, cuda_opens
+from amp_rewrite.ort.runner import CPU, CUDA, cuda_opens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda_opens(), reason="no CUDA provider opens here")]
 

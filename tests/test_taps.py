@@ -19,7 +19,7 @@ from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.evidence.tally import WIDTH, merged, neutral, ranges
 from amp_rewrite.evidence.taps import Taps, tapped
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 
 INF, NAN = np.inf, np.nan
 HALF = 2.0**-25  # rounds to zero in float16; anything above to the smallest number, 2**-24

@@ -17,7 +17,7 @@ from amp_rewrite.evidence.metric import Criterion, Difference, criterion
 from amp_rewrite.evidence.search import Spent
 from amp_rewrite.evidence.trial import Trial, Trials
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 
 NONE, ONE, BOTH = frozenset[int](), frozenset({0}), frozenset({0, 1})
 NEAR = criterion(metric="scaled", at_most=1.0)

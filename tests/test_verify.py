@@ -19,7 +19,7 @@ from amp_rewrite.evidence.metric import Difference, Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
 
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
 # Rounding of float32 in another order of three terms of at most 6: far above, and far below what the tests plant.

@@ -19,7 +19,7 @@ from amp_rewrite.evidence.weights import WeightFit, check_weights, weights_json,
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub, source
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.view import View
 
 

@@ -32,7 +32,7 @@ def main() -> None:
         steps.add_parser(step).add_argument("registry", type=Path)
     args = parser.parse_args()
     if args.step == "dump":
-        from amp_rewrite.session import kernel_registry
+        from amp_rewrite.ort.runner import kernel_registry
 
         dump = {"runtime": wheel(), "kernels": kernel_registry()}
         args.registry.write_text(json.dumps(dump, indent=0) + "\n")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_rewrite.ort.runner import Port
 from amp_rewrite.schema import TENSOR
-from amp_rewrite.session import Port
 
 Array = NDArray[Any]
 Batch = Mapping[str, Array]

@@ -19,7 +19,7 @@ from amp_rewrite.benchmark.result import Benchmark, Changed, Entry, Sized
 from amp_rewrite.benchmark.timing import Seconds, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence.feed import Feed
-from amp_rewrite.session import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.version import VERSION
 
 _Calls = dict[str, Callable[[], object]]

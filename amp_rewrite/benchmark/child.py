@@ -23,7 +23,7 @@ from amp_rewrite.benchmark.batches import Batch
 from amp_rewrite.benchmark.device import GpuMemory, resident, resident_peak
 from amp_rewrite.benchmark.profile import OpTime, read_profile
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.session import CPU, CUDA, Runner, has_provider
+from amp_rewrite.ort.runner import CPU, CUDA, Runner, has_provider
 
 _SKIPPED, _RUNS = 3, 10  # runs of a profile
 # Kernels run on after they are launched: only then does the time of an op hold that of its kernel.

@@ -13,7 +13,7 @@ from amp_rewrite.errors import FeedError, ModelError
 from amp_rewrite.evidence.feed import Feed
 from amp_rewrite.evidence.verify import low_types, name_of
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import CPU, CUDA, Runner, input_ports
+from amp_rewrite.ort.runner import CPU, CUDA, Runner, input_ports
 
 # The arena of a process that is weighed grows by what is asked for, not by powers of two.
 _WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}

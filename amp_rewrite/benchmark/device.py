@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.hardware import Loader, hardware
-from amp_rewrite.session import CUDA
+from amp_rewrite.ort.runner import CUDA
 
 _STATUS = Path("/proc/self/status")
 _CPUS = Path("/proc/cpuinfo")

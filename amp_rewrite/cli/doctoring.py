@@ -34,7 +34,7 @@ def doctor(
     sizes = dict(_size(word) for word in dimension)
     if model is None and (sizes or gpu):
         raise click.UsageError("--gpu and --dimension are about a model; name one")
-    from amp_rewrite.doctor import doctor, write_kernels
+    from amp_rewrite.doctor.checkup import doctor, write_kernels
 
     if dump_kernels is not None:
         kernels = write_kernels(dump_kernels)

@@ -17,7 +17,7 @@ from amp_rewrite.evidence.taps import Taps, tapped
 from amp_rewrite.expand import inline_functions
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.view import ValueId, View
 
 CHUNK = 2000

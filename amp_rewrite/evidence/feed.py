@@ -20,8 +20,8 @@ from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.arrays import short
 from amp_rewrite.evidence.sources import Raw, Source, source_of
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import Port, input_ports
 from amp_rewrite.schema import TENSOR
-from amp_rewrite.session import Port, input_ports
 
 Array = NDArray[Any]
 Batch = Mapping[str, Array]

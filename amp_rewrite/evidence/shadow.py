@@ -23,9 +23,9 @@ from amp_rewrite.evidence.pairing import Pairing
 from amp_rewrite.exact import exact
 from amp_rewrite.expand import inlined
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.reports.render import count
 from amp_rewrite.schema import RANDOM_OPS
-from amp_rewrite.session import Runner
 from amp_rewrite.view import MAIN, Op, OpId, Role, ValueId, View
 
 Progress = Callable[[int, int], None]

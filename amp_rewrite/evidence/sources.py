@@ -14,7 +14,7 @@ import numpy as np
 
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.arrays import Npz, of_npy, short
-from amp_rewrite.session import Port
+from amp_rewrite.ort.runner import Port
 
 Raw = Mapping[str, Any]
 """A batch as it was given: nothing about it is known."""

@@ -20,8 +20,8 @@ from amp_rewrite.evidence.search import Spent
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import rows_of
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.painting.color import Coloring
-from amp_rewrite.session import Runner
 
 KEPT = 1 << 30
 """Bytes of the reference's outputs that are kept from trial to trial; what is beyond that is computed each time."""

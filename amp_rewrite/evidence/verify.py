@@ -18,8 +18,8 @@ from amp_rewrite.evidence.feed import Batch, Feed
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import CPU, CUDA, Given, Port, Runner, cuda_opens
 from amp_rewrite.schema import RANDOM_OPS
-from amp_rewrite.session import CPU, CUDA, Given, Port, Runner, cuda_opens
 from amp_rewrite.view import Op, View
 
 Array = NDArray[Any]

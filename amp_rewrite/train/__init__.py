@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amp_rewrite.policy import Policy
-    from amp_rewrite.runtime import global_policy, policy_scope, set_policy
+    from amp_rewrite.serving.process import global_policy, policy_scope, set_policy
     from amp_rewrite.train.binding import bind
     from amp_rewrite.train.compat import (
         LossScaleOptimizer,

@@ -9,7 +9,6 @@ from typing import Any
 from onnx import ModelProto, ValueInfoProto
 from onnx.helper import make_tensor_value_info
 
-from amp_rewrite import runtime
 from amp_rewrite.convert import finish
 from amp_rewrite.draft import Draft, Request
 from amp_rewrite.dtypes import DType
@@ -18,6 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.pin import Pin
 from amp_rewrite.policy import Policy
 from amp_rewrite.reports.report import Report
+from amp_rewrite.serving import process
 from amp_rewrite.train import losses, update
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import differentiable
@@ -34,7 +34,7 @@ def policy_of(policy: str | Policy | None) -> Policy:
     PolicyError for one that does not keep parameters and results in float32.
     """
     if policy is None:
-        policy = runtime.global_policy() if runtime.policy_was_set() else "mixed_float16"
+        policy = process.global_policy() if process.policy_was_set() else "mixed_float16"
     chosen = Policy.of(policy)
     if chosen.param is not DType.FLOAT or chosen.output is not DType.FLOAT:
         raise PolicyError(

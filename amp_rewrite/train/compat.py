@@ -16,8 +16,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from amp_rewrite import runtime
 from amp_rewrite.errors import PolicyError, TrainingError
+from amp_rewrite.serving import process
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import optimizers
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
@@ -162,30 +162,30 @@ def enable_mixed_precision_graph_rewrite(
     order: PolicyError if the process has a policy, a warning if sessions are open already, TrainingError for what
     can not be wrapped. Only then is the rewrite enabled.
     """
-    if runtime.policy_was_set():
+    if process.policy_was_set():
         raise PolicyError(
-            f"cannot enable the mixed precision graph rewrite: the policy is set to {runtime.global_policy().name!r},"
+            f"cannot enable the mixed precision graph rewrite: the policy is set to {process.global_policy().name!r},"
             " and one of the two is enough; call set_policy(None) first"
         )
-    runtime.warn_of_plain_sessions()
+    process.warn_of_plain_sessions()
     if isinstance(opt, LossScaleOptimizer):
         raise TrainingError("the optimizer has a loss scale already; give the one inside")
     if opt is None and loss_scale != "dynamic":
         raise TrainingError(f"loss scale {loss_scale!r} has no optimizer to go with; give opt, or leave it out")
     wrapped = None if opt is None else LossScaleOptimizer(opt, loss_scale)
-    runtime.switch(True)
+    process.switch(True)
     return wrapped
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
     """New sessions load models as they are. Open sessions and wrapped optimizers stay; a warning if it was off."""
-    if not runtime.rewrites():
+    if not process.rewrites():
         warnings.warn(
             "disable_mixed_precision_graph_rewrite was called, and the graph rewrite is not enabled",
             UserWarning,
             stacklevel=2,
         )
-    runtime.switch(False)
+    process.switch(False)
 
 
 def _stateful(optimizer: object) -> StatefulOptimizer:

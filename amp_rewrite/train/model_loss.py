@@ -13,8 +13,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.policy import Policy
-from amp_rewrite.session import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.train.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward

@@ -27,7 +27,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.index import bodies
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.step import TrainingStep
 from amp_rewrite.train.trainer import Trainer

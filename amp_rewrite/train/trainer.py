@@ -16,7 +16,7 @@ from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.evidence.feed import Batch, Feed
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.train import checkpoint
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.step import TrainingStep

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.emulate import emulate
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.step import TrainingStep
 

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.binding import bind
 from amp_rewrite.train.step import training_step
 from amp_rewrite.train.trainer import Trainer

@@ -9,10 +9,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite import runtime
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.hardware import Gpu
-from amp_rewrite.runtime import set_policy
+from amp_rewrite.serving import process
+from amp_rewrite.serving.process import set_policy
 from amp_rewrite.train.compat import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
@@ -26,8 +26,8 @@ from amp_rewrite.train.stateful import StatefulOptimizer, Variable
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "_process", runtime._Process())
-    monkeypatch.setattr(runtime, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 
 
@@ -317,9 +317,9 @@ def test_a_loss_without_its_batch_says_so() -> None:
 
 def test_enabling_wraps_the_optimizer_and_turns_the_rewrite_on_and_disabling_turns_it_off() -> None:
     opt = enable_mixed_precision_graph_rewrite(SGD(0.5))
-    assert (opt.loss_scale(), runtime.rewrites()) == (2.0**15, True)
+    assert (opt.loss_scale(), process.rewrites()) == (2.0**15, True)
     disable_mixed_precision_graph_rewrite()
-    assert not runtime.rewrites()
+    assert not process.rewrites()
     assert opt.loss_scale() == 2.0**15
 
 
@@ -334,7 +334,7 @@ def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message:
     with pytest.raises(TrainingError) as error:
         enable_mixed_precision_graph_rewrite(opt)
     assert str(error.value) == message
-    assert not runtime.rewrites()
+    assert not process.rewrites()
 
 
 def test_a_policy_that_was_set_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:
@@ -349,7 +349,7 @@ def test_a_policy_that_was_set_even_float32_excludes_the_rewrite_and_is_looked_a
 
 
 def test_sessions_that_are_open_already_are_warned_of_before_the_optimizer_is_looked_at() -> None:
-    runtime.plain_session_made()
+    process.plain_session_made()
     message = "^1 sessions were opened before the mixed precision graph rewrite was enabled; they stay as they are"
     with pytest.warns(UserWarning, match=message), pytest.raises(TrainingError):
         enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]

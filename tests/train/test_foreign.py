@@ -13,7 +13,7 @@ import amp_rewrite
 from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.foreign import ScaledGradients, scale_gradients
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale
 

@@ -15,7 +15,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.emulate import emulate
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train import scale_gradients
 from amp_rewrite.train.loss_scale import Array
 from train import foreign_step

@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale, LossScale, all_finite
 from amp_rewrite.train.optimizers import (

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from amp_rewrite import runtime
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.hardware import Gpu, device_advice
 from amp_rewrite.policy import Policy, deserialize, serialize
-from amp_rewrite.runtime import global_policy, policy_scope, set_policy
+from amp_rewrite.serving import process
+from amp_rewrite.serving.process import global_policy, policy_scope, set_policy
 
 F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 
@@ -19,8 +19,8 @@ F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No policy, no rewrite, and a fast GPU."""
-    monkeypatch.setattr(runtime, "_process", runtime._Process())
-    monkeypatch.setattr(runtime, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 
 
@@ -139,11 +139,11 @@ def test_a_plain_form_that_is_none_is_refused() -> None:
 
 
 def test_the_policy_of_a_process_is_float32_until_one_is_set_and_after_it_is_taken_back() -> None:
-    assert (global_policy(), runtime.policy_was_set()) == (Policy("float32"), False)
+    assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
     set_policy("mixed_float16")
-    assert (global_policy(), runtime.policy_was_set()) == (Policy("mixed_float16"), True)
+    assert (global_policy(), process.policy_was_set()) == (Policy("mixed_float16"), True)
     set_policy(None)
-    assert (global_policy(), runtime.policy_was_set()) == (Policy("float32"), False)
+    assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
 
 
 def test_a_scope_ends_with_what_was_there_before_even_after_an_error() -> None:
@@ -162,11 +162,11 @@ def test_a_process_does_not_compute_in_what_is_not_floating(name: str) -> None:
         f"a policy for a whole process must compute in a floating type, and {name!r} does not; use mixed_float16,"
         " mixed_bfloat16 or float32"
     )
-    assert not runtime.policy_was_set()
+    assert not process.policy_was_set()
 
 
 def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowed() -> None:
-    runtime.switch(True)
+    process.switch(True)
     with pytest.raises(PolicyError) as error:
         set_policy("mixed_float16")
     assert str(error.value) == (
@@ -178,7 +178,7 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
 
 
 def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
+    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "these GPUs have less: P100, compute capability 6.0 \\(x2\\)$"
     with pytest.warns(UserWarning, match=message):

@@ -8,11 +8,12 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite import View, runtime
+from amp_rewrite import View
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.policy import Policy
-from amp_rewrite.session import Runner
+from amp_rewrite.serving import process
 from amp_rewrite.train.compat import LossScaleOptimizer
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.model_loss import ModelLoss
@@ -227,9 +228,9 @@ def test_under_float32_nothing_is_lowered() -> None:
 
 
 def test_the_policy_of_the_process_holds_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_process", runtime._Process())
+    monkeypatch.setattr(process, "_process", process._Process())
     assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_float16")
-    with runtime.policy_scope("mixed_bfloat16"):
+    with process.policy_scope("mixed_bfloat16"):
         assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_bfloat16")
 
 

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.optimizers import SGD
 from amp_rewrite.train.step import training_step

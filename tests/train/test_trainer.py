@@ -13,7 +13,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.session import Runner
+from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.step import TrainingStep, training_step
 from amp_rewrite.train.trainer import Trainer

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.advice import Bound, OnCpu, bound, free_dimensions, misaligned, on_cpu, with_dimensions
 from amp_rewrite.convert import convert
+from amp_rewrite.doctor.advice import Bound, OnCpu, bound, free_dimensions, misaligned, on_cpu, with_dimensions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import MachineError, PolicyError
 from amp_rewrite.files.model import Model
@@ -261,9 +261,9 @@ def write_kernels(file: Path) -> int:
 
 
 def _child(question: str) -> Asked:
-    """The answer of a function of `session` in a process of its own; `{"failure": …}` if that ends badly."""
+    """The answer of a function of `ort.runner` in a process of its own; `{"failure": …}` if that ends badly."""
     program = (
-        f"import json, sys; from amp_rewrite.session import {question}; told = {question}();"
+        f"import json, sys; from amp_rewrite.ort.runner import {question}; told = {question}();"
         " sys.stdout.write(json.dumps(told if isinstance(told, dict) else {'rows': told}))"
     )
     try:

@@ -22,16 +22,16 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.handover import handed_over
 from amp_rewrite.hardware import loads
-from amp_rewrite.ortvalue import STRANGE, Array, from_array, to_array
-from amp_rewrite.reduced import check_names, nodes_of, reduced, size, written_to
+from amp_rewrite.ort.handover import handed_over
+from amp_rewrite.ort.ortvalue import STRANGE, Array, from_array, to_array
+from amp_rewrite.ort.reduced import check_names, nodes_of, reduced, size, written_to
 from amp_rewrite.schema import TENSOR, type_of_proto
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from amp_rewrite.binding import Binding
+    from amp_rewrite.ort.binding import Binding
 
 Given = Array | list[Any] | None
 """What an output may be: an array, a list of them for a sequence, None for an empty optional."""
@@ -190,7 +190,7 @@ class Runner:
         """
         import onnxruntime as ort
 
-        from amp_rewrite.binding import Binding
+        from amp_rewrite.ort.binding import Binding
 
         ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
         wanted = list(ports[1]) if outputs is None else outputs

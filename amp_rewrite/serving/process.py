@@ -1,6 +1,6 @@
 """The settings of a process: its precision policy, and the switch that makes new sessions convert what they load.
 
-The one place of this package with state of its own; `serving.Session` reads it. Errors, warnings and the order of
+The one place of this package with state of its own; `serving.session` reads it. Errors, warnings and the order of
 effects are those of TensorFlow 2.1 to 2.3: `enable_mixed_precision_graph_rewrite` (`train.compat`) and the policy
 exclude each other.
 """

@@ -10,10 +10,10 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.ortvalue import Array, copied, from_array, from_tensor, to_array
+from amp_rewrite.ort.ortvalue import Array, copied, from_array, from_tensor, to_array
 
 if TYPE_CHECKING:
-    from amp_rewrite.session import Port
+    from amp_rewrite.ort.runner import Port
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class Binding:
 
         A result that was bound to a tensor is in that tensor. ModelError for what onnxruntime objects to.
         """
-        from amp_rewrite.session import one_line
+        from amp_rewrite.ort.runner import one_line
 
         with one_line("run"):
             self._bound.synchronize_inputs()

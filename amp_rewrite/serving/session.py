@@ -12,8 +12,6 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from amp_rewrite import runtime
-from amp_rewrite.cache import Cache, key_of
 from amp_rewrite.convert import convert
 from amp_rewrite.draft import Request
 from amp_rewrite.dtypes import DType
@@ -21,13 +19,25 @@ from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyE
 from amp_rewrite.files.model import Model
 from amp_rewrite.hardware import Hardware, hardware, libraries, refusal
 from amp_rewrite.kernels import load_kernels
+from amp_rewrite.ort.runner import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    Given,
+    Runner,
+    cuda_opens,
+    cuda_release,
+    has_provider,
+    input_ports,
+)
 from amp_rewrite.policy import Policy, Target
 from amp_rewrite.reports.report import Report
-from amp_rewrite.session import CPU, CUDA, TENSORRT, Given, Runner, cuda_opens, cuda_release, has_provider, input_ports
+from amp_rewrite.serving import process
+from amp_rewrite.serving.cache import Cache, key_of
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
-    from amp_rewrite.binding import Binding
+    from amp_rewrite.ort.binding import Binding
 
 Provider = str | tuple[str, Mapping[str, object]]
 
@@ -78,7 +88,7 @@ class Session:
         _check_options(options)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
-        to = _low(runtime.policy_of_sessions() if policy is None else Policy.of(policy))
+        to = _low(process.policy_of_sessions() if policy is None else Policy.of(policy))
         ignored = _ignored() if ignore_performance is None else ignore_performance
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
         settings = _settings(_wanted(providers), device, tf32, cuda_graph, free)
@@ -97,7 +107,7 @@ class Session:
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self._report_json is None:
-            runtime.plain_session_made()
+            process.plain_session_made()
 
     def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
         """All that is not as it was asked for."""

@@ -1,0 +1,1 @@
+"""What stands between this machine, or a model on it, and fast half precision, and the way out of each."""
