@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from amp_rewrite import train
     from amp_rewrite.benchmark.bench import bench
     from amp_rewrite.benchmark.result import Benchmark
+    from amp_rewrite.cli.terminal import progress_bar
     from amp_rewrite.convert import Converted, convert
     from amp_rewrite.doctor.checkup import Checkup, doctor
     from amp_rewrite.dtypes import DType
@@ -117,10 +119,12 @@ __all__ = [
     "paint",
     "plan",
     "policy_scope",
+    "progress_bar",
     "repair",
     "report_of",
     "scale_gradients",
     "set_policy",
+    "train",
     "training_step",
     "verify",
 ]
@@ -129,6 +133,7 @@ __all__ = [
 _HOMES = {
     "benchmark.bench": ("bench",),
     "benchmark.result": ("Benchmark",),
+    "cli.terminal": ("progress_bar",),
     "serving.cache": ("Cache",),
     "convert": ("Converted", "convert"),
     "doctor.checkup": ("Checkup", "doctor"),
@@ -171,6 +176,8 @@ class _Package(ModuleType):
     """Finds public names when they are first asked for, and keeps them from the submodules of the same name."""
 
     def __getattr__(self, name: str) -> object:
+        if name == "train":  # a public name that is a package itself
+            return import_module(f"{__name__}.train")
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(f"{__name__}.{_HOME[name]}"), _INSIDE.get(name, name))

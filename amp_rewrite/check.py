@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import onnx
 import onnx.checker
 import onnx.defs
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, TypeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, ModelError
@@ -28,7 +29,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     fault, inferred = _examined(result)
     wanted = _wanted(view, plan)
     told = _told_by_onnx(view, inferred) if inferred is not None else {}
-    _compare(wanted, told if wanted.keys() <= told.keys() else _told_by_view(View.of(result)))
+    _compare(wanted, told if _tells(told, wanted) else _told_by_view(View.of(result)))
     if fault is None:
         return ()
     before, _ = _examined(source)
@@ -65,7 +66,7 @@ def _invalid(model: Model, fault: _Fault) -> str:
 
 def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     """What the checker, then strict shape inference, finds wrong with a model; if nothing, what the latter inferred."""
-    skeleton = model.skeleton()
+    skeleton = model.skeleton().SerializeToString()  # once for both
     try:
         onnx.checker.check_model(skeleton)
         return None, onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
@@ -77,22 +78,22 @@ def _line(fault: Exception) -> str:
     return " ".join(str(fault).split())
 
 
-_Types = Mapping[tuple[ScopeId, str], DType]
-"""Of values by scope and name. A result has the scopes of its source, in the same order."""
+_Types = Mapping[ScopeId, Mapping[str, DType]]
+"""Of values by scope, then name. A result has the scopes of its source, in the same order."""
 
 
 def _wanted(view: View, plan: Plan) -> _Types:
     """The type that every value of the result has by the plan."""
     gone = {result for op in plan.drop for result in view.ops[op].outputs}
-    wanted: dict[tuple[ScopeId, str], DType] = {}
+    wanted: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
     for value in view.values:
         dtype = plan.retype.get(value.id) or view.dtype(value.id)
         if dtype is not None and value.id not in gone:
-            wanted[value.scope, plan.rename.get(value.id, value.name)] = dtype
+            wanted[value.scope][plan.rename.get(value.id, value.name)] = dtype
     for cast in plan.casts:
-        wanted[view.values[cast.value].scope, cast.name] = cast.to
+        wanted[view.values[cast.value].scope][cast.name] = cast.to
     for bake in plan.bakes:
-        wanted[view.values[bake.value].scope, bake.name] = bake.to
+        wanted[view.values[bake.value].scope][bake.name] = bake.to
     return wanted
 
 
@@ -103,15 +104,33 @@ def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
     """
     if inferred.functions or not all(_inferred(schema) for schema in {op.signature for op in view.ops}):
         return {}
-    told: dict[tuple[ScopeId, str], DType] = {}
+    told: dict[ScopeId, dict[str, DType]] = {}
     for number, graph in enumerate(_graphs(inferred.graph, len(view.scopes) > 1)):
-        stored = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
-        codes = {tensor.name: DType.of(tensor.data_type) for tensor in stored}
-        for stated in (*graph.input, *graph.value_info, *graph.output):
-            vtype = type_of_proto(stated.type)
-            codes[stated.name] = vtype.dtype if vtype else None
-        told.update(((ScopeId(number), name), dtype) for name, dtype in codes.items() if dtype is not None)
+        types = told[ScopeId(number)] = {}
+        for tensor in chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer)):
+            _note(types, tensor.name, DType.of(tensor.data_type))
+        for stated in chain(graph.input, graph.value_info, graph.output):
+            _note(types, stated.name, _dtype(stated.type))
     return told
+
+
+def _note(types: dict[str, DType], name: str, dtype: DType | None) -> None:
+    """The last word about a value counts, even that nothing is known."""
+    if dtype is not None:
+        types[name] = dtype
+    else:
+        types.pop(name, None)
+
+
+def _dtype(stated: TypeProto) -> DType | None:
+    code = stated.tensor_type.elem_type  # 0 where it is another type
+    found = type_of_proto(stated) if not code else None
+    return DType.of(code) if code else found.dtype if found else None
+
+
+def _tells(told: _Types, wanted: _Types) -> bool:
+    """Whether a type is told of every value that is wanted."""
+    return all(types.keys() <= told.get(scope, {}).keys() for scope, types in wanted.items())
 
 
 def _inferred(schema: Signature | None) -> bool:
@@ -134,16 +153,25 @@ def _graphs(graph: GraphProto, nested: bool) -> Iterator[GraphProto]:
 
 
 def _told_by_view(result: View) -> _Types:
-    types = ((value, result.dtype(value.id)) for value in result.values)
-    return {(value.scope, value.name): dtype for value, dtype in types if dtype is not None}
+    told: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in result.scopes}
+    for value in result.values:
+        dtype = result.dtype(value.id)
+        if dtype is not None:
+            told[value.scope][value.name] = dtype
+    return told
 
 
 def _compare(wanted: _Types, told: _Types) -> None:
-    for (scope, name), expected in wanted.items():
-        actual = told.get((scope, name))
-        if actual is not expected:
-            found = actual.spelling if actual else "unknown"
-            raise ConversionError(
-                f"value {name!r} is {found} after the conversion, not {expected.spelling} as planned; "
-                "nothing was written; please report this"
-            )
+    for scope, types in wanted.items():
+        found = told.get(scope, {})
+        for name, expected in types.items():
+            if found.get(name) is not expected:
+                raise ConversionError(_unplanned(name, found.get(name), expected))
+
+
+def _unplanned(name: str, actual: DType | None, expected: DType) -> str:
+    found = actual.spelling if actual else "unknown"
+    return (
+        f"value {name!r} is {found} after the conversion, not {expected.spelling} as planned; "
+        "nothing was written; please report this"
+    )

@@ -7,21 +7,24 @@ command line's options, with "-" or "_"; options that may be repeated take a lis
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError
-from amp_rewrite.policy import Placement, Safety, Target
+from amp_rewrite.policy import Placement, Safety, Target, low_type
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides a conversion, and what a comparison fails on. None: the model or the type decides."""
+    """What decides a conversion, and what a comparison fails on. None: the model or the type decides.
+
+    `ranges`, `headroom` and `data` say by which measurements, and what commands feed that are told nothing else.
+    """
 
     to: str = "float16"
     lists: tuple[str, ...] = ()
@@ -34,10 +37,13 @@ class Settings:
     gray_follows_allow: bool | None = None
     fuse: str = "basic"
     opset: str | None = None
-    placement: str = "propagate"
+    placement: str | None = None
     external_data: bool | None = None
     overwrite: bool = False
     fail_on: tuple[str, ...] = ()
+    ranges: str | None = None
+    headroom: float | None = None
+    data: str | None = None
 
 
 def settings(
@@ -72,7 +78,7 @@ def find(folder: Path) -> Path | None:
 
 
 def from_file(file: Path) -> Mapping[str, object]:
-    """The settings that a file states. Paths in `lists` count from the file's folder."""
+    """The settings that a file states. Paths in `lists`, `ranges` and `data` count from the file's folder."""
     text = _read(file)
     table = _table(file, text)
     if table is None:
@@ -90,7 +96,7 @@ def from_file(file: Path) -> Mapping[str, object]:
         found[key] = _checked(key, _typed(key, value, where), where)
     if "lists" in found:
         found["lists"] = tuple(_beside(file, str(entry)) for entry in _texts(found["lists"]))
-    return found
+    return {key: str(file.parent / str(value)) if key in _PATHS else value for key, value in found.items()}
 
 
 def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
@@ -111,6 +117,7 @@ def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
 _SHARED = "pyproject.toml"
 _KEYS = tuple(field.name for field in fields(Settings))
 _LISTS = ("lists", "keep", "lower", "io", "fail_on")
+_PATHS = ("ranges", "data")
 _SWITCHES = ("gray_follows_allow", "external_data", "overwrite")
 
 
@@ -132,14 +139,22 @@ def _opset(spelling: str) -> object:
     return parse_opset(spelling)
 
 
+def _headroom(spelling: str) -> object:
+    from amp_rewrite.evidence.guard import check_headroom  # late: it is a door to onnx
+
+    check_headroom(float(spelling))
+    return spelling
+
+
 _CHOICES: Mapping[str, Callable[[str], object]] = {
-    "to": DType.parse,
+    "to": low_type,
     "level": _level,
     "target": Target.parse,
     "safety": Safety.parse,
     "fuse": _fuse,
     "opset": _opset,
     "placement": Placement.parse,
+    "headroom": _headroom,
 }
 
 
@@ -153,6 +168,8 @@ def _read(file: Path) -> str:
 
 
 def _table(file: Path, text: str) -> Mapping[str, object] | None:
+    import tomllib  # late: most runs have no file
+
     try:
         document = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and what int() says of thousands of digits
@@ -188,6 +205,10 @@ def _typed(key: str, value: object, where: str) -> object:
         if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
             return tuple(texts)
         raise ConfigError(f'{where}: {key} is {value!r}; write a list of text, as in ["..."]')
+    if key == "headroom":
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value) if abs(value) <= DType.DOUBLE.max else math.inf  # TOML's integers know no end
+        raise ConfigError(f"{where}: {key} is {value!r}; write a number, as in 2")
     if isinstance(value, str):
         return value
     if key == "opset" and isinstance(value, int) and not isinstance(value, bool):

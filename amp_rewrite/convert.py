@@ -19,10 +19,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.canonical import Fuse
 from amp_rewrite.lists import Level
-from amp_rewrite.opset import Opset
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.plan import Plan
-from amp_rewrite.policy import PROPAGATE, Placement, Policy, Safety, Target
+from amp_rewrite.policy import Placement, Policy, Safety, Target
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
@@ -32,9 +31,10 @@ from amp_rewrite.view import View
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.ranges import Ranges
+    from amp_rewrite.opset import Opset
 
 METADATA_KEY = "amp_rewrite"
-"""The metadata entry of a converted model: by which version, to which type, with which lists."""
+"""The metadata entry of a converted model: by which version, to which type, with which lists and settings."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def convert(
     gray_follows_allow: bool | None = None,
     fuse: str | Fuse = "basic",
     opset: Opset | None = None,
-    placement: str | Placement = PROPAGATE,
+    placement: str | Placement | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     folder: str | Path | None = None,
@@ -88,10 +88,12 @@ def convert(
     stay float32, or that are lowered.
     `io`: "keep", "low" or globs such as "past_*=float16". `ranges`: what `calibrate` saw, or its file; an op that
     would read or make a value that does not fit `to` with a factor `headroom` to spare stays float32.
-    `placement`: "propagate", TensorFlow's way to spread colours, or "mincut" or "mincut:GPU" (`Placement`), which moves
-    the border between the types to where Casts, float32 and lost fusions cost least.
+    `placement`: "propagate" spreads colours as TensorFlow does; "auto" then moves the border between the types to where
+    Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32, too,
+    where low ones gain less than their Casts cost (`Placement`). Unasked "auto"; "propagate" without safety rules.
     `fuse`: "basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"
-    does not. `opset`: "auto" for the one that the target serves best, or a number; by default the model's own.
+    does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone. `opset`: "auto" for the
+    one that the target serves best, or a number; by default the model's own.
     AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are
     read here, and an argument wins over them.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_rewrite.config import from_environment
 from amp_rewrite.dtypes import DType
@@ -16,18 +17,19 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.canonical import Fuse, canonical, followed
 from amp_rewrite.lists import Level, OpLists, environment_edits, load_lists
-from amp_rewrite.opset import Opset, at_opset, parse_opset
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.painting.painter import paint
 from amp_rewrite.pattern import io_types, overrides, parse_io
 from amp_rewrite.pin import Cluster, Pin
-from amp_rewrite.placement.economy import cheaper
-from amp_rewrite.placement.place import Placing
 from amp_rewrite.plan import Plan, plan_casts
-from amp_rewrite.policy import PROPAGATE, Placement, Policy, Safety, Target
+from amp_rewrite.policy import AUTO, PROPAGATE, Placement, Policy, Safety, Target, low_type
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.safety.hazards import Hazards, hazards
 from amp_rewrite.view import OpId, ValueId, View
+
+if TYPE_CHECKING:
+    from amp_rewrite.opset import Opset
+    from amp_rewrite.placement.place import Placing
 
 ListSource = str | Path | Mapping[str, object]
 
@@ -51,7 +53,7 @@ class Request:
     log_path: Path | None = None
     fuse: Fuse = Fuse.NONE
     opset: Opset | None = None
-    placement: Placement = PROPAGATE
+    placement: Placement = AUTO
 
     @classmethod
     def of(
@@ -68,26 +70,28 @@ class Request:
         gray_follows_allow: bool | None = None,
         fuse: str | Fuse = Fuse.NONE,
         opset: Opset | None = None,
-        placement: str | Placement = PROPAGATE,
+        placement: str | Placement | None = None,
     ) -> Request:
         """The request of `convert`'s arguments; raises as `convert` does."""
         environment = from_environment(os.environ)
-        low = _low(to)
+        low = low_type(to)
         chosen = level if level is not None else str(environment.get("level", "default"))
+        runs_on = target if isinstance(target, Target) else Target.parse(target)
+        chosen_safety = safety if isinstance(safety, Safety) else Safety.parse(safety)
         return cls(
             low,
             _lists(low, lists, environment),
             chosen if isinstance(chosen, Level) else Level.parse(chosen),
-            target if isinstance(target, Target) else Target.parse(target),
-            safety if isinstance(safety, Safety) else Safety.parse(safety),
+            runs_on,
+            chosen_safety,
             _texts(keep),
             _texts(lower),
             io,
             gray_follows_allow,
             Path(str(environment["log_path"])) if "log_path" in environment else None,
-            fuse if isinstance(fuse, Fuse) else Fuse.parse(fuse),
-            None if opset is None else parse_opset(opset),
-            placement if isinstance(placement, Placement) else Placement.parse(placement),
+            _for(runs_on, fuse if isinstance(fuse, Fuse) else Fuse.parse(fuse)),
+            _opset(opset),
+            _placement(placement, chosen_safety),
         )
 
     @property
@@ -97,8 +101,18 @@ class Request:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Level, target and safety as they are spelled."""
-        return {"level": self.level.value, "target": self.target.value, "safety": self.safety.value}
+        """Level, target and safety as they are spelled; fuse, opset and placement too, if they are not the usual."""
+        chosen = {"fuse": self.fuse.value, "opset": str(self.opset or ""), "placement": self.placement.spelling}
+        told = {"level": self.level.value, "target": self.target.value, "safety": self.safety.value}
+        usual = {"fuse": Fuse.BASIC.value, "opset": "", "placement": _placement(None, self.safety).spelling}
+        return told | {name: spelling for name, spelling in chosen.items() if spelling != usual[name]}
+
+
+def _placement(given: str | Placement | None, safety: Safety) -> Placement:
+    """What is asked for; else "auto", but for TensorFlow's rules alone its way of placing, too."""
+    if given is None:
+        return AUTO if safety is Safety.DEFAULT else PROPAGATE
+    return given if isinstance(given, Placement) else Placement.parse(given)
 
 
 @dataclass(frozen=True)
@@ -143,18 +157,22 @@ class Draft:
         """The colouring, with pins from data on top of the safety rules'. O(nodes + uses).
 
         What data pins is pinned with its whole cluster, whatever the safety asked for. Placed by minimum cut if that
-        is asked for, and cheaper.
+        is asked for, where it is cheaper.
         """
-        spread = self._paint(pins)
-        if self.placing is None:
-            return spread
-        return cheaper(self.placing, spread, self._paint(pins, self.placing), self.plan)
+        coloring = self._paint(pins, self.placing)
+        if self.placing is None or not (self.placing.moved or self.request.placement.islands):
+            return coloring
+        return replace(coloring, findings=(*coloring.findings, self.placing.finding))
 
     @cached_property
     def placing(self) -> Placing | None:
         """What places by minimum cut; None where nobody asks for it."""
-        request = self.request
-        return Placing.of(self.view, request.placement.roof, request.to) if request.placement.roof else None
+        place = self.request.placement
+        if place.roof is None:
+            return None
+        from amp_rewrite.placement.place import Placing  # late: only who asks for it pays for it
+
+        return Placing.of(self.view, place.roof, self.request.to, islands=place.islands)
 
     def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
         request = self.request
@@ -196,38 +214,34 @@ def _moved(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """The view at the opset that is asked for."""
     if request.opset is None:
         return view, ()
+    from amp_rewrite.opset import at_opset
+
     return at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
+
+
+def _opset(wanted: Opset | None) -> Opset | None:
+    if wanted is None:
+        return None
+    from amp_rewrite.opset import parse_opset  # late: only who asks for it pays for it
+
+    return parse_opset(wanted)
 
 
 def _fused(view: View, request: Request, named: set[OpId]) -> tuple[View, tuple[Finding, ...]]:
     """The view in standard form, as far as that is asked for and no pattern names the ops."""
-    return canonical(view, request.to, request.target, named) if request.fuse is not Fuse.NONE else (view, ())
+    if request.fuse is Fuse.NONE:
+        return view, ()
+    return canonical(view, request.to, request.target, named, request.fuse)
 
 
-def _low(to: str | DType | Policy) -> DType:
-    """The low type that is meant: itself, or what a policy computes in. PolicyError for any other type.
-
-    A text such as "mixed_float16" or "p=f32,c=f16,o=f32" names a policy, "float16" the type.
-    """
-    if isinstance(to, str) and (to.startswith("mixed_") or "=" in to):
-        to = Policy(to)
-    if isinstance(to, Policy):
-        return _of_policy(to)
-    found = to if isinstance(to, DType) else DType.parse(to)
-    if not found.low:
-        raise PolicyError(f"cannot lower to {found.spelling}; use float16 or bfloat16")
-    return found
-
-
-def _of_policy(policy: Policy) -> DType:
-    if policy.lowers is None:
-        raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
-    if policy.output is not DType.FLOAT:
+def _for(target: Target, fuse: Fuse) -> Fuse:
+    """What is fused, where the target can run it. PolicyError for operators of a runtime that is not the target's."""
+    if fuse is Fuse.CONTRIB and target is not Target.ORT_CUDA:
         raise PolicyError(
-            f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.lowers.spelling}, and io='low'"
-            " for low inputs and outputs"
+            f"fuse 'contrib' makes operators that only onnxruntime has, and the target is {target.value!r}; use target"
+            " 'ort-cuda', or fuse 'basic'"
         )
-    return policy.lowers
+    return fuse
 
 
 def _texts(patterns: str | Sequence[str]) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ _KEPT_EDGES = {
 _LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 _FIRST_CAST_BY_CODE = 6
+# Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
+_BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
 
 def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
@@ -206,7 +208,30 @@ class _Twin:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)
+            if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
+                yield from self._summed(op, node)
             yield from self._computed(op, node)
+
+    def _summed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """The sum before a norm that adds first, as its kernels have it: rounded after each addition.
+
+        The node then adds two halves of it, which is exact.
+        """
+        low, total = self._low(op.inputs[0]), node.input[0]
+        assert low is not None
+        for slot in (_BIASES[op.kind], 1):
+            if slot < len(op.inputs) and op.inputs[slot] is not None:
+                stem = self._fresh(f"{node.output[0]}_sum")
+                rounded = self._fresh(f"{stem}_{low.spelling}")
+                yield onnx.helper.make_node("Add", [total, node.input[slot]], [stem], stem)
+                total = self._fresh(f"{stem}_float32")
+                yield from (self._cast(stem, rounded, low), self._cast(rounded, total, DType.FLOAT))
+                node.input[slot] = ""
+        half, halves = self._fresh(f"{total}_half"), self._fresh(f"{total}_halves")
+        number = onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5])
+        yield onnx.helper.make_node("Constant", [], [half], half, value=number)
+        yield onnx.helper.make_node("Mul", [total, half], [halves], halves)
+        node.input[0] = node.input[1] = halves
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         """The node in float32, and each of its low results rounded."""

@@ -4,7 +4,7 @@ behind CastLike; the selections behind masks that are added."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ import onnx.checker
 import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
-from onnx import FunctionProto, GraphProto, NodeProto, TypeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.dtypes import DType
@@ -26,6 +26,7 @@ from amp_rewrite.kernels import load_kernels
 from amp_rewrite.lists import OpLists
 from amp_rewrite.painting.painter import paint
 from amp_rewrite.policy import Target
+from amp_rewrite.schema import attribute, normal_domain, signature
 from amp_rewrite.view import MAIN, Op, OpId, ValueId, View
 
 
@@ -46,12 +47,35 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
 
     ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
     """
-    if not model.proto.functions:
+    if not functions:
         return model
     try:
-        return replace(model, proto=onnx.inliner.inline_selected_functions(model.proto, list(functions)))
+        return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
         raise ModelError(f"the model's local functions can not be inlined: {' '.join(str(cause).split())}") from cause
+
+
+def _one_opset(proto: ModelProto) -> ModelProto:
+    """The model with functions of another opset labelled with its own, where that means the same for their ops.
+
+    Of those that it calls the standard asks no less (IR.md, "Model Local Functions"); onnx's inliner wants one label.
+    """
+    own = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
+    labelled = ModelProto()
+    labelled.CopyFrom(proto)
+    for function in labelled.functions:
+        for imported in function.opset_import:
+            domain, old = normal_domain(imported.domain), imported.version
+            new = own.get(domain, old)
+            ops = {node.op_type for node in _nodes(function.node) if normal_domain(node.domain) == domain}
+            if new != old and all(_since(domain, op, old) == _since(domain, op, new) for op in ops):
+                imported.version = new
+    return labelled
+
+
+def _since(domain: str, op_type: str, opset: int) -> int | None:
+    found = signature(domain, op_type, opset)
+    return None if found is None else found.since
 
 
 def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
@@ -104,12 +128,28 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
 
 
 def _expanded(view: View, op_type: str) -> View | None:
-    """A view with the ops of one type inlined; None where onnx can not build their body, or builds a broken one."""
+    """A view with the ops of one type inlined; None where onnx can not build their body, or builds a broken one.
+
+    What is new bears the type's name, so that it is called the same whatever else is inlined: ranges are found by it.
+    """
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
+        made = {name for node in _nodes(proto.graph.node) for name in node.output if name and name not in view.names}
+        _rename(proto.graph, {name: _fresh(view, f"{op_type}/{name}") for name in made})
         return View.of(replace(view.model, proto=proto))
     except (RuntimeError, ModelError):
         return None
+
+
+def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values in a graph and its bodies, in place. No two values that differ may have one of the old names."""
+    for named in (*graph.value_info, *graph.input, *graph.output):
+        named.name = names.get(named.name, named.name)
+    for node in graph.node:
+        for side in (node.input, node.output):
+            side[:] = [names.get(name, name) for name in side]
+        for _, body in bodies(node):
+            _rename(body, names)
 
 
 def spell_out_casts(view: View) -> View:
@@ -140,7 +180,8 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
 
     In float32 both give the same: beside 1e30 scores are lost, whatever they are. In the low type a sum leaves the
     range once more, to −inf, and makes NaN of a row that is masked throughout; a selection keeps every score finite.
-    For a sum that a softmax reads whose mask is made by a Where between two scalars, or is a constant.
+    For a sum that a softmax reads whose mask is made by a Where between two scalars, or is a constant. A constant that
+    masks no row throughout is still added, with a fill that stays in range: runtimes fuse such a sum with the softmax.
     """
     if view.opsets.get("", 1) < _FIRST_WHERE or view.model.proto.ir_version < _FIRST_FREE_INITIALIZERS:
         return view, ()
@@ -151,35 +192,51 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
     proto.CopyFrom(view.model.proto)
     copies = _nodes_by_op(view, proto.graph)
     chosen: dict[ValueId, tuple[str, str]] = {}
+    bounded: dict[ValueId, str] = {}
     for op_id, mask in sums.items():
+        node = copies[op_id]
+        if mask.added:
+            if mask.value not in bounded:
+                bounded[mask.value] = _bounded(view, mask.value, proto.graph)
+            node.input[mask.slot] = bounded[mask.value]
+            continue
         if mask.value not in chosen:
             chosen[mask.value] = _condition(view, mask, proto.graph)
         condition, fill = chosen[mask.value]
-        node = copies[op_id]
         scores = node.input[1 - mask.slot]
         del node.input[:]
         node.input.extend((condition, scores, fill) if mask.shows else (condition, fill, scores))
         node.op_type = "Where"
-    _drop_unread(view, chosen, sums.keys(), proto.graph)
-    note = "is added to scores before a softmax: it selects them instead, which gives the same numbers in any type"
-    found = tuple(Finding("selected", view.value_name(value), note) for value in chosen)
-    return View.of(replace(view.model, proto=proto)), found
+    _drop_unread(view, {**chosen, **bounded}, sums.keys(), proto.graph)
+    notes = [(value, "it selects them instead, which gives the same numbers in any type") for value in chosen]
+    notes += [
+        (value, f"{_BOUNDED_FILL:g} in place of its fill gives the same numbers in any type") for value in bounded
+    ]
+    told = ((view.value_name(value), f"is added to scores before a softmax: {note}") for value, note in notes)
+    return View.of(replace(view.model, proto=proto)), tuple(Finding("selected", *words) for words in told)
 
 
 _FIRST_WHERE = 9
+_FIRST_SOFTMAX_OF_ROWS = 13  # whose axis is the last one unless it says otherwise
 _FIRST_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be a graph input
 _LOST = -1e30
 """At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
 _LARGEST_MASK = 1 << 24  # elements of a constant mask that is looked at
+_BOUNDED_FILL = -DType.FLOAT16.max / 2
+"""A sum with it stays in range if the score does, and its exponential is 0 beside any score in that range."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse."""
+    """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse.
+
+    `added`: it may stay a summand, since no row is masked throughout.
+    """
 
     value: ValueId
     slot: int
     shows: bool
+    added: bool
 
 
 def _mask_of(view: View, op: Op) -> _Mask | None:
@@ -192,8 +249,21 @@ def _mask_of(view: View, op: Op) -> _Mask | None:
     for slot, value in enumerate(op.inputs):
         shows = _shows(view, value) if value is not None and value != op.inputs[1 - slot] else None
         if value is not None and shows is not None:
-            return _Mask(value, slot, shows)
+            return _Mask(value, slot, shows, _in_each_row(view, op, value))
     return None
+
+
+def _in_each_row(view: View, op: Op, value: ValueId) -> bool:
+    """Whether a mask is a constant that shows something in each row of every softmax that reads the sum."""
+    tensor, result = view.constant(value), op.outputs[0]
+    if tensor is None or result is None:
+        return False
+    for reader in view.readers(result):
+        axis = attribute(reader.node, "axis")
+        last = axis is None or axis.i == -1
+        if reader.kind != "Softmax" or view.opsets.get("", 1) < _FIRST_SOFTMAX_OF_ROWS or not last:
+            return False
+    return bool((view.model.array(tensor) == 0).any(axis=-1).all())
 
 
 def _shows(view: View, value: ValueId) -> bool | None:
@@ -232,6 +302,16 @@ def _condition(view: View, mask: _Mask, main: GraphProto) -> tuple[str, str]:
     for name, array in zip(names, (values == 0, values.min()), strict=True):
         main.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     return names[0], names[1]
+
+
+def _bounded(view: View, value: ValueId, main: GraphProto) -> str:
+    """The name of a constant mask whose fill stays in range, made here."""
+    tensor = view.constant(value)
+    assert tensor is not None
+    name = _fresh(view, f"{view.value_name(value)}_bounded")
+    values = np.where(view.model.array(tensor) == 0, np.float32(0), np.float32(_BOUNDED_FILL))
+    main.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return name
 
 
 def _fresh(view: View, name: str) -> str:

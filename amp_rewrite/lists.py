@@ -19,7 +19,7 @@ from pathlib import Path
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color, Condition, Entry, canonical, check_known, parse_name, spell
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
-from amp_rewrite.listfile import SHIPPED, ListFile, read_file, read_mapping
+from amp_rewrite.listfile import SHIPPED, ListFile, read_file, read_mapping, read_shipped
 
 __all__ = [
     "Color",
@@ -207,7 +207,7 @@ def _shipped(name: str, to: DType) -> Table:
 @cache
 def _shipped_file(folder: Path, name: str) -> Table:
     """Read once in a process: to parse them anew would be three quarters of a small conversion."""
-    file = read_file(folder / f"{name}.yaml", None)
+    file = read_shipped(folder / f"{name}.yaml")
     # the base of a shipped file is a file name, not a choice by target type
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import onnx.checker
 import onnx.defs
@@ -21,13 +22,15 @@ from onnx.defs import OpSchema
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.finding import Finding
+from amp_rewrite.fuse.attention import KIND as ATTENTION
+from amp_rewrite.fuse.attention import sites
+from amp_rewrite.fuse.shapes import dims_of
 from amp_rewrite.index import bodies
 from amp_rewrite.painting.gate import Gate
-from amp_rewrite.pin import Cluster
 from amp_rewrite.policy import Target
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.schema import normal_domain
-from amp_rewrite.view import View
+from amp_rewrite.view import OpId, View
 
 FIRST = 13
 """The oldest opset that a model is moved from or to: before it, ten operators took attributes that are inputs now."""
@@ -68,8 +71,8 @@ def at_opset(
             raise ModelError(
                 f"the model can not be moved to opset {wanted}: {moved}; leave --opset out, or export again"
             )
-        return moved, (_told(view, moved, _Judge(to, target, fusing)),)
-    return _best(view, _Judge(to, target, fusing))
+        return moved, (_told(view, moved, _Judge.of(view, to, target, fusing)),)
+    return _best(view, _Judge.of(view, to, target, fusing))
 
 
 # -- which one -------------------------------------------------------------------------------------
@@ -77,28 +80,43 @@ def at_opset(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """For whom a model is: the low type, the target, and whether clusters will be fused."""
+    """For whom a model is: the low type and the target.
+
+    `whole`: for each op that will be fused with others, what they are together; as long as nothing is moved but the
+    opset, an op has the same id at every one.
+    """
 
     to: DType
     target: Target
-    fusing: bool
+    whole: Mapping[OpId, str]
 
-    def of(self, view: View) -> _Coverage:
+    @classmethod
+    def of(cls, view: View, to: DType, target: Target, fusing: bool) -> _Judge:
+        return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
+
+    def covers(self, view: View) -> _Coverage:
         """How the target serves each op: once for the types that it has, once more for the low type."""
         gate = Gate.of(self.target, self.to)
-        spread = {op: c.kind for c in self.clusters(view) for op in c.ops}
         served, kinds = [], []
         for op in view.ops:
-            apart = op.id in spread and view.opsets[""] < _ONE_OP[spread[op.id]]
+            kind = self.whole.get(op.id)
+            apart = kind is not None and view.opsets[""] < _ONE_OP[kind]
             known = op.signature is not None and not op.bodies
             low = known and not apart and bool(gate.passage(view, op).groups)
             served.append((gate.runs(view, op, ()) + low) if known else 0)
-            kinds.append(f"{spread[op.id].replace('_', ' ')} as one op" if op.id in spread else op.kind)
+            kinds.append(f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind)
         return _Coverage(tuple(served), tuple(kinds))
 
-    def clusters(self, view: View) -> list[Cluster]:
-        """Those that some opset has one op for."""
-        return [c for c in clusters(view) if c.kind in _ONE_OP] if self.fusing else []
+
+def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
+    """The ops that some opset has one op for, and what that computes."""
+    if target is not Target.TENSORRT:
+        for _, site in sites(view, to, cache(lambda: dims_of(view))):
+            if not isinstance(site, str):
+                yield from ((op, ATTENTION) for op in site.form.ops)
+    for cluster in clusters(view):
+        if cluster.kind in _ONE_OP:
+            yield from ((op, cluster.kind) for op in cluster.ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,7 @@ class _Coverage:
         return _kinds(self.kinds, (a < b for a, b in zip(self.served, then.served, strict=True)))
 
 
-_ONE_OP = {"layer_normalization": 17, "rms_normalization": 23, "gelu_erf": 20, "gelu_tanh": 20}
+_ONE_OP = {"layer_normalization": 17, "rms_normalization": 23, "gelu_erf": 20, "gelu_tanh": 20, ATTENTION: 23}
 """The opset from which the standard has one operator for what a cluster computes."""
 
 
@@ -128,7 +146,7 @@ def _kinds(kinds: Iterable[str], chosen: Iterable[bool]) -> list[str]:
 def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
     """The view at the opset that serves most; of several such the nearest, and its own before any other."""
     current = view.opsets[""]
-    own = judge.of(view)
+    own = judge.covers(view)
     best, most = view, sum(own.served)
     barred: list[str] = []
     for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
@@ -136,7 +154,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
         if isinstance(moved, str):
             barred += [f"opset {opset}: {moved}"] if opset > current else []
             continue
-        then = judge.of(moved)
+        then = judge.covers(moved)
         gained, lost = own.gained(then), own.lost(then)
         if gained and lost:
             barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
@@ -155,7 +173,7 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
     """The opsets at which some op of the model is not what it is at its own, or a cluster becomes one op."""
     current = view.opsets[""]
     types = sorted({op.op_type for op in view.ops if not op.domain})
-    steps = sorted({_ONE_OP[c.kind] for c in judge.clusters(view)})
+    steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
     seen = {_versions(types, current, steps)}
     for opset in (*range(current + 1, NEWEST + 1), *range(current - 1, FIRST - 1, -1)):
         versions = _versions(types, opset, steps)
@@ -171,7 +189,7 @@ def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[i
 
 
 def _told(view: View, moved: View, judge: _Judge) -> Finding:
-    own, then = judge.of(view), judge.of(moved)
+    own, then = judge.covers(view), judge.covers(moved)
     words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
     if gained := own.gained(then):
         words.append(f"the target serves {_listed(gained)} better")

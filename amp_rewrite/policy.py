@@ -49,30 +49,35 @@ class Safety(_Choice):
 class Placement:
     """How the border between the types is found: `roof` is None for TensorFlow's way, which spreads colours.
 
-    With a roof it is the minimum cut for that GPU: what Casts, float32 and lost fusions cost there.
+    With a roof it is the minimum cut for that GPU: what Casts, float32 and lost fusions cost there. `islands`: whether
+    ops of the allow list, too, stay float32 where being low gains less than that costs.
     """
 
     roof: Roof | None = None
+    islands: bool = False
 
     @classmethod
     def parse(cls, spelling: str) -> Placement:
-        """Of "propagate", "mincut" (for an A100) or "mincut:GPU", in any case; PolicyError for anything else."""
+        """Of "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or "propagate", in any
+        case; PolicyError for anything else."""
         name, colon, gpu = spelling.strip().partition(":")
-        if name.lower() == "propagate" and not colon:
-            return cls()
+        if name.lower() in ("auto", "propagate") and not colon:
+            return AUTO if name.lower() == "auto" else PROPAGATE
         roof = next((roof for roof in ROOFS.values() if roof.gpu.lower() == (gpu.strip().lower() or _GPU)), None)
         if name.lower() != "mincut" or roof is None or (colon and not gpu.strip()):
             gpus = ", ".join(f"mincut:{name}" for name in ROOFS)
-            raise PolicyError(f"unknown placement {spelling!r}; use propagate, mincut, or with a GPU {gpus}")
-        return cls(roof)
+            raise PolicyError(f"unknown placement {spelling!r}; use auto, propagate, mincut, or with a GPU {gpus}")
+        return cls(roof, islands=True)
 
     @property
     def spelling(self) -> str:
-        return f"mincut:{self.roof.gpu}" if self.roof is not None else "propagate"
+        if self.roof is None:
+            return "propagate"
+        return f"mincut:{self.roof.gpu}" if self.islands else "auto"
 
 
-PROPAGATE = Placement()
 _GPU = "a100"
+PROPAGATE, AUTO = Placement(), Placement(ROOFS["A100"])
 
 LossScaleSpec = float | str | None
 """A loss scale in words: a number (fixed), "dynamic", or None."""
@@ -173,6 +178,44 @@ class Policy:
     def of(cls, policy: str | Policy | None) -> Policy:
         """A policy, from a policy or its name; None is float32."""
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
+
+
+def low_type(to: str | DType | Policy) -> DType:
+    """The type that a conversion lowers to: itself, or what a policy computes in.
+
+    A text is an element type ("float16", "bf16") or a policy's name ("mixed_float16", "p=f32,c=f16,o=f32").
+    PolicyError for a text that is neither, for a type that is not low, and for a policy that lowers nothing or whose
+    results are low.
+    """
+    if isinstance(to, str):
+        to = _named(to)
+    if isinstance(to, Policy):
+        return _of_policy(to)
+    if not to.low:
+        raise PolicyError(f"cannot lower to {to.spelling}; use float16 or bfloat16")
+    return to
+
+
+def _named(text: str) -> DType | Policy:
+    """The element type or the policy of a text."""
+    try:
+        return Policy(text.strip()) if text.strip().startswith("mixed_") or "=" in text else DType.parse(text)
+    except PolicyError:
+        raise PolicyError(f"no type or policy is named {text!r}; use {_LOW_NAMES}") from None
+
+
+_LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
+
+
+def _of_policy(policy: Policy) -> DType:
+    if policy.lowers is None:
+        raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
+    if policy.output is not DType.FLOAT:
+        raise PolicyError(
+            f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.lowers.spelling}, and io='low'"
+            " for low inputs and outputs"
+        )
+    return policy.lowers
 
 
 def serialize(policy: Policy) -> str | dict[str, Any] | None:

@@ -37,7 +37,7 @@ from amp_rewrite.opset import Opset
 from amp_rewrite.ort.runner import Runner
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.pin import Pin
-from amp_rewrite.policy import PROPAGATE, Placement, Safety, Target
+from amp_rewrite.policy import Placement, Policy, Safety, Target
 from amp_rewrite.reports.render import count
 from amp_rewrite.view import Op, OpId, View
 
@@ -125,7 +125,7 @@ def repair(
     metric: str | Callable[[Array, Array], float] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
-    to: str | DType = "float16",
+    to: str | DType | Policy = "float16",
     lists: Sequence[ListSource] | ListSource = (),
     level: str | Level | None = None,
     target: str | Target = "ort-cuda",
@@ -136,7 +136,7 @@ def repair(
     gray_follows_allow: bool | None = None,
     fuse: str | Fuse = "basic",
     opset: Opset | None = None,
-    placement: str | Placement = PROPAGATE,
+    placement: str | Placement | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     budget: int = BUDGET,

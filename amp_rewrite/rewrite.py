@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
@@ -21,7 +22,7 @@ from amp_rewrite.schema import (
     normal_domain,
     set_element_type,
 )
-from amp_rewrite.view import MAIN, Op, Role, Scope, ScopeId, Use, Value, ValueId, View
+from amp_rewrite.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
 
 _FIRST_CLIP_WITH_INPUTS = 11
 
@@ -54,6 +55,9 @@ class _Emitter:
         self.casts: dict[ValueId, list[Cast]] = {}
         for cast in plan.casts:
             self.casts.setdefault(cast.value, []).append(cast)
+        self.rewired: dict[OpId, list[tuple[int, str]]] = {}
+        for use, name in plan.rewire.items():
+            self.rewired.setdefault(use.op, []).append((use.slot, name))
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
         self.in_scope: dict[ScopeId, list[Value]] = {}
         for value in view.values:
@@ -73,15 +77,16 @@ class _Emitter:
 
     def _nodes(self, graph: GraphProto, scope: Scope, values: list[Value]) -> Iterator[NodeProto]:
         for value in values:
-            if value.producer is None:
+            if value.producer is None and value.id in self.casts:
                 yield from self._casts_of(value)
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             op = self.view.ops[op_id]
             if op_id not in self.plan.drop:
                 yield self._node(op, node)
             for result in op.outputs:
-                if result is not None:
+                if result in self.bakes:
                     yield from self._second_constant(op, result)
+                if result in self.casts:
                     yield from self._casts_of(self.view.values[result])
 
     def _casts_of(self, value: Value) -> Iterator[NodeProto]:
@@ -116,10 +121,8 @@ class _Emitter:
     # -- one node ------------------------------------------------------------------------------------
 
     def _node(self, op: Op, node: NodeProto) -> NodeProto:
-        for slot in range(len(node.input)):
-            name = self.plan.rewire.get(Use(op.id, slot))
-            if name is not None:
-                node.input[slot] = name
+        for slot, name in self.rewired.get(op.id, ()):
+            node.input[slot] = name
         for slot, result in enumerate(op.outputs):
             if result is not None and result in self.plan.rename:
                 node.output[slot] = self.plan.rename[result]
@@ -131,8 +134,9 @@ class _Emitter:
         if op.id in self.plan.widened:
             _widen_inside(node)
         self._bake_constant(op, node)
-        for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
-            self.graph(graph, self.view.scopes[body])
+        if op.bodies:
+            for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
+                self.graph(graph, self.view.scopes[body])
         return node
 
     def _state_dtype(self, op: Op, node: NodeProto, dtype: DType) -> None:
@@ -264,9 +268,19 @@ class _Emitter:
 
 
 def _cast(source: str, result: str, name: str, to: DType) -> NodeProto:
-    """A Cast. Large models get as many as they have nodes, and make_node takes four times as long."""
+    """A Cast. Large models get as many as they have nodes, and make_node takes ten times as long."""
+    node: NodeProto = NodeProto.FromString(_nameless_cast(to))
+    node.name = name
+    node.input.append(source)
+    node.output.append(result)
+    return node
+
+
+@cache
+def _nameless_cast(to: DType) -> bytes:
     stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
-    return NodeProto(op_type="Cast", name=name, input=(source,), output=(result,), attribute=(stated,))
+    serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
+    return serialized
 
 
 def _widen_inside(node: NodeProto) -> None:

@@ -41,6 +41,10 @@ ROOFS: Mapping[str, Roof] = {
     )
 }
 
+START = 0.9e-6
+"""Seconds that one more small kernel adds beside its own run, in a stream that is kept full: 3.8 µs for each of many
+that run for 2.9 µs, on a V100 (A. Gray, Getting Started with CUDA Graphs, NVIDIA 2019)."""
+
 
 def roof_of(gpu: str) -> Roof | None:
     """The roof of a GPU by the name that its driver gives it ("NVIDIA A100-SXM4-40GB"); None if it is not known."""

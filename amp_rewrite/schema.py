@@ -141,11 +141,13 @@ class Signature:
 
         A port of one fixed type has that type as its variable. None past the last formal input.
         """
-        return _variable(self.inputs, slot)
+        params = self.inputs  # asked for several times per input of a model
+        return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
 
     def output_variable(self, slot: int) -> str | None:
         """The same for an actual output."""
-        return _variable(self.outputs, slot)
+        params = self.outputs
+        return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
 
     def legal(self, variable: str) -> frozenset[str]:
         """The type strings that a variable may take; a fixed type is its own only choice."""

@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import Array, fresh_memory
 from amp_rewrite.index import Index, index
 from amp_rewrite.op import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
-from amp_rewrite.schema import TENSOR, ValueType
+from amp_rewrite.schema import TENSOR, Signature, ValueType
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -79,26 +79,29 @@ class View(Index):
     @cached_property
     def variables(self) -> tuple[tuple[Variable, ...], ...]:
         """For each op its type variables, in order of first port. Ops with bodies and unknown ops have none."""
-        return tuple(self._variables_of(op) for op in self.ops)
+        known: dict[tuple[Signature, _Present, _Present], _Ports] = {}  # most ops of a model are like many others
+        return tuple([self._variables_of(op, known) for op in self.ops])
 
-    def _variables_of(self, op: Op) -> tuple[Variable, ...]:
+    def _variables_of(self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]) -> tuple[Variable, ...]:
         if op.signature is None or op.bodies:
             return ()
-        ports: dict[str, tuple[list[int], list[int]]] = {}
-        named = (op.signature.input_variable, op.signature.output_variable)
-        for side, actual in enumerate((op.inputs, op.outputs)):
-            for slot, value in enumerate(actual):
-                if value is not None and (name := named[side](slot)) is not None:
-                    ports.setdefault(name, ([], []))[side].append(slot)
-        return tuple(
-            Variable(op.id, name, tuple(ins), tuple(outs), self._type_at(op, ins, outs))
-            for name, (ins, outs) in ports.items()
-        )
+        present = op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
+        ports = known.get(present)
+        if ports is None:
+            ports = known[present] = _ports(*present)
+        return tuple([Variable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
 
-    def _type_at(self, op: Op, ins: list[int], outs: list[int]) -> ValueType | None:
+    def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
         """Linked variables name tensors and sequences alike; a bare tensor says it best."""
-        at = [self.types[v] for v in [*(op.inputs[i] for i in ins), *(op.outputs[o] for o in outs)] if v is not None]
-        return next((t for t in at if t and t.container == TENSOR), next((t for t in at if t), None))
+        first: ValueType | None = None
+        for side, slots in ((op.inputs, ins), (op.outputs, outs)):
+            for slot in slots:
+                value = side[slot]
+                found = self.types[value] if value is not None else None
+                if found is not None and found.container == TENSOR:
+                    return found
+                first = first or found
+        return first
 
     @cached_property
     def graph(self) -> nx.DiGraph[int]:
@@ -124,3 +127,18 @@ class View(Index):
                     edges.setdefault((made_by, scope.owner), []).append(out)
         graph.add_edges_from((a, b, {"values": tuple(values)}) for (a, b), values in edges.items())
         return graph
+
+
+_Present = tuple[bool, ...]
+"""Which ports of a side are left out."""
+_Ports = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+
+
+def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports:
+    """The type variables of an op, each with its inputs and its outputs."""
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for side, (missing, named) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
+        for slot, absent in enumerate(missing):
+            if not absent and (name := named(slot)) is not None:
+                found.setdefault(name, ([], []))[side].append(slot)
+    return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in found.items())

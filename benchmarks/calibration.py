@@ -1,6 +1,6 @@
 """What calibrating costs beside plain inference, in time and memory.
 
-    python benchmarks/calibration.py CACHE [--models bert_base] [--batches 100] [--rounds 3]
+    python benchmarks/calibration.py CACHE [--models bert_base] [--batches 100] [--rounds 3] [--threads 0]
 
 CACHE is that of zoo.py. Each round runs the model over the batches, and calibrates it on the same batches, one
 after the other, each in a process of its own, start-up and loading included. Inference is onnxruntime's best:
@@ -34,22 +34,22 @@ class Point:
     peak: int
 
 
-def infer(model: str, data: str) -> None:
+def infer(model: str, data: str, threads: int) -> None:
     """Run a model over data, and keep nothing."""
     from amp_rewrite import Feed, Model
     from amp_rewrite.ort.runner import Runner
 
     loaded = Model.load(model)
-    runner = Runner.open(loaded)
+    runner = Runner.open(loaded, threads=threads)
     for batch in Feed.of(data, loaded):
         runner.run(batch)
 
 
-def calibrate(model: str, data: str) -> None:
+def calibrate(model: str, data: str, threads: int) -> None:
     """Calibrate a model on data, and keep nothing."""
     import amp_rewrite
 
-    amp_rewrite.calibrate(model, data)
+    amp_rewrite.calibrate(model, data, threads=threads)
 
 
 WHAT = {"inference": infer, "calibration": calibrate}
@@ -73,8 +73,8 @@ def draw(batch: str, batches: int, path: str) -> None:
     np.savez(path, **arrays)
 
 
-def measured(model: Path, number: int, what: str, batches: int, data: Path) -> Point:
-    found = measure.cost([sys.executable, __file__, "--one", what, model, data])
+def measured(model: Path, number: int, what: str, batches: int, data: Path, threads: int) -> Point:
+    found = measure.cost([sys.executable, __file__, "--one", what, model, data, str(threads)])
     if found.code:
         sys.exit(f"{what} of {model.name} failed: {found.said}")
     external = model.with_name(model.name + ".data")
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["bert_base"])
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0, help="for one op; 0: one per core")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
     points: list[Point] = []
@@ -110,7 +111,7 @@ def main() -> None:
             measure.apart(draw, str(model.with_suffix(".npz")), given.batches, str(data))
             for number in range(1, given.rounds + 1):
                 for what in WHAT:
-                    points.append(measured(model, number, what, given.batches, data))
+                    points.append(measured(model, number, what, given.batches, data, given.threads))
                     p = points[-1]
                     cost = f"{p.wall:7.1f} s  cpu {p.cpu:7.1f} s  {p.peak / 1e6:6.0f} MB"
                     print(f"{p.model:12} {p.round} {p.what:12} {cost}", flush=True)
@@ -121,6 +122,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        WHAT[sys.argv[2]](*sys.argv[3:5])
+        WHAT[sys.argv[2]](sys.argv[3], sys.argv[4], int(sys.argv[5]))
     else:
         main()

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,28 +44,49 @@ def cost(
     env: Mapping[str, str] | None = None,
     stdout: Path | None = None,
     limit: float | None = None,
+    memory: float | None = None,
 ) -> Cost:
     """Run a command to its end, and what it cost; what it prints goes to `stdout`, or its tail into the result.
 
-    `limit`: seconds after which it is killed. Python may cache its bytecode, as it does once a tool is installed.
+    `limit`, `memory`: seconds and resident bytes at which it is killed; `said` then says so. The latter needs Linux.
+    Python may cache its bytecode, as it does once a tool is installed.
     """
     env = {name: value for name, value in (env or os.environ).items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile() as errors, (stdout or Path(os.devnull)).open("wb") as out:
         start = time.perf_counter()
         process = subprocess.Popen([str(word) for word in command], stdout=out, stderr=errors, env=env)
-        alarm = threading.Timer(limit or threading.TIMEOUT_MAX, process.kill)
-        alarm.daemon = True
-        alarm.start()
+        ended, stopped = threading.Event(), list[str]()
+        watch = threading.Thread(target=_watch, args=(process.pid, limit, memory, ended, stopped), daemon=True)
+        watch.start()
         _, status, usage = os.wait4(process.pid, 0)
-        alarm.cancel()
         wall = time.perf_counter() - start
+        ended.set()
+        watch.join()
         process.returncode = os.waitstatus_to_exitcode(status)
         errors.seek(0)
         said = errors.read().decode("utf-8", "replace").strip()[-400:]
-    if limit is not None and wall >= limit:
-        said = f"stopped after {limit:.0f} seconds"
+    said = stopped[0] if stopped else said
     scale = 1 if sys.platform == "darwin" else 1024
     return Cost(process.returncode, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * scale, said)
+
+
+def _watch(process: int, limit: float | None, memory: float | None, ended: threading.Event, stopped: list[str]) -> None:
+    """Kill a process that takes more than that, and put into `stopped` what it took."""
+    start, status = time.perf_counter(), Path(f"/proc/{process}/statm")
+    while not ended.wait(limit if memory is None else 0.2):
+        if limit is not None and time.perf_counter() - start >= limit:
+            stopped.append(f"stopped after {limit:.0f} s")
+        elif memory is not None and status.exists() and _resident(status) >= memory:
+            stopped.append(f"stopped at {memory / 1e9:g} GB of memory")
+        if stopped:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(process, signal.SIGKILL)
+            return
+
+
+def _resident(status: Path) -> int:
+    """Bytes that a process holds in memory now, from its `statm`."""
+    return int(status.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def best(runs: Iterable[Cost]) -> Cost:
@@ -86,6 +109,11 @@ def warm_up() -> None:
 def own_command() -> list[str | Path]:
     """How this interpreter runs amp-rewrite."""
     return [Path(sys.executable).with_name("amp-rewrite")]
+
+
+def memory() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine(packages: Iterable[str] = ("onnx", "numpy", "ml_dtypes", "protobuf")) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""One conversion by one other tool: `python peer_tools.py TOOL IN OUT`, in that tool's own environment."""
+"""One conversion by one other tool: `python peer_tools.py TOOL IN OUT`, in that tool's own environment.
+
+What protobuf cannot hold in one message is converted in the way that each tool's documentation names for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import Any
 def onnxconverter_common(source: str, target: str) -> None:
     from onnxconverter_common import float16
 
-    _save(float16.convert_float_to_float16(_load(source), keep_io_types=True), target)
+    if _large(source):
+        _save(float16.convert_float_to_float16_model_path(source, keep_io_types=True), target)
+    else:
+        _save(float16.convert_float_to_float16(_load(source), keep_io_types=True), target)
 
 
 def onnxruntime_float16(source: str, target: str) -> None:
@@ -18,7 +24,8 @@ def onnxruntime_float16(source: str, target: str) -> None:
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     # Its Casts stand behind their readers: onnxruntime sorts nodes when it loads, others refuse such a model.
-    model = OnnxModel(convert_float_to_float16(_load(source), keep_io_types=True))
+    given = source if _large(source) else _load(source)
+    model = OnnxModel(convert_float_to_float16(given, keep_io_types=True))
     model.topological_sort()
     _save(model.model, target)
 
@@ -28,7 +35,7 @@ def onnxruntime_onnxmodel(source: str, target: str) -> None:
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     model = OnnxModel(_load(source))
-    model.convert_float_to_float16(keep_io_types=True, use_symbolic_shape_infer=False)
+    model.convert_float_to_float16(keep_io_types=True, use_symbolic_shape_infer=_large(source))
     model.topological_sort()
     _save(model.model, target)
 
@@ -37,6 +44,12 @@ def modelopt_autocast(source: str, target: str) -> None:
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
     _save(convert_to_mixed_precision(source, low_precision_type="fp16", keep_io_types=True), target)
+
+
+def _large(source: str) -> bool:
+    """Whether the model has more bytes than protobuf reads and writes."""
+    beside = Path(source + ".data")
+    return beside.exists() and beside.stat().st_size >= 1 << 31
 
 
 def _load(source: str) -> Any:

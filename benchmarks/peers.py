@@ -5,7 +5,8 @@
 
 `--peers` is an interpreter with onnxconverter-common and onnxruntime, `--autocast` one with nvidia-modelopt[onnx],
 which pins older packages and so needs an environment of its own. A tool whose interpreter is not named is left
-out. Time and memory are those of the whole process, import to written file.
+out, one that takes too long or too much memory is stopped (`--limit`, `--memory`). Time and memory are those of the
+whole process, import to written file.
 
 The error is the distance between the outputs of the float32 model and those of the converted one, relative to
 the former (L2), and the largest relative to the largest: both run by onnxruntime's CPU provider, the converted
@@ -20,7 +21,9 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,8 +58,11 @@ class Point:
     judged: Judged | None
 
 
-def judge(source: str, converted: str, feeds: str) -> Judged:
-    """Load a converted model as its users would, count, and run its emulation against the float32 model."""
+def judge(source: str, converted: str, feeds: str, outputs: str) -> Judged:
+    """Load a converted model as its users would, count, and run its emulation against the float32 model.
+
+    `outputs`: the file that keeps what the float32 model gives, for the next tool.
+    """
     import numpy as np
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -87,7 +93,9 @@ def judge(source: str, converted: str, feeds: str) -> Judged:
             found = onnxruntime.InferenceSession(str(twin), options, providers=cpu).run(None, given)[0]
         except (*faults, AmpRewriteError) as fault:
             return Judged(casts, low, len(compute), fault=f"emulation: {_line(fault)}")
-    wanted = onnxruntime.InferenceSession(source, options, providers=cpu).run(None, given)[0].astype(np.float64)
+    if not Path(outputs).exists():
+        np.save(outputs, onnxruntime.InferenceSession(source, options, providers=cpu).run(None, given)[0])
+    wanted = np.load(outputs).astype(np.float64)
     if not np.isfinite(found).all():
         bad = np.count_nonzero(~np.isfinite(found))
         return Judged(casts, low, len(compute), fault=f"{bad} of {found.size} results are not finite")
@@ -113,7 +121,37 @@ def tools(peers: Path | None, autocast: Path | None) -> dict[str, list[str | Pat
     return found
 
 
-def measured(model: Path, tool: str, command: list[str | Path], rounds: int, limit: float) -> Point:
+PACKAGES = {
+    "peers": ("onnxruntime", "onnxconverter-common", "onnx"),
+    "autocast": ("nvidia-modelopt", "onnxruntime-gpu", "onnx"),
+}
+_VERSIONS = """
+import importlib.metadata, sys
+print(*(f"{name} {importlib.metadata.version(name)}" for name in sys.argv[1:]), sep=", ")
+"""
+
+
+def notes(interpreters: Mapping[str, Path | None]) -> list[str]:
+    """What stands under the table: versions of the tools, and how to read it."""
+    lines = ["", "A tool whose result does not load, or gives no number, keeps its time and memory; it has no error."]
+    for name, python in interpreters.items():
+        if python is not None:
+            command = [str(python), "-c", _VERSIONS, *PACKAGES[name]]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            lines += ["", f"The {'tool' if name == 'autocast' else 'tools'} run by `--{name}`: {said}."]
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Runs of each tool, and at how many seconds and bytes of memory it is stopped."""
+
+    rounds: int
+    limit: float
+    memory: float
+
+
+def measured(model: Path, tool: str, command: list[str | Path], outputs: Path, bounds: Bounds) -> Point:
     """Convert one model by one tool and judge the result; of the rounds the least seconds of each kind count."""
     beside = model.with_name(model.name + ".data")
     size = (model.stat().st_size + (beside.stat().st_size if beside.exists() else 0)) / 1e6
@@ -121,16 +159,16 @@ def measured(model: Path, tool: str, command: list[str | Path], rounds: int, lim
         out = Path(name) / "out.onnx"
         words = ["-o", out] if tool == "amp-rewrite" else [out]
         runs = []
-        for _ in range(rounds):
+        for _ in range(bounds.rounds):
             shutil.rmtree(name)
             Path(name).mkdir()
-            runs.append(measure.cost([*command, model, *words], limit=limit))
+            runs.append(measure.cost([*command, model, *words], limit=bounds.limit, memory=bounds.memory))
         run, peak = measure.best(runs), max(r.peak for r in runs)
         run = replace(run, cpu=min(r.cpu for r in runs))
         if run.code:
             fault = run.said.splitlines()[-1][:160] if run.said else f"exit code {run.code}"
             return Point(model.stem, size, tool, run.wall, run.cpu, peak, fault, None)
-        judged = measure.apart(judge, str(model), str(out), str(model.with_suffix(".npz")))
+        judged = measure.apart(judge, str(model), str(out), str(model.with_suffix(".npz")), str(outputs))
     return Point(model.stem, size, tool, run.wall, run.cpu, peak, judged.fault, judged)
 
 
@@ -157,18 +195,24 @@ def main() -> None:
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a tool may take (default 600)")
+    parser.add_argument("--memory", type=float, help="GB that a tool may take (default: four fifths of the machine's)")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
+    memory = 0.8 * measure.memory() if given.memory is None else 1e9 * given.memory
     names = given.models or sorted(path.stem for path in given.cache.glob("*.onnx"))
     points: list[Point] = []
+    under = notes({"peers": given.peers, "autocast": given.autocast})
     measure.warm_up()
     for name in names:
-        for tool, command in tools(given.peers, given.autocast).items():
-            rounds = given.rounds if tool != "modelopt_autocast" else 1  # it takes twenty times as long
-            points.append(measured(given.cache / f"{name}.onnx", tool, command, rounds, given.limit))
-            print("  ".join(cells(points[-1])), flush=True)
+        with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+            for tool, command in tools(given.peers, given.autocast).items():
+                rounds = given.rounds if tool != "modelopt_autocast" else 1  # it takes twenty times as long
+                bounds = Bounds(rounds, given.limit, memory)
+                outputs = Path(folder) / "outputs.npy"
+                points.append(measured(given.cache / f"{name}.onnx", tool, command, outputs, bounds))
+                print("  ".join(cells(points[-1])), flush=True)
         if not given.dry_run:  # a long run that is broken off keeps what it has
-            table = measure.markdown(HEAD, map(cells, points))
+            table = [*measure.markdown(HEAD, map(cells, points)), *under]
             packages = ("onnx", "numpy", "onnxruntime-gpu")
             measure.write("peers", measure.machine(packages), points, table)
 

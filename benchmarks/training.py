@@ -186,38 +186,24 @@ def written(name: str, mode: str, path: str) -> str:
 
 
 class Ours:
-    """A step whose state stays where it is computed: two sets of it, each input once and output once."""
+    """A step in a `Trainer`: its state stays where it is computed."""
 
     def __init__(self, step: TrainingStep, device: str, threads: int, tf32: bool) -> None:
-        import onnxruntime as ort
+        from amp_rewrite.train import Trainer
 
-        settings = ort.SessionOptions()
-        settings.intra_op_num_threads = threads
-        settings.log_severity_level = 3
-        there: list[Any] = ["CPUExecutionProvider"]
-        if device == "cuda":
-            ort.preload_dlls()
-            there.insert(0, ("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}))
-        self.session = ort.InferenceSession(step.model.to_proto().SerializeToString(), settings, there)
-        if device == "cuda" and self.session.get_providers()[0] != "CUDAExecutionProvider":
+        there = ("CUDAExecutionProvider",) if device == "cuda" else ()
+        self.trainer = Trainer(
+            step,
+            providers=(*there, "CPUExecutionProvider"),
+            threads=threads,
+            emulated=False,
+            provider_options={name: {"use_tf32": str(int(tf32))} for name in there},
+        )
+        if there and not self.trainer.where.startswith(there):
             raise SystemExit("CUDA does not open here")
-        self.step = step
-        self.rate = np.array(step.optimizer.learning_rate, np.float32)
-        state = step.initial_state()
-        self.sets = [{n: ort.OrtValue.ortvalue_from_numpy(a.copy(), device, 0) for n, a in state.items()} for _ in "ab"]
 
     def __call__(self, batch: Batch) -> float:
-        now, after = self.sets
-        bound = self.session.io_binding()
-        for name, array in {**batch, self.step.learning_rate: self.rate}.items():
-            bound.bind_cpu_input(name, array)
-        for variable in self.step.state:
-            bound.bind_ortvalue_input(variable.input, now[variable.input])
-            bound.bind_ortvalue_output(variable.output, after[variable.input])
-        bound.bind_output(self.step.loss, "cpu")
-        self.session.run_with_iobinding(bound)
-        self.sets = [after, now]
-        return float(bound.get_outputs()[-1].numpy())
+        return self.trainer.fit([batch]).losses[0]
 
 
 class Theirs:

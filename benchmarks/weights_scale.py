@@ -3,8 +3,13 @@
     python benchmarks/weights_scale.py [--max-gb 2] [--folder DIR]
 
 Synthetic GPT-like models of 0.5, 2, 8 and 20 GB with external data are written streaming, then converted by
-`amp-rewrite` in a process of its own; one of 0.5 GB and one of 1.5 GB keep their weights inside. At its peak a
+`amp-rewrite` in a process of its own; one of 0.5 GB and one of 1.9 GB keep their weights inside. At its peak a
 model of N GB takes 2 N GB of disk: the model and the copy of it (the converted model is half a copy).
+
+Both are timed twice, on equal terms: until the disk has everything (`cp`, then fsync, beside `amp-rewrite` as it is,
+which waits for the disk), and until the bytes are handed to the system (`cp` beside `amp-rewrite` with an fsync that
+does nothing). All of them read the model from disk: what the system still holds of it is dropped before each
+(`--warm`: it is not).
 """
 
 from __future__ import annotations
@@ -26,23 +31,27 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 SIZES = (0.5, 2.0, 8.0, 20.0)
-INLINE = (0.5, 1.5)
+INLINE = (0.5, 1.9)
 _ALLOWED = 200e6
+_ONCE = 10.0  # gigabytes from which one round has to do
+_UNSYNCED = "import os; os.fsync = lambda _: None; from amp_rewrite.cli import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One model. `copied` and `synced` are `cp` without and with waiting for the disk; amp-rewrite waits."""
+    """One model. Wall seconds until the system and until the disk has everything: of `cp` `copied` and `copied_synced`,
+    of amp-rewrite `unsynced` and `wall`, which like `cpu` and `peak` is that of the command as it is."""
 
     gigabytes: float
     inline: bool
     largest: int
     to: str
+    unsynced: float
     wall: float
     cpu: float
     peak: int
     copied: float
-    synced: float
+    copied_synced: float
 
     @property
     def bound(self) -> float:
@@ -130,35 +139,59 @@ def copied(folder: Path, *, sync: bool) -> float:
     start = time.perf_counter()
     measure.cost(["cp", "-r", folder, target])
     if sync:
-        for file in target.iterdir():
-            with file.open("rb+") as handle:
-                os.fsync(handle.fileno())
+        _sync(target)
     wall = time.perf_counter() - start
     shutil.rmtree(target)
     return wall
 
 
-def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int) -> Point:
-    """Build a model, copy it, convert it, in turn; the least of each."""
+def converted(folder: Path, to: str, *, sync: bool) -> measure.Cost:
+    """What converting the model in the folder costs, with `sync` until it is on disk."""
+    target = folder.with_name("out")
+    target.mkdir()
+    command = measure.own_command() if sync else [sys.executable, "-c", _UNSYNCED]
+    run = measure.cost([*command, folder / "gpt.onnx", "--to", to, "-o", target / "gpt.onnx", "-q"])
+    if run.code:
+        sys.exit(f"amp-rewrite failed: {run.said}")
+    shutil.rmtree(target)
+    return run
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the files are on disk."""
+    for file in folder.iterdir():
+        with file.open("rb+") as handle:
+            os.fsync(handle.fileno())
+
+
+def _forget(folder: Path) -> None:
+    """Have the system drop what it holds of the files in memory; they must be on disk."""
+    for file in folder.iterdir():
+        with file.open("rb") as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int, warm: bool) -> Point:
+    """Build a model, then copy and convert it in turn; the least of each."""
     folder = root / "model"
     folder.mkdir()
     largest = measure.apart(build, gigabytes, str(folder / "gpt.onnx"), inline)
-    out = root / "out"
-    copies, syncs, runs = [], [], []
+    _sync(folder)
+    copies: dict[bool, list[float]] = {False: [], True: []}
+    runs: dict[bool, list[measure.Cost]] = {False: [], True: []}
     for _ in range(rounds):
-        copies.append(copied(folder, sync=False))
-        syncs.append(copied(folder, sync=True))
-        out.mkdir()
-        words = [folder / "gpt.onnx", "--to", to, "-o", out / "gpt.onnx", "-q"]
-        runs.append(measure.cost([*measure.own_command(), *words]))
-        if runs[-1].code:
-            sys.exit(f"amp-rewrite failed: {runs[-1].said}")
-        shutil.rmtree(out)
+        for sync in (False, True):
+            if not warm:
+                _forget(folder)
+            copies[sync].append(copied(folder, sync=sync))
+            if not warm:
+                _forget(folder)
+            runs[sync].append(converted(folder, to, sync=sync))
     size = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
     shutil.rmtree(folder)
-    run = measure.best(runs)
-    peak = max(r.peak for r in runs)
-    return Point(size, inline, largest, to, run.wall, run.cpu, peak, min(copies), min(syncs))
+    run, peak = measure.best(runs[True]), max(r.peak for r in runs[True])
+    unsynced = measure.best(runs[False]).wall
+    return Point(size, inline, largest, to, unsynced, run.wall, run.cpu, peak, min(copies[False]), min(copies[True]))
 
 
 def cells(p: Point) -> tuple[str, ...]:
@@ -167,30 +200,37 @@ def cells(p: Point) -> tuple[str, ...]:
         f"{p.gigabytes:.2f} GB {'inside' if p.inline else 'beside'}",
         p.to,
         f"{p.wall:.1f}",
-        f"{p.cpu:.1f}",
+        f"{p.copied_synced:.1f}",
+        f"{p.wall / p.copied_synced:.2f}",
+        f"{p.unsynced:.1f}",
         f"{p.copied:.1f}",
-        f"{p.synced:.1f}",
-        f"{p.wall / p.copied:.2f}",
-        f"{p.wall / p.synced:.2f}",
+        f"{p.unsynced / p.copied:.2f}",
+        f"{p.cpu:.1f}",
         f"{p.peak / 1e6:.0f}",
         f"{p.bound / 1e6:.0f}",
     )
 
 
 HEAD = (
-    *("weights", "to", "seconds", "processor seconds", "cp", "cp and fsync", "against cp", "against cp and fsync"),
-    *("peak MB", "allowed MB"),
+    *("weights", "to", "seconds, on disk", "cp, on disk", "ratio", "seconds, handed over", "cp, handed over", "ratio"),
+    *("processor seconds", "peak MB", "allowed MB"),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-gb", type=float, default=2.0)
+    parser.add_argument("--sizes", type=float, nargs="+", help="only these, weights beside (gigabytes; any)")
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of each; above 10 GB it is one (default 2)")
+    parser.add_argument("--warm", action="store_true", help="leave in memory what the system holds of the model")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
-    sizes = [size for size in SIZES if size <= given.max_gb]
+    sizes = given.sizes or [size for size in SIZES if size <= given.max_gb]
+    cases = [(size, False, "float16") for size in sizes]
+    if not given.sizes:
+        cases.append((sizes[0], False, "bfloat16"))
+        cases += [(size, True, "float16") for size in INLINE if size <= given.max_gb]
     needed = 2.1 * max(sizes) * 1e9
     points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
@@ -198,10 +238,9 @@ def main() -> None:
         print(f"needs {needed / 1e9:.1f} GB of disk in {Path(name).parent}; {free / 1e9:.1f} GB are free")
         if free < needed:
             sys.exit("not enough disk; lower --max-gb or name another --folder")
-        cases = [(size, False, "float16") for size in sizes] + [(sizes[0], False, "bfloat16")]
-        cases += [(size, True, "float16") for size in INLINE if size <= given.max_gb]
         for size, inline, to in cases:
-            points.append(measured(size, inline=inline, to=to, root=Path(name), rounds=given.rounds))
+            rounds = given.rounds if size <= _ONCE else 1
+            points.append(measured(size, inline=inline, to=to, root=Path(name), rounds=rounds, warm=given.warm))
             print("  ".join(cells(points[-1])), flush=True)
             if not given.dry_run:  # a long run that is broken off keeps what it has
                 measure.write("weights_scale", measure.machine(), points, measure.markdown(HEAD, map(cells, points)))

@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,7 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.serving import digest
 from amp_rewrite.serving.cache import Cache, key_of
+from amp_rewrite.serving.digest import digest_of
 
 WEIGHT = np.random.default_rng(3).standard_normal((160, 160)).astype(np.float32)  # 100 KiB: stays in its file
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -66,6 +69,105 @@ def test_one_bit_anywhere_makes_another_key(tmp_path: Path) -> None:
 
 def test_settings_count_in_any_order() -> None:
     assert key_of(small(), {"a": 1, "b": 2}) == key_of(small(), {"b": 2, "a": 1})
+
+
+# -- digests -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
+    """The models whose content is hashed, an hour from now."""
+    seen: list[Model] = []
+    monkeypatch.setattr(digest, "digest_of", lambda model: seen.append(model) or digest_of(model))
+    monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9))
+    return seen
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["one file", "external data"])
+def test_an_unchanged_file_is_hashed_once(tmp_path: Path, hashed: list[Model], beside: bool) -> None:
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    onnx.save(product(), file, save_as_external_data=beside, location="w.data", size_threshold=0)
+
+    found = {digests.of(Model.load(file)) for _ in range(3)}
+
+    assert (found, len(hashed)) == ({digest_of(Model.load(product()))}, 1)
+
+
+def test_what_replaces_a_file_is_hashed_though_size_and_time_are_the_same(tmp_path: Path, hashed: list[Model]) -> None:
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    onnx.save(product(), file)
+    when = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    first = digests.of(Model.load(file))
+
+    file.write_bytes(product(-WEIGHT).SerializeToString())  # the same inode
+    os.utime(file, ns=when)
+
+    assert digests.of(Model.load(file)) == digest_of(Model.load(product(-WEIGHT))) != first
+
+
+def test_a_model_that_was_changed_in_memory_is_not_taken_for_its_file(tmp_path: Path, hashed: list[Model]) -> None:
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    onnx.save(product(), file)
+    first = digests.of(Model.load(file))
+
+    model = Model.load(file)
+    model.proto.graph.node[0].name = "other"
+
+    assert digests.of(model) not in (first,)
+
+
+def test_a_file_that_was_written_a_moment_ago_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another change may bear the same time."""
+    file, digests, seen = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests, []
+    onnx.save(product(), file)
+    monkeypatch.setattr(digest, "digest_of", lambda model: seen.append(model) or digest_of(model))
+    monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: file.stat().st_mtime_ns + 1_900_000_000))
+
+    for _ in range(2):
+        digests.of(Model.load(file))
+
+    assert (len(seen), digests.folder.exists()) == (2, False)
+
+
+def test_models_in_memory_are_hashed_each_time(tmp_path: Path, hashed: list[Model]) -> None:
+    digests = Cache(tmp_path).digests
+    assert {digests.of(small()) for _ in range(2)} == {digest_of(small())}
+    assert len(hashed) == 2
+
+
+def test_a_damaged_memory_is_no_memory(tmp_path: Path, hashed: list[Model]) -> None:
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    onnx.save(product(), file)
+    first = digests.of(Model.load(file))
+    (known,) = digests.folder.iterdir()
+
+    for damage in (b"", first.encode()[:-1], first.upper().encode(), b"\xff" * 64):
+        known.write_bytes(damage)
+        assert digests.of(Model.load(file)) == first
+    assert (len(hashed), known.read_text()) == (5, first)
+
+
+def test_the_oldest_digests_are_given_up(tmp_path: Path, hashed: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "_MOST", 2)
+    digests = Cache(tmp_path / "cache").digests
+    for name in "abc":
+        onnx.save(product(), tmp_path / f"{name}.onnx")
+        digests.of(Model.load(tmp_path / f"{name}.onnx"))
+        for known in digests.folder.iterdir():
+            os.utime(known, ns=(0, known.stat().st_mtime_ns - 10**9))
+
+    assert len(list(digests.folder.iterdir())) == 2
+    for name in "bc":
+        digests.of(Model.load(tmp_path / f"{name}.onnx"))
+    assert len(hashed) == 3
+
+
+def test_a_folder_that_cannot_be_written_remembers_nothing(tmp_path: Path, hashed: list[Model]) -> None:
+    file = tmp_path / "m.onnx"
+    onnx.save(product(), file)
+    (tmp_path / "cache").write_text("no folder")
+
+    assert Cache(tmp_path / "cache").digests.of(Model.load(file)) == digest_of(Model.load(file))
 
 
 # -- entries -------------------------------------------------------------------------------------------

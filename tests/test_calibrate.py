@@ -165,6 +165,42 @@ def test_functions_are_looked_into_as_a_conversion_does() -> None:
     assert [key(view, v) for v in floats if found.of(view, v) is None] == []
 
 
+FUNCTIONS = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[n,2] x) => (float[n,2] y, float[n,2] z) <float[2,2] w = {1, 0.5, -2, 1}> {
+        a = MatMul (x, w)
+        b = Mish (a)
+        c = MatMul (b, w)
+        d = Selu (c)
+        e = MatMul (d, w)
+        f = Elu (e)
+        y = MatMul (f, w)
+        g = Mish (e)
+        z = MatMul (g, w)
+    }
+"""
+
+
+def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
+    """What the runtime computes as a function body is painted as one, and has ranges of its own."""
+    batch = {"x": np.float32([[1, 2], [-3, 4]])}
+    ranges = calibrate(onnx.parser.parse_model(FUNCTIONS), batch)
+
+    for lists in ({}, {"deny": ["Elu"]}, {"deny": ["Mish"]}, {"deny": ["Selu", "Mish"]}):
+        found = convert(onnx.parser.parse_model(FUNCTIONS), ranges=ranges, lists=lists)
+        assert not [f for f in found.report.findings if f.kind == "unseen"], lists
+        view = found.view
+        measured = {view.value_name(v.id): ranges.of(view, v.id) for v in view.values}
+        held = dumped(view, batch, DType.FLOAT16)
+        inside = [name for name in held if "/" in name and view.constant(_value(view, name)) is None]
+        assert {name: measured[name] for name in inside} == {name: held[name] for name in inside}
+        assert bool(inside) == ("Mish" not in lists.get("deny", []))
+
+
+def _value(view: View, name: str) -> int:
+    return next(v.id for v in view.values if v.name == name)
+
+
 def test_bodies_of_equal_path_share_one_range_for_each_name() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 20]>
@@ -227,7 +263,7 @@ def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"to": "float32"}, "ranges are for a low type, and float32 is none; use float16 or bfloat16"),
+        ({"to": "float32"}, "cannot lower to float32; use float16 or bfloat16"),
         ({"chunk": 0}, "0 taps in a session measure nothing; use a chunk of 1 or more"),
         ({"threads": -1}, "-1 threads compute nothing; use 1 or more, or leave it out for one per core"),
     ],

@@ -183,12 +183,42 @@ def test_a_model_that_is_replaced_leaves_foreign_data_behind_and_says_so(model: 
     assert "shared.bin" in files()
 
 
-def test_the_input_is_not_overwritten_unasked(model: str) -> None:
+@pytest.mark.parametrize("settings", ["", "overwrite = true\n"], ids=["by itself", "with a file that says so"])
+def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings: str) -> None:
     before = Path(model).read_bytes()
+    Path("amp.toml").write_text(settings)
+    Path("sub").mkdir()
+    Path("sub/link.onnx").symlink_to(Path(model).resolve())
+    told = (
+        "error: {} is the model that is read: replacing it loses what its weights have beyond float16; name another"
+        " output, or add --overwrite to this command\n"
+    )
 
-    done = run(model, "-o", model)
+    for words, file in (((model, "-o", model), model), (("sub/link.onnx", "-o", f"sub/../{model}"), f"sub/../{model}")):
+        done = run(*words)
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", told.format(file))
+    assert Path(model).read_bytes() == before
 
-    assert (done.exit_code, Path(model).read_bytes() == before) == (2, True)
+    Path("amp.toml").write_text("overwrite = true\n")
+    assert run(model, "-o", "sub/link.onnx").exit_code == 0  # the link alone goes
+    assert Path(model).read_bytes() == before
+    assert run(model, "-o", model, "--overwrite").exit_code == 0
+    assert Path(model).read_bytes() == Path("sub/link.onnx").read_bytes() != before
+
+
+@pytest.mark.parametrize("command", ["convert", "emulate"])
+def test_the_data_of_the_input_are_not_replaced_whatever_is_said(model: str, command: str) -> None:
+    proto = onnx.load(model)
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(proto, model, save_as_external_data=True, location="shared.bin", size_threshold=0)
+    before = Path("shared.bin").read_bytes()
+
+    done = run(command, model, "-o", "shared.bin", "--overwrite")
+
+    told = f"cannot write shared.bin: it holds the weights of {model}, which is being read; name another"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+    assert Path("shared.bin").read_bytes() == before
 
 
 def test_a_dry_run_writes_nothing(model: str) -> None:
@@ -281,7 +311,7 @@ DEFAULTS = {
     "io": (),
     "gray_follows_allow": None,
     "fuse": "basic",
-    "placement": "propagate",
+    "placement": None,
     "opset": None,
 }
 
@@ -372,8 +402,8 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "float8"], "--to: unknown element type 'float8'; use one of float16 (f16, half), bfloat16 (bf16), "
-         "float32 (f32, float)"),
+        (["--to", "float8"], "--to: no type or policy is named 'float8'; use float16 (f16, half), bfloat16 (bf16), "
+         "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         (["--level", "max"], "--level: unknown level 'max'; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),
         (["--keep", "op=Matmul"], "pattern 'op=Matmul' matches nothing: no op is of type 'Matmul'; did you mean "
@@ -532,6 +562,18 @@ def test_explain_of_a_model_converts_it_with_the_options_given(own: list[str]) -
     done = run("explain", *own, "act")
 
     assert (done.exit_code, done.stdout, done.stderr) == (0, EXPLAINED, "")
+
+
+def test_explain_of_a_value_explains_the_op_that_makes_it(own: list[str]) -> None:
+    assert run("explain", *own, "a").stdout == EXPLAINED  # what act gives
+
+    for word, fact in {
+        "x": "no op makes 'x', an input or a weight; ask for a reader of it",
+        "w1": "no op makes 'w1', an input or a weight; ask for a reader of it",
+        "atc": "no op or value is named 'atc'; did you mean 'act'?",
+    }.items():
+        done = run("explain", *own, word)
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: net.onnx: {fact}\n")
 
 
 # -- report, explain, diff, lists ---------------------------------------------------------------------------

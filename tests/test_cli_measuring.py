@@ -124,6 +124,57 @@ def test_ranges_of_a_file_guard_with_more_headroom_if_asked(model: str) -> None:
     assert found == [{"calibrated"}, {"calibrated", "overflow"}]
 
 
+def kinds_of(*words: str) -> set[str]:
+    done = run(*words, "--target", "onnx", "--dry-run", "--json")
+    assert (done.exit_code, done.stderr.count("error")) == (0, 0)
+    return {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_a_settings_file_says_what_was_measured_and_the_command_line_wins(model: str) -> None:
+    from amp_rewrite.evidence.calibrate import calibrate
+
+    calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
+    np.savez("large.npz", x=BATCH["x"] * 1e5)
+
+    Path("amp.toml").write_text('ranges = "r.json"\nheadroom = 100\n')
+    assert kinds_of(model) == {"calibrated", "overflow"}
+    assert kinds_of(model, "--headroom", "2") == {"calibrated"}
+    assert kinds_of(model, "--data", "d.npz", "--headroom", "2") == {"calibrated"}  # not the ranges of the file
+    Path("amp.toml").write_text('data = "large.npz"\n')
+    assert kinds_of(model) == {"calibrated", "overflow"}
+    assert kinds_of(model, "--ranges", "r.json") == {"calibrated"}
+    assert kinds_of(model, "--random") == {"calibrated"}
+    Path("amp.toml").write_text('data = "large.npz"\nranges = "r.json"\n')
+    assert kinds_of(model) == {"calibrated"}
+
+
+def test_commands_that_feed_take_the_data_of_a_settings_file(model: str) -> None:
+    Path("amp.toml").write_text('data = "d.npz"\n')
+    assert run(model, "-q").exit_code == 0
+
+    for words in (("calibrate", model), ("locate", model, "net.float16.onnx", "--json")):
+        assert '"origin": "d.npz"' in run(*words).stdout, words
+    judged = run("verify", model, "net.float16.onnx", "--rtol", "1", "--json")
+    assert json.loads(judged.stdout)["data"] == {"origin": "d.npz", "random": False, "batches": 1}
+
+
+def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) -> None:
+    from amp_rewrite.evidence.calibrate import calibrate
+
+    calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
+    words = ("--ranges", "r.json", "--headroom", "100", "--target", "onnx")
+    rows = json.loads(run(model, *words, "--dry-run", "--json").stdout)["rows"]
+    pinned = next(row for row in rows if row["rule"] == "overflow")
+
+    done = run("explain", model, pinned["name"], *words)
+
+    assert done.stdout.splitlines()[0] == f"{pinned['name']} ({pinned['op']}) is float32: overflow"
+    assert pinned["note"] in done.stdout
+    assert "overflow" not in run("explain", model, pinned["name"], "--target", "onnx").stdout
+    data = run("explain", model, pinned["name"], "--data", "d.npz", "--headroom", "1e5", "--target", "onnx")
+    assert data.stdout.splitlines()[0].endswith("is float32: overflow")
+
+
 def test_the_weights_that_are_stored_low_are_checked(model: str) -> None:
     done = run(model, "-q", "--dry-run", "--target", "onnx", "--check-weights")
 

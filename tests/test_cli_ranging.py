@@ -133,13 +133,26 @@ def test_shards_of_another_model_or_type_are_not_merged(folder: Path) -> None:
     assert "d.json" not in files()
 
 
+def test_the_same_shard_twice_is_refused_under_any_name(folder: Path) -> None:
+    np.savez("e.npz", x=np.zeros((2, 4), np.float32))
+    for shard in ("d", "e"):
+        run("calibrate", "net.onnx", "--data", f"{shard}.npz", "-o", f"{shard}.json")
+    Path("copy.json").write_text(Path("d.json").read_text())
+
+    for names in (("d.json", "d.json"), ("d.json", "e.json", "copy.json")):
+        done = run("ranges", "merge", *names, "-o", "all.json")
+        told = f"d.json and {names[-1]} hold the same ranges, which would count twice; name each shard once"
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+    assert "all.json" not in files()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("calibrate net.onnx", f"nothing says what to feed; add --data FILE, or --random; {HELP.format('calibrate')}"),
         ("calibrate", f"Missing argument 'MODEL'; {HELP.format('calibrate')}"),
         ("calibrate net.onnx --data d.npz --to float32",
-         "ranges are for a low type, and float32 is none; use float16 or bfloat16"),
+         "--to: cannot lower to float32; use float16 or bfloat16"),
         ("calibrate net.onnx --data d.npz --chunk 0", "0 taps in a session measure nothing; use a chunk of 1 or more"),
         ("calibrate net.onnx --data d.npz -o d.npz", EXISTS),
         ("calibrate net.onnx --data d.npz -o no/r.json",
@@ -149,6 +162,8 @@ def test_shards_of_another_model_or_type_are_not_merged(folder: Path) -> None:
         ("ranges mix", f"No such command 'mix'; {HELP.format('ranges')}"),
         ("ranges merge", f"Missing argument 'FILES...'; {HELP.format('ranges merge')}"),
         ("ranges merge r.json", f"one file is merged with nothing; name two or more; {HELP.format('ranges merge')}"),
+        ("ranges show net.json --top 0",
+         f"Invalid value for '--top': 0 is not in the range x>=1; {HELP.format('ranges show')}"),
         ("ranges show r.json", "cannot read r.json: there is no such file; name a file that calibrate wrote"),
         ("ranges show net.json", NOT_JSON),
     ],
@@ -174,11 +189,12 @@ def test_an_output_that_exists_is_refused_before_the_work(folder: Path) -> None:
 
 def test_files_of_ranges_are_shown_and_merged_without_onnx(folder: Path) -> None:
     run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json")
+    run("calibrate", "net.onnx", "--random", "-o", "s.json")
     program = (
         "import sys\n"
         "from amp_rewrite.cli import door\n"
         "try:\n"
-        "    door.main(['ranges', 'merge', 'r.json', 'r.json'])\n"
+        "    door.main(['ranges', 'merge', 'r.json', 's.json'])\n"
         "finally:\n"
         "    print(sorted({'onnx', 'onnxruntime', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
     )

@@ -191,3 +191,48 @@ def test_locate_prints_where_the_error_jumps_and_what_adds_most() -> None:
 def test_locate_on_random_data_says_so() -> None:
     code, stdout, _ = outcome("locate", "full.onnx", "half.onnx", "--random", "--seed", "3")
     assert (code, stdout.endswith("note: the data are random\n")) == (0, True)
+
+
+# -- the form of the JSON ------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parent.parent / "docs"
+PRINTED = {
+    "verify": (
+        ("full.onnx", "half.onnx", "--data", "small.npz", "--rtol", "1e-3"),
+        ("full.onnx", "half.onnx", "--data", "large.npz", "--rtol", "1e-3", "--emulate"),
+        ("full.onnx", "wide.onnx", "--random", "--metric", "cosine", "--at-least", "0.9"),
+        ("wide.onnx", "wide.onnx", "--random", "--batches", "3", "--metric", "snr", "--at-least", "9"),
+    ),
+    "locate": (
+        ("full.onnx", "half.onnx", "--data", "small.npz"),
+        ("full.onnx", "half.onnx", "--data", "large.npz", "--top", "1"),
+        ("half.onnx", "half.onnx", "--random"),
+        ("full.onnx", "full.onnx", "--random"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "words"), [(name, words) for name, each in PRINTED.items() for words in each])
+def test_what_is_printed_as_json_is_as_its_schema_says(command: str, words: tuple[str, ...]) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    schema = json.loads((DOCS / f"{command}.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+    jsonschema.Draft202012Validator(schema).validate(json.loads(run(command, *words, "--json").stdout))
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_schema_refuses_what_lacks_a_field_has_another_or_one_of_another_type(command: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    validator = jsonschema.Draft202012Validator(json.loads((DOCS / f"{command}.schema.json").read_text("utf-8")))
+    printed = json.loads(run(command, *PRINTED[command][1], "--json").stdout)
+
+    def refused(**changed: object) -> bool:
+        return not validator.is_valid({k: v for k, v in {**printed, **changed}.items() if v is not ...})
+
+    assert validator.is_valid(printed)
+    assert all(refused(**{name: ...}) for name in printed)
+    assert refused(more=1) and refused(schema=2)
+    for name in printed["rows"][0]:
+        assert refused(rows=[{k: v for k, v in printed["rows"][0].items() if k != name}]), name
+        assert refused(rows=[{**printed["rows"][0], name: {}}]), name

@@ -35,6 +35,12 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
         external_data = true
         overwrite = true
         fail-on = ["lowered", "casts"]
+        fuse = "none"
+        opset = 21
+        placement = "mincut:T4"
+        ranges = "ranges.json"
+        headroom = 4
+        data = "batches"
         """,
     )
 
@@ -51,6 +57,12 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
         external_data=True,
         overwrite=True,
         fail_on=("lowered", "casts"),
+        fuse="none",
+        opset="21",
+        placement="mincut:T4",
+        ranges=str(tmp_path / "ranges.json"),
+        headroom=4.0,
+        data=str(tmp_path / "batches"),
     )
 
 
@@ -100,20 +112,27 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
     [
         ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
         ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
-         "io, gray-follows-allow, fuse, opset, placement, external-data, overwrite, fail-on"),
+         "io, gray-follows-allow, fuse, opset, placement, external-data, overwrite, fail-on, "
+         "ranges, headroom, data"),
         ("fail_onn = []\n", ":1: unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("log_path = 'x'", ":1: unknown key 'log_path'; use one of to, lists, level, target, safety, keep, lower, io, "
-         "gray-follows-allow, fuse, opset, placement, external-data, overwrite, fail-on"),
+         "gray-follows-allow, fuse, opset, placement, external-data, overwrite, fail-on, "
+         "ranges, headroom, data"),
         ("to = 16\n", ":1: to is 16; write text in quotes"),
         ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
         ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
         ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' is here with '-' and with '_'; keep one"),
-        ('to = "float17"\n', ":1: unknown element type 'float17'; use one of float16 (f16, half), bfloat16 (bf16), "
-         "float32 (f32, float)"),
+        ('to = "float17"\n', ":1: no type or policy is named 'float17'; use float16 (f16, half), bfloat16 (bf16), "
+         "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         ('level = "deafult"\n', ":1: unknown level 'deafult'; use one of default, tensor-cores-only, "
          "treat-gray-as-deny, unsafe-force-all, lower-all"),
         ('target = "cuda"\n', ":1: unknown target 'cuda'; use one of ort-cuda, onnx, tensorrt"),
+        ('headroom = "2"\n', ":1: headroom is '2'; write a number, as in 2"),
+        ("headroom = true\n", ":1: headroom is True; write a number, as in 2"),
+        ("headroom = 1\n", ":1: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
+        ("headroom = inf\n", ":1: a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
+        ("data = 1\n", ":1: data is 1; write text in quotes"),
         ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); mend it"),
     ],
 )  # fmt: skip

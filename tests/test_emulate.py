@@ -518,7 +518,7 @@ def test_text_has_the_digits_of_the_low_type() -> None:
 # -- onnxruntime's own ops -----------------------------------------------------------------------------
 
 
-def test_fused_ops_are_rounded_at_their_outputs() -> None:
+def test_fused_ops_are_rounded_at_their_outputs_and_a_sum_before_its_norm() -> None:
     text = """g (LOW[2, 3, 4] x, LOW[4] w) => (LOW[2, 3, 4] y, LOW[2, 3, 4] sum) {
         f = com.microsoft.FastGelu (x, w)
         y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)
@@ -538,7 +538,9 @@ def test_fused_ops_are_rounded_at_their_outputs() -> None:
         }""",
         domains=domain,
     )
-    expected = [a.astype(np.float16).astype(np.float32) for a in run(rest, {"f": f, **wide})]  # type: ignore[attr-defined]
+    halves = (f + wide["x"]).astype(np.float16).astype(np.float32) / 2
+    outputs = run(rest, {"f": halves, "x": halves, "w": wide["w"]})
+    expected = [a.astype(np.float16).astype(np.float32) for a in outputs]  # type: ignore[attr-defined]
     for mine, right in zip(run(found, wide), expected, strict=True):
         np.testing.assert_array_equal(mine, right)
 

@@ -31,6 +31,7 @@ def parsed(signature: str, body: str = "", opset: int = 20) -> Model:
 
 
 MODEL = parsed("float[n, 3] x, int64[n] i")
+ELSE = "; if it is for something else, leave it out"
 
 
 def same(found: Feed, *expected: Mapping[str, Any]) -> None:
@@ -139,6 +140,37 @@ def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
     assert Feed.of(tmp_path, MODEL).origin == tmp_path.name
 
 
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X, "label": X}, "batch 1 ({0}) has 'label', which is no input; the inputs are 'x', 'i'" + ELSE),
+        ({"x": X}, "batch 1 ({1}) has nothing for input 'i'; give all of 'i' beside 'x'"),
+        ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 ({2}) is int64, and the input takes float32; cast it with"
+         " .astype('float32')"),
+        ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 ({2}) has nan at [0, 0]; give finite numbers, or allow others"
+         " with --allow-nonfinite"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_folder_is_named_by_its_file(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    good = {"x": X, "i": I}
+    for number, batch in enumerate((good, arrays)):
+        np.savez(tmp_path / f"b{number}.npz", **batch)
+    with pytest.raises(FeedError) as refused:
+        list(Feed.of(tmp_path, MODEL))
+    assert str(refused.value) == message.format(*["b1.npz"] * 3)
+
+    apart = tmp_path / "apart"
+    for number, batch in enumerate((good, arrays)):
+        (apart / str(number)).mkdir(parents=True)
+        for name, array in batch.items():
+            np.save(apart / str(number) / f"{name}.npy", array)
+    with pytest.raises(FeedError) as refused:
+        list(Feed.of(apart, MODEL))
+    assert str(refused.value) == message.format("1/label.npy", "1/", "1/x.npy")
+
+
 def test_a_folder_of_npy_files_is_one_batch(tmp_path: Path) -> None:
     for name, value in BATCH.items():
         np.save(tmp_path / f"{name}.npy", value)
@@ -205,10 +237,16 @@ def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"x": X}, "batch 0 has nothing for input 'i'; give all of 'i'"),
+        ({"x": X}, "batch 0 has nothing for input 'i'; give all of 'i' beside 'x'"),
         ({}, "batch 0 has nothing for input 'x'; give all of 'x', 'i'"),
-        ({**BATCH, "xs": X}, "batch 0 has 'xs', which is no input; did you mean 'x'?"),
-        ({**BATCH, "mask": X}, "batch 0 has 'mask', which is no input; the inputs are 'x', 'i'"),
+        (
+            {**BATCH, "xs": X},
+            "batch 0 has 'xs', which is no input; did you mean 'x'?; if it is for something else, leave it out",
+        ),
+        (
+            {**BATCH, "mask": X},
+            "batch 0 has 'mask', which is no input; the inputs are 'x', 'i'; if it is for something else, leave it out",
+        ),
         ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
         ({**BATCH, "x": X.T}, "input 'x' of batch 0 has the shape [3, 2]; the input takes [n, 3]"),
         (
@@ -271,7 +309,7 @@ def test_nonfinite_numbers_are_fed_if_allowed() -> None:
 
 
 def test_names_out_of_a_batch_are_cut() -> None:
-    assert refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is no input; the inputs are 'x', 'i'"
+    assert refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is no input; the inputs are 'x', 'i'{ELSE}"
 
 
 # -- casts ---------------------------------------------------------------------------------------------

@@ -30,15 +30,18 @@ def usual(absmax: float = 1.0, **more: float) -> Range:
 def seen(model: ModelProto, to: str = "float16", **found: Range | float | None) -> Ranges:
     """Ranges in which every value reaches 1, but those named: a Range, an absmax, or None for no range at all."""
     view = View.of(Model.load(model))
-    values = {}
+    values: dict[str, Range] = {}
+    untapped: dict[str, str] = {}
     for value in view.values:
         dtype = view.dtype(value.id)
         if dtype is not None and dtype.floating:
             told = found.get(value.name, 1.0)
             if told is not None:
                 values[key(view, value.id)] = told if isinstance(told, Range) else usual(told)
+            else:
+                untapped[key(view, value.id)] = "it was not measured"
     of = fingerprint(view.model)
-    return Ranges(to, values, 3, "data.npz", False, "net.onnx", of.graph, of.weights)
+    return Ranges(to, values, 3, "data.npz", False, "net.onnx", of.graph, of.weights, untapped)
 
 
 def held(model: ModelProto, ranges: Ranges, **options: object) -> dict[str, str]:
@@ -172,11 +175,14 @@ def test_a_hole_beside_pinned_ops_is_filled_where_that_spares_casts() -> None:
     graph = "p=MatMul(x,w);s=Sigmoid(p);t=Tanh(p);c=Max(s,t);y=MatMul(c,w)"
     model = build(graph, ["y"], constants=WEIGHT)
 
-    report = converted(model, seen(model, p=1e5)).report
+    notes = {"propagate": "between float32 ops: lowering it would cost Casts"}
+    notes["auto"] = "it gains less than the Casts around it would cost"
+    for placement, note in notes.items():
+        report = converted(model, seen(model, p=1e5), placement=placement).report
 
-    assert {row.name: row.dtype for row in report.rows} == {**dict.fromkeys("pstc", "float32"), "y": "float16"}
-    assert {row.name: row.note for row in report.rows}["c"] == "between float32 ops: lowering it would cost Casts"
-    assert report.totals.casts_to_low == 1
+        assert {row.name: row.dtype for row in report.rows} == {**dict.fromkeys("pstc", "float32"), "y": "float16"}
+        assert {row.name: row.note for row in report.rows}["c"] == note
+        assert report.totals.casts_to_low == 1
 
 
 def test_a_hole_that_spares_nothing_stays_low() -> None:

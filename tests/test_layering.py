@@ -23,7 +23,9 @@ CONFINED = {
     "click": {"cli"},
     "rich": {"cli"},
 }
-WITHOUT_ONNX = tuple(f"reports.{name}" for name in ("report", "render", "explain", "diff", "match", "summary"))
+WITHOUT_ONNX = tuple(
+    f"reports.{name}" for name in ("report", "reading", "render", "explain", "diff", "match", "summary")
+)
 """A report is read, compared and explained without onnx, which takes long to import."""
 
 

@@ -27,15 +27,16 @@ import amp_rewrite
 from amp_rewrite.convert import Converted, convert
 from amp_rewrite.draft import Draft, Request
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.fuse.shapes import shapes_of
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.painting.gate import Gate
-from amp_rewrite.placement.economy import cheaper
+from amp_rewrite.placement import work as work_module
 from amp_rewrite.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.placement.network import FIXED, Network
 from amp_rewrite.placement.place import Placing
 from amp_rewrite.placement.work import ATTOSECONDS, UNKNOWN_DIMENSION, UNKNOWN_SIZE, Work
-from amp_rewrite.policy import PROPAGATE, Placement
-from amp_rewrite.roofline import ROOFS
+from amp_rewrite.policy import AUTO, Placement
+from amp_rewrite.roofline import ROOFS, START
 from amp_rewrite.view import View
 
 MODELS = Path(__file__).parent / "models"
@@ -136,16 +137,32 @@ def test_a_pull_at_a_fixed_node_outweighs_all_arcs() -> None:
 
 def work(text: str, output: str, **given: Any) -> Work:
     view = View.of(amp_rewrite.Model.load(cases.build(text, (output,), **given)))
-    return Work.of(view, ROOF, amp_rewrite.DType.FLOAT16)
+    return Work(view, ROOF, amp_rewrite.DType.FLOAT16)
 
 
 def value(found: Work, name: str) -> Any:
     return next(v.id for v in found.view.values if v.name == name)
 
 
-def test_a_cast_reads_four_bytes_of_an_element_and_writes_two() -> None:
+def test_a_cast_starts_reads_four_bytes_of_an_element_and_writes_two() -> None:
     found = work("r=Relu(x)", "r", shapes={"x": (1000, 100)})
-    assert found.cast(value(found, "x")) == pytest.approx(6e5 / ROOF.bandwidth * ATTOSECONDS)
+    assert found.cast(value(found, "x")) == pytest.approx((START + 6e5 / ROOF.bandwidth) * ATTOSECONDS)
+
+
+def test_a_lost_fusion_starts_another_kernel_and_moves_a_float32_value_twice() -> None:
+    found = work("r=Relu(x)", "r", shapes={"x": (1000, 100)})
+    assert found.trip(value(found, "x")) == pytest.approx((START + 8e5 / ROOF.bandwidth) * ATTOSECONDS)
+
+
+def test_shapes_are_inferred_only_where_the_model_does_not_state_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cases.build("a=Relu(x);b=Relu(a)", ("b",), shapes={"x": (3, 5)})
+    stated = onnx.shape_inference.infer_shapes(model)
+    inferred = []
+    monkeypatch.setattr(work_module, "shapes_of", lambda view: inferred.append(view) or shapes_of(view))
+    for told, calls in ((stated, 0), (model, 1)):
+        found = Work(View.of(amp_rewrite.Model.load(told)), ROOF, amp_rewrite.DType.FLOAT16)
+        assert [found.size(v.id) for v in found.view.values] == [15] * 3
+        assert len(inferred) == calls
 
 
 def test_an_elementwise_op_loses_two_bytes_of_every_element_that_it_reads_and_writes() -> None:
@@ -178,8 +195,8 @@ def test_what_is_not_known_counts_as_stated() -> None:
         '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[n, 3] x) => (float y)'
         "{ a = Relu (x) b = own.F (a) c = own.G () y = own.H (b, c) }"
     )
-    found = Work.of(View.of(amp_rewrite.Model.load(model)), ROOF, amp_rewrite.DType.FLOAT16)
-    sizes = {v.name: found.elements[v.id] for v in found.view.values}
+    found = Work(View.of(amp_rewrite.Model.load(model)), ROOF, amp_rewrite.DType.FLOAT16)
+    sizes = {v.name: found.size(v.id) for v in found.view.values}
     assert sizes == {
         "x": 3 * UNKNOWN_DIMENSION,
         "a": 3 * UNKNOWN_DIMENSION,
@@ -213,14 +230,16 @@ def test_a_small_product_alone_is_not_worth_its_casts() -> None:
 
 
 def test_a_large_product_is_worth_its_casts() -> None:
-    model = cases.build("g=Gemm(x,w)", ("g",), shapes={"x": (64, 512)}, constants={"w": np.ones((512, 512))})
+    wide = {"w": np.ones((2048, 2048))}
+    model = cases.build("g=Gemm(x,w)", ("g",), shapes={"x": (512, 2048)}, constants=wide)
     assert lowered(placed(model)) == {"g"}
 
 
 def test_a_lone_relu_between_float32_products_stays_float32() -> None:
-    model = cases.build("a=MatMul(x,x);r=Relu(a);b=MatMul(r,r)", ("b",), shapes={"x": (256, 256)})
-    assert lowered(placed(model, keep=["op=MatMul"])) == set()
-    assert lowered(placed(model)) == {"a", "r", "b"}
+    model = cases.build("a=MatMul(x,x);r=Relu(a);b=MatMul(r,r)", ("b",), shapes={"x": (1024, 1024)})
+    for way in ("auto", "mincut"):
+        assert lowered(placed(model, keep=["op=MatMul"], placement=way)) == set()
+        assert lowered(placed(model, placement=way)) == {"a", "r", "b"}
 
 
 def test_what_the_user_lowers_is_low_at_any_price() -> None:
@@ -229,20 +248,29 @@ def test_what_the_user_lowers_is_low_at_any_price() -> None:
 
 
 def test_a_gray_op_between_the_input_and_a_product_is_lowered_where_that_makes_the_cast_smaller() -> None:
-    # The input has 64 × 1 elements, what Add makes of it 64 × 512: the Cast belongs before the Add.
-    text, given = "a=Add(x,b);m=MatMul(a,w)", {"b": np.ones((1, 512)), "w": np.ones((512, 512))}
-    model = cases.build(text, ("m",), shapes={"x": (64, 1)}, constants=given)
+    # The input has 512 × 1 elements, what Add makes of it 512 × 2048: the Cast belongs before the Add.
+    text, given = "a=Add(x,b);m=MatMul(a,w)", {"b": np.ones((1, 2048)), "w": np.ones((2048, 2048))}
+    model = cases.build(text, ("m",), shapes={"x": (512, 1)}, constants=given)
     assert (lowered(convert(model)), lowered(placed(model))) == ({"m"}, {"a", "m"})
     assert [model.graph.input[0].name] == [c.value for c in placed(model).report.casts if c.to == "float16"]
 
 
 def test_what_stands_behind_a_pinned_op_is_not_lowered_for_a_smaller_cast() -> None:
     # 1e9 is no float16: what multiplies by it is pinned, and so large a number must not be cast behind it.
-    text, large = "a=MatMul(x,w);m=Mul(a,c);t=Tanh(m);b=MatMul(t,w)", {"w": np.ones((512, 512)), "c": 1e9}
-    model = cases.build(text, ("b",), shapes={"x": (64, 512)}, constants=large)
-    assert lowered(placed(model)) == {"a", "b"}
-    small = cases.build(text, ("b",), shapes={"x": (64, 512)}, constants={**large, "c": 0.5})
-    assert lowered(placed(small)) == {"a", "m", "t", "b"}
+    text, large = "a=MatMul(x,w);m=Mul(a,c);t=Tanh(m);b=MatMul(t,w)", {"w": np.ones((2048, 2048)), "c": 1e9}
+    model = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants=large)
+    small = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants={**large, "c": 0.5})
+    for way in ("auto", "mincut"):
+        assert lowered(placed(model, placement=way)) == {"a", "b"}
+        assert lowered(placed(small, placement=way)) == {"a", "m", "t", "b"}
+
+
+def test_what_feeds_a_kept_op_is_not_lowered_to_save_a_fusion() -> None:
+    # MatMul and a bias Add run as one node; the sum of a residual stream that is kept should not be rounded before it.
+    large = {"w": np.ones((2048, 2048)), "b": np.ones(2048)}
+    model = cases.build("m=MatMul(x,w);a=Add(m,b);s=Sub(a,b)", ("s",), shapes={"x": (512, 2048)}, constants=large)
+    assert lowered(placed(model, keep=["op=Sub"])) == {"m", "a"}
+    assert lowered(placed(model, keep=["op=Sub"], placement="auto")) == {"m"}
 
 
 def test_an_added_bias_is_not_parted_from_its_norm() -> None:
@@ -254,7 +282,7 @@ def test_an_added_bias_is_not_parted_from_its_norm() -> None:
     )
     draft = Draft.of(model, Request.of(placement="mincut"))
     draft.paint()
-    assert draft.placing is not None and draft.placing.labelling is not None
+    assert draft.placing is not None
     pairs = draft.placing.labelling.pairs
     named = {i: draft.view.ops[op].name for i, (op, _) in enumerate(draft.placing.vertices)}
     kinds = {op.name: op.kind for op in draft.view.ops}
@@ -277,7 +305,7 @@ def test_clusters_and_sequences_are_tied() -> None:
     model = cases.build(text, ("b",), constants=given, types={"i": "int"}, shapes={"i": ()})
     draft = Draft.of(model, Request.of(placement="mincut", target="onnx"))
     draft.paint()
-    assert draft.placing is not None and draft.placing.labelling is not None
+    assert draft.placing is not None
     names = [draft.view.ops[op].name for op, _ in draft.placing.vertices]
     groups = [sorted({names[v] for v in group}) for group in draft.placing.labelling.tied]
     assert sorted(groups) == [["d", "e", "h", "m", "p"], ["r", "s"]]
@@ -315,20 +343,25 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
     return wrong
 
 
+both_placements = pytest.mark.parametrize("placement", ["auto", "mincut"])
+
+
+@both_placements
 @pytest.mark.parametrize("way", WAYS)
 @given(graph=graphs())
 @bounded
-def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_again(way: str, graph: Graph) -> None:
+def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_again(
+    way: str, placement: str, graph: Graph
+) -> None:
     note(graph.text())
     model = graph.model()
-    draft = Draft.of(model, Request.of(placement="mincut", **WAYS[way]))
+    draft = Draft.of(model, Request.of(placement=placement, **WAYS[way]))
     placing, spread, cut = both(draft)
     assert obeys(draft, cut) == []
-    chosen = draft.paint()
-    assert placing.seconds(chosen) <= placing.seconds(spread)
-    assert len(draft.plan(chosen).casts) <= len(draft.plan(spread).casts)
-    once = placed(model, **WAYS[way])
-    assert placed(once.model, **WAYS[way]).plan.casts == ()
+    assert placing.seconds(cut) <= placing.seconds(spread)
+    assert len(draft.plan(cut).casts) <= len(draft.plan(spread).casts)
+    once = placed(model, placement=placement, **WAYS[way])
+    assert placed(once.model, placement=placement, **WAYS[way]).plan.casts == ()
 
 
 def test_disobedience_is_seen() -> None:
@@ -341,33 +374,57 @@ def test_disobedience_is_seen() -> None:
 
 
 @functools.cache
-def drafted(name: str) -> Draft:
-    return Draft.of(MODELS / f"{name}.onnx", Request.of(placement="mincut"))
+def drafted(name: str, placement: str) -> Draft:
+    return Draft.of(MODELS / f"{name}.onnx", Request.of(placement=placement))
 
 
+@both_placements
 @every_fixture
-def test_exported_models_take_no_more_casts_and_no_more_time_than_by_spreading(name: str) -> None:
-    placing, spread, cut = both(drafted(name))
-    assert obeys(drafted(name), cut) == []
+def test_exported_models_take_no_more_casts_and_no_more_time_than_by_spreading(name: str, placement: str) -> None:
+    draft = drafted(name, placement)
+    placing, spread, cut = both(draft)
+    assert obeys(draft, cut) == []
     assert placing.seconds(cut) <= placing.seconds(spread)
-    assert len(drafted(name).plan(cut).casts) <= len(drafted(name).plan(spread).casts)
+    assert len(draft.plan(cut).casts) <= len(draft.plan(spread).casts)
 
 
-def test_some_exported_models_are_better_off() -> None:
+@pytest.mark.parametrize(("placement", "least"), [("auto", (2, 8)), ("mincut", (5, 15))])
+def test_some_exported_models_are_better_off(placement: str, least: tuple[int, int]) -> None:
     """Were the two the same everywhere, the test above would show nothing."""
     fewer = cheap = 0
     for name in FIXTURES:
-        placing, spread, cut = both(drafted(name))
-        fewer += len(drafted(name).plan(cut).casts) < len(drafted(name).plan(spread).casts)
+        draft = drafted(name, placement)
+        placing, spread, cut = both(draft)
+        fewer += len(draft.plan(cut).casts) < len(draft.plan(spread).casts)
         cheap += placing.seconds(cut) < placing.seconds(spread)
-    assert (fewer >= 5, cheap >= 15) == (True, True), (fewer, cheap)
+    assert (fewer >= least[0], cheap >= least[1]) == (True, True), (fewer, cheap)
+
+
+@both_placements
+@every_fixture
+def test_an_exported_model_that_was_placed_stays_as_it_is(name: str, placement: str) -> None:
+    once = placed(MODELS / f"{name}.onnx", placement=placement).model
+    onnx.load_external_data_for_model(once, str(MODELS))
+    assert placed(once, placement=placement).plan.empty
+
+
+@pytest.mark.parametrize("name", ["llama_dynamo21", "t5_dynamo18", "bert_ts13"])
+def test_unasked_no_sum_of_a_residual_stream_is_lowered_that_spreading_leaves_float32(name: str) -> None:
+    draft = drafted(name, "auto")
+    _, spread, cut = both(draft)
+    two = {op.id for op in draft.view.ops if op.kind == "Add" and not any(map(draft.view.constant, op.inputs))}
+    assert [
+        draft.view.ops[op].name
+        for op, name in cut.paints
+        if op in two and cut.paints[op, name] != spread.paints[op, name]
+    ] == []
 
 
 @every_fixture
-def test_an_exported_model_that_was_placed_stays_as_it_is(name: str) -> None:
-    once = placed(MODELS / f"{name}.onnx").model
-    onnx.load_external_data_for_model(once, str(MODELS))
-    assert placed(once).plan.empty
+def test_unasked_what_the_allow_list_lowers_stays_low(name: str) -> None:
+    _, spread, cut = both(drafted(name, "auto"))
+    roots = {key for key, paint in spread.paints.items() if paint.rule == "allow_root"}
+    assert roots == {key for key, paint in cut.paints.items() if paint.rule == "allow_root"}
 
 
 @pytest.fixture(scope="module")
@@ -378,21 +435,25 @@ def cuda_stub() -> Path:
     return folder
 
 
-FUSED = re.compile("Norm|Gelu|Bias|Fused|Attention|Skip|Gemm")
+FUSED = re.compile("Norm|Gelu|Bias|Fused|Attention|Skip|Gemm|Conv")
+WAYS_TO_PLACE = ("propagate", "auto", "mincut")
+FOLDED: Mapping[str, Counter[str]] = {"cnn_dynamo18": Counter(BatchNormalization=4)}
+"""Ops that stand in float32 models alone, because converting folds them into their Conv."""
 
 
 @functools.cache
 def on_the_stub() -> Mapping[str, list[dict[str, Any]]]:
-    """What the stub says of each model in float32, by spreading and by cutting; all at once, since starting costs."""
+    """What the stub says of each model in float32 and placed in each way; all at once, since starting costs."""
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for name in FIXTURES:
             files.append(MODELS / f"{name}.onnx")
-            for way in ("propagate", "mincut"):
+            for way in WAYS_TO_PLACE:
                 files.append(Path(folder, f"{name}.{way}.onnx"))
                 convert(MODELS / f"{name}.onnx", placement=way).save(files[-1])
         told = stub.placements(files)
-    return {name: told[3 * i : 3 * i + 3] for i, name in enumerate(FIXTURES)}
+    size = 1 + len(WAYS_TO_PLACE)
+    return {name: told[size * i : size * (i + 1)] for i, name in enumerate(FIXTURES)}
 
 
 def fused(row: Mapping[str, Any]) -> Counter[str]:
@@ -402,12 +463,30 @@ def fused(row: Mapping[str, Any]) -> Counter[str]:
 @pytest.mark.stub
 @every_fixture
 def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
-    float32, spread, cut = on_the_stub()[name]
-    assert "error" not in cut, cut
-    assert (fused(float32) & fused(spread)) - fused(cut) == Counter()
-    assert len(cut["cpu_float"]) <= len(spread["cpu_float"])
-    assert cut["memcpy"] <= float32["memcpy"]
-    assert cut["casts"] <= spread["casts"]
+    """Of what the runtime fuses in float32; numbers that it computes on the host are cast there, in any placement."""
+    float32, spread, *cuts = on_the_stub()[name]
+    for cut in cuts:
+        assert "error" not in cut, cut
+        assert fused(float32) - fused(cut) == FOLDED.get(name, Counter())
+        assert len(cut["cpu_float"]) <= len(spread["cpu_float"])
+        assert cut["memcpy"] <= float32["memcpy"]
+        assert cut["casts"] <= spread["casts"]
+
+
+@pytest.mark.stub
+def test_spreading_alone_loses_fusions(cuda_stub: Path) -> None:
+    """A must-fail twin: the test above can fail."""
+    lost = {
+        name: dict(fused(rows[0]) - fused(rows[1]) - FOLDED.get(name, Counter()))
+        for name, rows in on_the_stub().items()
+    }
+    assert {name: what for name, what in lost.items() if what} == {
+        "lstm_dynamo18": {"Gemm": 1},
+        "lstm_ts13": {"Gemm": 1},
+        "t5_dynamo18": {"com.microsoft:FusedMatMul": 1},
+        "t5_ts14": {"com.microsoft:FusedMatMul": 1},
+        "whisper_encoder_dynamo19": {"com.microsoft:SkipLayerNormalization": 1},
+    }
 
 
 # -- around it -----------------------------------------------------------------------------------------------
@@ -420,24 +499,33 @@ def test_the_report_tells_both_costs() -> None:
         (
             "placement",
             "model",
-            # 2 bytes of 3 times 64 elements in float32, or 6 bytes of 2 times 64 cast, at 1555 GB a second
-            "predicted beyond the cheapest run on A100: mincut 0 Casts and 0.000247 µs, "
-            "propagate 2 Casts and 0.000494 µs; mincut it is",
+            # 2 bytes of 3 times 64 elements in float32, or 2 kernels and 6 bytes of 2 times 64 cast, 1555 GB a second
+            "predicted beyond the cheapest run on A100, of ops whose type is free: "
+            "mincut 0 Casts and 0.000247 µs, propagate 2 Casts and 1.8 µs",
         )
     ]
-    assert [f for f in convert(model).report.findings if f.kind == "placement"] == []
+    assert [f for way in ("auto", "propagate") for f in convert(model, placement=way).report.findings] == []
 
 
-def test_the_dearer_colouring_is_not_taken() -> None:
-    model = cases.build("g=Gemm(x,w)", ("g",), constants={"w": np.ones((8, 8))})
-    draft = Draft.of(model, Request.of(placement="mincut"))
-    placing, spread, cut = both(draft)
-    assert cheaper(placing, cut, spread, draft.plan).paints == cut.paints
-    assert cheaper(placing, spread, cut, draft.plan).paints == cut.paints
+def test_regions_are_judged_apart_and_a_worse_one_keeps_what_it_had() -> None:
+    """Three readers of float32, apart: the first two gain by their Cast, the third does not."""
+    apart = Labelling((9, 9, 1), tuple(Conversion(HIGH, (v,), 5) for v in range(3)))
+    assert apart.improved([False] * 3, [True] * 3) == [False] * 3  # cheaper, but a Cast more each
+    assert apart.improved([True] * 3, [False] * 3) == [True, True, False]
+    assert apart.improved([True, True, False], apart.best()) == [True, True, False]
+    together = Labelling((9, 9, 1), (Conversion(HIGH, (0, 1, 2), 5),))
+    assert together.improved([True, True, False], [True] * 3) == [True] * 3
+
+
+def test_a_cast_that_the_model_has_counts_as_none_but_costs_as_much() -> None:
+    question = Labelling((9,), (Conversion(HIGH, (0,), 5, casts=0), Conversion(0, (LOW,), 1)))
+    assert (question.casts([True]), question.casts([False]), question.cost([True])) == (0, 1, 5)
+    assert question.improved([False], [True]) == [True]
 
 
 @pytest.mark.parametrize(
-    ("spelling", "gpu"), [("mincut", "A100"), ("mincut:T4", "T4"), (" MinCut:h200", "H200"), ("propagate", None)]
+    ("spelling", "gpu"),
+    [("auto", "A100"), ("mincut", "A100"), ("mincut:T4", "T4"), (" MinCut:h200", "H200"), ("propagate", None)],
 )
 def test_a_placement_is_spelled_with_or_without_a_gpu(spelling: str, gpu: str | None) -> None:
     found = Placement.parse(spelling)
@@ -445,27 +533,27 @@ def test_a_placement_is_spelled_with_or_without_a_gpu(spelling: str, gpu: str | 
     assert Placement.parse(found.spelling) == found
 
 
-@pytest.mark.parametrize("spelling", ["cut", "mincut:", "mincut:Z80", "propagate:T4", ""])
+@pytest.mark.parametrize("spelling", ["cut", "mincut:", "mincut:Z80", "propagate:T4", "auto:T4", ""])
 def test_an_unknown_placement_is_an_error_that_names_the_known_ones(spelling: str) -> None:
     with pytest.raises(PolicyError) as error:
         Placement.parse(spelling)
     assert str(error.value) == (
-        f"unknown placement {spelling!r}; use propagate, mincut, or with a GPU "
+        f"unknown placement {spelling!r}; use auto, propagate, mincut, or with a GPU "
         "mincut:H200, mincut:A100, mincut:L4, mincut:T4, mincut:V100"
     )
 
 
-def test_spreading_is_the_default() -> None:
-    assert Request.of().placement == PROPAGATE
+def test_auto_is_the_default() -> None:
+    assert Request.of().placement == AUTO
     model = corpus.text_model("value_info")
-    assert convert(model).model == convert(model, placement="propagate").model
+    assert convert(model).model == convert(model, placement="auto").model
 
 
 def test_weights_cost_nothing_to_cast() -> None:
     model = cases.build("m=MatMul(x,w)", ("m",), shapes={"x": (8, 8)}, constants={"w": np.ones((8, 4096))})
     draft = Draft.of(model, Request.of(placement="mincut"))
     draft.paint()
-    assert draft.placing is not None and draft.placing.labelling is not None
+    assert draft.placing is not None
     weights = numpy_helper.to_array(model.graph.initializer[0]).size
     assert all(c.cost < draft.placing.work.roof.bandwidth * weights for c in draft.placing.labelling.conversions)
     assert len(draft.placing.labelling.conversions) == 2

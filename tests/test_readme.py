@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,3 +94,51 @@ def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (folder / "model_fp16.onnx").is_file()
     assert isinstance(seen["repaired"], Repaired) and seen["repaired"].solved
     assert isinstance(seen["step"], TrainingStep)
+
+
+def test_the_training_shown_runs_in_a_program_of_its_own(folder: Path) -> None:
+    """Not only where another import has brought the module along."""
+    shown = next(block for block in blocks("python") if "training_step" in block)
+    ran = subprocess.run([sys.executable, "-c", shown], cwd=folder, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_what_it_says_of_other_converters_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python benchmarks/readme_table.py --write` puts it there."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table = import_module("readme_table")
+    measured = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text("utf-8"))
+    assert table.replaced(README, table.passage(measured)) == README
+    with pytest.raises(ValueError, match="the README has no passage"):
+        table.replaced(README.replace("The others:", ""), "")
+
+
+def point(model: str, tool: str, cpu: float, casts: int, l2: float, lowered: int = 2) -> dict[str, Any]:
+    """A row of results/peers.json."""
+    judged = {"casts": casts, "lowered": lowered, "compute": 2, "l2": l2}
+    return {"model": model, "megabytes": 9, "tool": tool, "cpu": cpu, "peak": cpu * 1e6, "fault": "", "judged": judged}
+
+
+def test_a_tool_counts_only_with_a_model_that_runs_and_its_error_only_with_all_products_low(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rows = [
+        point("unet", "amp-rewrite", 2, 3, 1e-3),
+        point("unet", "onnxruntime_float16", 1, 0, 0) | {"fault": "[ONNXRuntimeError] : 1 : FAIL"},
+        point("unet", "onnxruntime_onnxmodel", 6, 2, 0.25),
+        point("unet", "onnxconverter_common", 5, 9, 2e-3),
+        point("unet", "modelopt_autocast", 7, 1, 1e-4, 1),
+        point("llama", "amp-rewrite", 4, 1, 3e-3),
+        point("llama", "modelopt_autocast", 9, 0, 0) | {"fault": "stopped after 9 s"},
+    ]
+    said = import_module("readme_table").passage({"machine": {"load": 0.5, "cores": 4}, "rows": rows})
+    assert said.splitlines()[5:] == [
+        "| Llama, 9 MB | 4.0 / – | 4 / – | 1 / – | 3.0e-3 / – |",
+        "| UNet, 9 MB | 2.0 / 5.0 | 2 / 5 | 3 / 1 | 1.0e-3 / 2.0e-3 (with 9 casts; with 2: 0.25) |",
+        "",
+        "The others: onnxruntime's two float16 tools, onnxconverter-common, ModelOpt AutoCast.",
+        "No model that runs: UNet by onnxruntime's `float16` (onnxruntime refuses it); Llama by ModelOpt AutoCast"
+        " (stopped after",
+        "9 s).",
+    ]

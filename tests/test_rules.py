@@ -259,7 +259,7 @@ def test_a_cluster_that_is_lowered_in_part_only_goes_back_to_float32() -> None:
     """The first half of a GELU lies between a MatMul and an Erf that the user lowers; the second leads nowhere."""
     text = "a=MatMul(x,x);d=Div(a,r);e=Erf(d);p=Add(e,one);m=Mul(a,p);o=Mul(m,h)"
     constants = {"r": 1.4142135, "one": 1.0, "h": 0.5}
-    options = safe(lower=["e"])
+    options = safe(lower=["e"], placement="propagate")
     assert Graph(text, "d", options, {"constants": constants}).rules() == {"cluster"}
     assert Graph(text, "d", {"lower": ["e"]}, {"constants": constants}).rules() == {"between_allow"}
 

@@ -35,7 +35,7 @@ def test_the_first_of_several_rules_speaks_for_an_op_and_each_op_has_one_pin() -
 def test_every_rule_is_run() -> None:
     text = """g (int64[N] n, float[N] x, float[1,2,H,W] image, float[N] m, float[N] wave, int64 trips, bool yes)
         => (float[K] y, bool[N] z, float[N] sine, float[1,2,H,W] normal, float[N] p, float[N] big, float[N] small,
-            float[N] root, float[N] last)
+            float[N] root, float[N] last, float[N] share)
         <float seven = {7}, float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float far = {-3.4e38}, float huge = {1e6},
          float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1}> {
         e = Exp (x)
@@ -53,6 +53,9 @@ def test_every_rule_is_run() -> None:
         small = Mul (x, least)
         a = Add (x, eps)
         root = Sqrt (a)
+        elements = Size (image)
+        held = Cast <to = 1> (elements)
+        share = Div (wave, held)
         last = Loop (trips, yes, x) <
             body = l (int64 at, bool go, float[N] state) => (bool more, float[N] next) {
                 more = Identity (go)
@@ -66,6 +69,8 @@ def test_every_rule_is_run() -> None:
         "f": "index_taint",
         "z": "index_taint",
         "next": "index_taint",
+        "held": "shape_taint",
+        "share": "shape_taint",
         "turns": "angle",
         "normal": "statistics",
         "bias": "additive_mask",
@@ -76,7 +81,7 @@ def test_every_rule_is_run() -> None:
         "a": "epsilon",
         "root": "epsilon",
     }
-    assert len(RULES) == 8
+    assert len(RULES) == 9
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:

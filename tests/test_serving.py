@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -22,8 +23,9 @@ from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
 from amp_rewrite.errors import ConfigError, ConversionError
 from amp_rewrite.hardware import Gpu, Hardware
 from amp_rewrite.ort.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
-from amp_rewrite.serving import process
+from amp_rewrite.serving import digest, process
 from amp_rewrite.serving import session as home
+from amp_rewrite.serving.digest import digest_of
 
 CNN = Path(__file__).parent.parent / "examples" / "models" / "digits_cnn.onnx"
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -360,6 +362,27 @@ def test_without_a_cache_nothing_is_kept(machine: pytest.MonkeyPatch, tmp_path: 
         assert quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=nothing).converted
     assert len(made) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_unchanged_is_hashed_for_the_first_session_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = mlp()
+    weight = np.random.default_rng(0).standard_normal((2, 1 << 14)).astype(np.float32)  # stays in its file
+    proto.graph.node.add(op_type="MatMul", input=["y", "wide"], output=["z"])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "wide"))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 1 << 14]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    hashed = []
+    monkeypatch.setattr(digest, "digest_of", lambda model: hashed.append(model) or digest_of(model))
+    later = tmp_path.stat().st_mtime_ns + 3600 * 10**9
+    monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: later))
+
+    for _ in range(3):
+        file, cache = tmp_path / "m.onnx", tmp_path / "cache"
+        assert quietly(file, policy="mixed_float16", ignore_performance=True, cache=cache).converted
+
+    assert (len(hashed), len(list((tmp_path / "cache" / "models-1").iterdir()))) == (1, 1)
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_sequence_beside_bfloat16_is_refused() -> None:
 
 
 def test_bfloat16_arithmetic_has_no_kernel_here() -> None:
-    with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*Mul.*; .* emulate\(model\) runs what"):
+    with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*Mul.*; emulate\(model\) runs what"):
         Runner.open(parsed("g (bfloat16[2] x) => (bfloat16[2] y) { y = Mul (x, x) }"))
 
 
@@ -432,6 +432,21 @@ def test_options_reach_the_runtime(opened: Options) -> None:
     assert opened == [USUAL, {**USUAL, "level": "ORT_DISABLE_ALL", "threads": 1}, {**USUAL, "reuse": False}]
 
 
+def test_threads_that_wait_sleep_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    seen = []
+
+    class Spy(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, given: object, settings: onnxruntime.SessionOptions, *rest: object, **more: object) -> None:
+            seen.append(settings.get_session_config_entry("session.intra_op.allow_spinning"))
+            super().__init__(given, settings, *rest, **more)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", Spy)
+    Runner.open(parsed(TWO), spinning=False)
+    assert seen == ["0"]
+
+
 def test_memory_is_not_planned_for_huge_graphs(opened: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_rewrite.ort.runner._MOST_PLANNED_NODES", 1)
     Runner.open(parsed(TWO))
@@ -441,6 +456,43 @@ def test_memory_is_not_planned_for_huge_graphs(opened: Options, monkeypatch: pyt
 def test_an_optimizer_that_may_end_the_process_is_off_where_an_lstm_is(opened: Options) -> None:
     Runner.open(Model.load(Path(__file__).parent / "models" / "lstm_ts13.onnx"))
     assert opened == [{**USUAL, "disabled": ["NchwcTransformer"]}]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("y = far.Fancy (x)", "it knows no op 'Fancy' of the domain 'far'; give the model a local function of that"
+         " name, or put ops that it knows in its place"),
+        ("y = Negg (x)", "it knows no op 'Negg' in opset 20; check the spelling, or import the opset that has it"),
+        ("y = near.Neg (x)", "the model uses the domain 'near', and imports no opset of it; add it to opset_import"),
+        ("[a] z = Neg (x) [a] y = Neg (z)", "two of its nodes are named 'a'; give each a name of its own, or none"),
+        ("y = Neg (x) y = Abs (x)", "two of its nodes make 'y'; rename what one of them makes"),
+        ("y = Det (x)", "Node () Op (Det) [ShapeInferenceError] Input rank must be >= 2; `amp-rewrite report MODEL`"
+         " shows what it is made of"),
+    ],
+)  # fmt: skip
+def test_what_onnxruntime_objects_to_is_named_with_the_way_out(text: str, told: str) -> None:
+    body = f"g (float[3] x) => (float[3] y) {{ {text} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20, "far": 1]> {body}')
+    with pytest.raises(ModelError) as refused:
+        Runner.open(Model(model))
+    assert str(refused.value) == f"onnxruntime cannot open the model: {told}"
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        ('ir_version: 10, opset_import: ["": 99]', "; install a newer onnxruntime, or bring the model to an older opset"
+         " with onnx.version_converter"),
+        ('ir_version: 99, opset_import: ["": 20]', "; install a newer onnxruntime, or export the model again for an"
+         " older one"),
+    ],
+)  # fmt: skip
+def test_a_model_of_the_future_needs_a_newer_runtime(head: str, told: str) -> None:
+    model = onnx.parser.parse_model(f"<{head}> g (float[3] x) => (float[3] y) {{ y = Neg (x) }}")
+    with pytest.raises(ModelError) as refused:
+        Runner.open(Model(model))
+    assert str(refused.value).endswith(told)
 
 
 def test_opening_and_running_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.pin import Pin
 from amp_rewrite.safety.angle import angle
 from amp_rewrite.safety.hazards import Rule, hazards
-from amp_rewrite.safety.taint import accumulators, index_taint, shape_taint
+from amp_rewrite.safety.taint import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.view import View
 
 
@@ -129,6 +129,49 @@ def test_shape_marks_go_into_branches_and_out_of_loops() -> None:
         z = Expand (x, shape2)
     }"""
     assert pinned(shape_taint, text) == ["h", "p", "q", "n", "next", "k"]
+
+
+# -- numbers of elements ----------------------------------------------------------------------------
+
+GRAM = """g (float[B,C,N] f, float[N,C] t) => (float[B,C,C] y) <int64 one = {1}> {
+    gram = MatMul (f, t)
+    s = Shape <start = 1> (f)
+    COUNT
+    y = Mul (a, a)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("count", "ops"),
+    [
+        ("n = ReduceProd <keepdims = 0> (s)  k = Cast <to = 1> (n)  a = Div (gram, k)", ["k", "a"]),
+        ("n = Size (f)  k = Cast <to = 1> (n)  r = Reciprocal (k)  a = Mul (gram, r)", ["k", "r", "a"]),
+        (
+            "h = Gather (s, one)  m = Mul (h, h)  n = Sub (m, one)  k = CastLike (n, gram)  e = Sqrt (k)"
+            "  a = Div (gram, e)",
+            ["k", "e"],
+        ),
+        ("z = Cast <to = 1> (s)  k = ReduceProd <keepdims = 0> (z)  a = Mul (gram, k)", ["k", "a"]),
+    ],
+    ids=["product", "size", "less_one", "in_floats"],
+)
+def test_what_reads_a_product_of_sizes_stays_float32(count: str, ops: list[str]) -> None:
+    text = GRAM.replace("COUNT", count)
+    assert pinned(element_counts, text) == ops
+    assert list(element_counts(view_of(text), DType.BFLOAT16)) == []
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        "h = Gather (s, one)  k = Cast <to = 1> (h)  a = Div (gram, k)",
+        "n = ReduceProd <keepdims = 0> (s)  q = Div (n, n)  a = Identity (gram)",
+        "p = ReduceProd <keepdims = 0> (gram)  a = Div (gram, p)",
+    ],
+    ids=["one_size", "no_floats", "a_product_of_data"],
+)
+def test_one_size_alone_and_products_of_other_things_are_no_number_of_elements(count: str) -> None:
+    assert pinned(element_counts, GRAM.replace("COUNT", count)) == []
 
 
 # -- indices ----------------------------------------------------------------------------------------

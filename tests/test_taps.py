@@ -66,6 +66,11 @@ EDGES: dict[str, Sequence[float]] = {
     "all small": [1e-7, 2e-6, -3e-8],
     "zeros and small ones": [0.0, 1e-30, 1e-6, 1.0],
     "float32 subnormal": [1e-45, 1.0],
+    "zeros and float32 subnormals": [0.0, 3e-45, -1e-40, 1.0],
+    "zeros and large ones": [0.0, 3.0, -7.0, 60000.0],
+    "zeros and what barely survives": [0.0, above(HALF), -HALF, 1.0],
+    "zeros and what bfloat16 holds as subnormal": [0.0, 2.0**-130, 1.0],
+    "zeros and what bfloat16 barely holds": [0.0, 2.0**-120, above(2.0**-120), 2.0**-134],
     "largest that fits": [below(LIMIT), 1.0],
     "smallest that overflows": [-LIMIT, 1.0],
     "overflow and zeros": [0.0, 1e5, 1e-30, 1e-6],
@@ -87,6 +92,25 @@ def test_a_tap_counts_what_a_walk_over_the_values_counts(values: Sequence[float]
     x = np.array(values, np.float32 if name == "float" else np.float64)
 
     assert measured(view, {"x": x}, to=to) == {"x": seen(x, to=to)}
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=lambda to: to.spelling)
+@pytest.mark.parametrize("name", ["float", "double"])
+@pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
+def test_behind_a_relu_zeros_are_passed_over_and_nothing_else(values: Sequence[float], name: str, to: DType) -> None:
+    view = view_of(f"g ({name}[n] x) => ({name}[n] y) {{ y = Relu (x) }}", 14)
+    x = np.array(values, np.float32 if name == "float" else np.float64)
+    given = Runner.open(view.model, optimized=False).run({"x": x})["y"]  # what becomes of NaN is the runtime's
+
+    assert measured(view, {"x": x}, to=to)["y"] == seen(np.asarray(given), to=to)
+
+
+def test_one_step_to_either_side_of_a_bound_is_counted_there() -> None:
+    """In a tensor with zeros and in one without, whose counts are made in different ways."""
+    near = [bound * (1 + k * 2.0**-23) for bound in (HALF, NORMAL, 2.0**-14) for k in (-2, -1, 0, 1, 2)]
+    for x in (np.float32(near[10:]), np.float32(near[7:]), np.float32([*near, 0.0])):
+        view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
+        assert measured(view, {"x": x}) == {"x": seen(x)}
 
 
 def test_the_bounds_of_float16_are_those_of_rounding_to_nearest_even() -> None:

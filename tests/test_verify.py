@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -386,3 +388,27 @@ def test_the_json_has_a_version_and_spells_infinities_out() -> None:
     zero = model("y = Sub (x, x)")
     assert '"score": "inf"' in verify(zero, RELU, X, rtol=1.0).to_json()
     assert text == verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=0.5, emulate=True).to_json()
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    weight = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float16)  # 80 kB: stays in its file
+    half = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float16[2, 200] x) => (float16[2, 200] y) { y = MatMul (x, w) }'
+    )
+    half.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(half, tmp_path / "half.onnx")
+    made = []
+    monkeypatch.setattr("amp_rewrite.evidence.mapped._memory", lambda: 1 << 40 if fits else 0)
+    folder = tempfile.TemporaryDirectory
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **more: made.append(more) or folder(**more))
+
+    x = {"x": np.ones((2, 200), np.float16)}
+    verdict = verify(tmp_path / "half.onnx", tmp_path / "half.onnx", x, atol=0, emulate=True)
+
+    assert (verdict.ok, len(made)) == (True, 0 if fits else 2)

@@ -13,8 +13,8 @@ from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.door import FOUND, Door
 from amp_rewrite.cli.measuring import MEASURING, Measuring
 from amp_rewrite.cycles import uncollected
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ReportError
+from amp_rewrite.errors import ModelError, ReportError
+from amp_rewrite.policy import low_type
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def door() -> None:
 
 @door.command()
 @options.take(options.model, options.output, *options.CONVERSION, *MEASURING, *options.WRITING, *options.TALKING)
-@uncollected()
+@uncollected(last=True)
 def convert(
     model: Path,
     output: Path | None,
@@ -55,14 +55,16 @@ def convert(
     scope=encoder/* or name~=REGEX.
     """
     measuring = Measuring.taken(given)
+    asked = bool(given["overwrite"])
     if check_weights and as_json:
         raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
     settings = options.in_force(given)
-    output = output or model.parent / f"{model.stem}.{DType.parse(settings.to).spelling}.onnx"
+    measuring = measuring.completed(settings)
+    output = output or model.parent / f"{model.stem}.{low_type(settings.to).spelling}.onnx"
     if report_file:
         _check_report_file(report_file, model, output)
     if not dry_run:
-        _check_target(output, settings)  # before the work, not after it
+        _check_target(output, model, settings, asked)  # before the work, not after it
     left = [] if dry_run else _foreign_data(output)
     with terminal.stages(model.name, quiet=quiet) as tell:
         converted, repaired = measuring.converted(model, _wanted(settings), tell)
@@ -93,14 +95,23 @@ def report(model: Path, as_json: bool, verbose: bool) -> None:
 
 
 @door.command()
-@options.take(options.model, click.argument("node"), *options.CONVERSION)
+@options.take(options.model, click.argument("node"), *options.CONVERSION, *MEASURING)
 def explain(model: Path, node: str, **given: Any) -> None:
-    """Print why NODE gets its type, back to the op that decides. MODEL may be a report, too."""
-    from amp_rewrite.reports.explain import explain
+    """Print why NODE gets its type, back to the op that decides. MODEL may be a report, too.
 
+    NODE is an op, or a value of the model, for the op that makes it. With the options of `convert`, those for data
+    among them, it says what `convert` would do.
+    """
+    from amp_rewrite.reports.explain import explain, makers
+
+    measuring = Measuring.taken(given)
     settings = options.in_force(given)
-    told = _told(model) if _is_report(model) else _converted(model, settings).report
-    terminal.show(explain(told, node))
+    if _is_report(model):
+        terminal.show(explain(_told(model), node))
+        return
+    with terminal.stages(model.name, quiet=False) as tell:
+        converted, _ = measuring.completed(settings).converted(model, _wanted(settings), tell)
+    terminal.show(explain(converted.report, node, makers(converted.view)))
 
 
 @door.command()
@@ -130,7 +141,7 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     from amp_rewrite.lists import Level, environment_edits, load_lists
 
     settings = options.in_force(given)
-    found = load_lists(DType.parse(settings.to), settings.lists, environment_edits(os.environ))
+    found = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
     found = found.at_level(Level.parse(settings.level))
     entries = [entry for op in ops for entry in listing.entries_of(found, op)] if ops else list(found)
     form = listing.as_json if as_json else listing.as_text if ops else listing.by_color
@@ -149,10 +160,17 @@ def _check_report_file(file: Path, model: Path, output: Path) -> None:
         raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
 
 
-def _check_target(output: Path, settings: Settings) -> None:
-    from amp_rewrite.files.store import check_target
+def _check_target(output: Path, model: Path, settings: Settings, asked: bool) -> None:
+    """Nothing, where the result may be written. `asked`: --overwrite stands on the command line; a file of settings
+    cannot give the model away that is read."""
+    from amp_rewrite.files.store import check_target, replaces
 
-    check_target(output, settings.overwrite)
+    if not asked and replaces(output, model):
+        raise ModelError(
+            f"{output} is the model that is read: replacing it loses what its weights have beyond {settings.to};"
+            " name another output, or add --overwrite to this command"
+        )
+    check_target(output, settings.overwrite, read=model)
 
 
 def _foreign_data(output: Path) -> list[Path]:
@@ -160,12 +178,6 @@ def _foreign_data(output: Path) -> list[Path]:
     from amp_rewrite.files.store import foreign_data
 
     return foreign_data(output)
-
-
-def _converted(model: Path, settings: Settings) -> Converted:
-    from amp_rewrite.convert import convert
-
-    return convert(model, **_wanted(settings))
 
 
 def _say(

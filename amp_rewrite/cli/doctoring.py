@@ -11,7 +11,7 @@ from amp_rewrite.cli.door import FOUND
 
 _ASKED = (
     click.argument("model", type=options.FILE, required=False),
-    click.option("--to", metavar="float16|bfloat16", default="float16", show_default=True, help="The low type."),
+    click.option("--to", metavar="float16|bfloat16|POLICY", default="float16", show_default=True, help="The low type."),
     click.option("--gpu", metavar="NAME", help="Estimate speed for this GPU, such as H200.  [default: the one here]"),
     click.option(
         "--dimension", multiple=True, metavar="NAME=N", help="Size of a free dimension, for the estimate; repeatable."

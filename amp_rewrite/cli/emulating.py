@@ -46,7 +46,7 @@ def emulate(
     from amp_rewrite.files.store import check_target
 
     output = output or model.parent / f"{model.stem}.{'widened' if no_rounding else 'emulated'}.onnx"
-    check_target(output, bool(overwrite))  # before the work, not after it
+    check_target(output, bool(overwrite), read=model)  # before the work, not after it
     with terminal.progress(model.name, quiet=quiet) as progress:
         source = Model.load(model)
         twin = emulate(source, io=io, rounding=not no_rounding)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from amp_rewrite.config import Settings
     from amp_rewrite.evidence.feed import Feed
     from amp_rewrite.files.model import Model
 
@@ -51,6 +52,10 @@ class Feeding:
 
     def __bool__(self) -> bool:
         return self.data is not None or self.random
+
+    def completed(self, settings: Settings) -> Feeding:
+        """The same; where the command line says nothing, with the data of the settings."""
+        return self if self else replace(self, data=settings.data)
 
     def needed(self) -> Feeding:
         """The same; UsageError where nothing says what to feed."""

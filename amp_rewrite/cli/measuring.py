@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import click
 from amp_rewrite.cli.feeding import FEEDING, Feeding
 
 if TYPE_CHECKING:
+    from amp_rewrite.config import Settings
     from amp_rewrite.convert import Converted
     from amp_rewrite.repair import Repaired
 
@@ -52,13 +53,26 @@ class Measuring:
 
     @classmethod
     def taken(cls, given: dict[str, Any]) -> Measuring:
-        """Takes the options out of all that were given. UsageError for options that contradict or lack each other."""
+        """Takes the options out of all that were given. UsageError where those of FEEDING contradict each other."""
         words = ("rtol", "atol", "metric", "at_least", "at_most")
         criterion = {word: value for word in words if (value := given.pop(word)) is not None}
         rest = {word: given.pop(word) for word in ("ranges", "headroom", "budget")}
-        found = cls(feeding=Feeding.taken(given), criterion=criterion, **rest)
+        return cls(feeding=Feeding.taken(given), criterion=criterion, **rest)
+
+    def completed(self, settings: Settings) -> Measuring:
+        """The same with what settings say of what the command line leaves open.
+
+        Of a file that names ranges and data, the ranges guard, and the data are for a repair alone. UsageError for
+        options of the command line that contradict or lack each other.
+        """
+        ranges, feeding = self.ranges, self.feeding
+        if ranges is None and settings.ranges and (self.criterion or not feeding):
+            ranges = Path(settings.ranges)
+        if self.criterion or ranges is None:
+            feeding = feeding.completed(settings)
+        found = replace(self, ranges=ranges, feeding=feeding)
         found._check()
-        return found
+        return replace(found, headroom=settings.headroom) if found.headroom is None else found
 
     def _check(self) -> None:
         if self.criterion and not self.feeding:

@@ -38,11 +38,34 @@ form = click.option(
     help="How to print it; github: annotations of a workflow.",
 )
 
-_to = click.option("--to", metavar="float16|bfloat16", help="The type to lower to.  [default: float16]")
+_to = click.option(
+    "--to", metavar="float16|bfloat16|POLICY", help="The type to lower to, or a policy.  [default: float16]"
+)
 _lists = click.option(
     "--lists", multiple=True, metavar="FILE|NAME", help="Op lists on top of the default ones; repeatable."
 )
 _level = click.option("--level", metavar=LEVELS, help="How far to go.  [default: default]")
+
+_target = click.option(
+    "--target", metavar="ort-cuda|onnx|tensorrt", help="What will run the model.  [default: ort-cuda]"
+)
+_safety = click.option(
+    "--safety", metavar="default|none", help="Rules that protect numbers, on top of the lists; or none."
+)
+_keep = click.option(
+    "--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax; repeatable."
+)
+_lower = click.option(
+    "--lower", multiple=True, metavar="PATTERN", help="Ops to lower, whatever the lists say; repeatable."
+)
+_gray_follows_allow = click.option(
+    "--gray-follows-allow/--no-gray-follows-allow",
+    default=None,
+    help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
+)
+
+# What painting depends on, whoever asks for it.
+PAINTING = (_lists, _level, _target, _safety, _keep, _lower, _gray_follows_allow)
 
 # What the op lists in force depend on.
 LISTING = (_to, _lists, _level, config)
@@ -52,24 +75,22 @@ CONVERSION = (
     _to,
     _lists,
     _level,
-    click.option("--target", metavar="ort-cuda|onnx|tensorrt", help="What will run the model.  [default: ort-cuda]"),
-    click.option("--safety", metavar="default|none", help="Rules that protect numbers, on top of the lists; or none."),
-    click.option(
-        "--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax; repeatable."
-    ),
-    click.option("--lower", multiple=True, metavar="PATTERN", help="Ops to lower, whatever the lists say; repeatable."),
+    _target,
+    _safety,
+    _keep,
+    _lower,
     click.option("--io", multiple=True, metavar="keep|low|GLOB=TYPE", help="Types of inputs and outputs; repeatable."),
+    _gray_follows_allow,
     click.option(
-        "--gray-follows-allow/--no-gray-follows-allow",
-        default=None,
-        help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
+        "--fuse",
+        metavar="basic|none|contrib",
+        help="Bring into standard operators first, or not; contrib: onnxruntime's own too.  [default: basic]",
     ),
-    click.option("--fuse", metavar="basic|none", help="Bring into standard operators first, or not.  [default: basic]"),
     click.option("--opset", metavar="auto|N", help="Move the model to this opset.  [default: its own]"),
     click.option(
         "--placement",
-        metavar="propagate|mincut[:GPU]",
-        help="Where the types meet: TensorFlow's rules, or what costs least.  [default: propagate]",
+        metavar="auto|propagate|mincut[:GPU]",
+        help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
     ),
     config,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,9 @@ _OUTPUT = (
     click.option("--overwrite", is_flag=True, help="Replace an output that is there already."),
     click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and ranges that go to stdout."),
 )
-_TOP = click.option("--top", type=click.IntRange(0), metavar="N", help="Show the N largest.  [default: all]")
+_TOP = click.option("--top", type=click.IntRange(min=1), metavar="N", help="Show the N largest.  [default: all]")
 _RUNNING = (
-    click.option("--to", metavar="float16|bfloat16", help="The type that it may fit.  [default: float16]"),
+    click.option("--to", metavar="float16|bfloat16|POLICY", help="The type that it may fit.  [default: float16]"),
     click.option("--chunk", type=int, metavar="N", help="Values that are measured in one session.  [default: 2000]"),
     click.option("--threads", type=int, metavar="N", help="Threads for one op.  [default: one per core]"),
 )
@@ -43,7 +42,8 @@ def calibrate(
     **given: Any,
 ) -> None:
     """Run MODEL on data and write the ranges of its values: the largest and smallest, and what would not fit."""
-    feeding = Feeding.taken(given).needed()
+    settings = options.in_force({"to": to, "config": config})
+    feeding = Feeding.taken(given).completed(settings).needed()
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.evidence.ranges import check_writable
     from amp_rewrite.files.model import Model
@@ -55,7 +55,7 @@ def calibrate(
         found = calibrate(
             loaded,
             feeding.feed(loaded),
-            to=options.in_force({"to": to, "config": config}).to,
+            to=settings.to,
             allow_nonfinite=feeding.allow_nonfinite,
             chunk=chunk,
             threads=threads,
@@ -73,13 +73,25 @@ def ranges() -> None:
 @options.take(click.argument("files", nargs=-1, required=True, type=options.FILE), *_OUTPUT)
 def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
     """Make of several FILES one, as if all their data had been calibrated on at once."""
+    from amp_rewrite.errors import EvidenceError
     from amp_rewrite.evidence.ranges import Ranges, check_writable
 
     if len(files) == 1:
         raise click.UsageError("one file is merged with nothing; name two or more")
     if output:
         check_writable(output, overwrite)
-    _give(reduce(Ranges.merge, map(Ranges.load, files)), output, overwrite, quiet)
+    shards: dict[str, Path] = {}
+    merged: Ranges | None = None
+    for file in files:
+        shard = Ranges.load(file)
+        known = shards.setdefault(shard.to_json(), file)
+        if known is not file:
+            raise EvidenceError(
+                f"{known} and {file} hold the same ranges, which would count twice; name each shard once"
+            )
+        merged = shard if merged is None else merged.merge(shard)
+    assert merged is not None  # click asks for a file
+    _give(merged, output, overwrite, quiet)
 
 
 @ranges.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
@@ -62,6 +62,14 @@ def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(escape(plain(title)), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
+    """What long work takes as `progress`: a bar on stderr while the body runs, and None where that is no terminal.
+
+    For programs of one's own: `with progress_bar("training") as bar: trainer.fit(batches, epochs=9, progress=bar)`.
+    """
+    return progress(title, quiet=False)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import options, terminal
+from amp_rewrite.config import Settings
+from amp_rewrite.policy import Policy, low_type
 from amp_rewrite.reports.render import plain
 
 if TYPE_CHECKING:
@@ -34,16 +36,14 @@ _STEP = (
     click.option(
         "--policy",
         metavar="mixed_float16|mixed_bfloat16|float32",
-        default="mixed_float16",
-        show_default=True,
-        help="What to compute in; parameters are kept in float32.",
+        help="What to compute in; parameters are kept in float32.  [default: mixed_float16]",
     ),
     click.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Initializers to leave as they are; repeatable."),
     click.option("--micro-batches", type=int, default=1, show_default=True, help="Runs that make one step."),
     click.option("--training-mode", is_flag=True, help="Statistics of the batch, and dropout."),
-    click.option("--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax."),
-    click.option("--target", metavar="ort-cuda|onnx|tensorrt", help="What will run it.  [default: ort-cuda]"),
+    *options.PAINTING,
+    options.config,
     *options.WRITING[:2],
     *options.TALKING[1:],
 )
@@ -54,8 +54,6 @@ _STEP = (
 def train_step(
     model: Path,
     output: Path | None,
-    overwrite: bool | None,
-    external_data: bool | None,
     quiet: bool,
     verbose: bool,
     **given: Any,
@@ -64,16 +62,20 @@ def train_step(
 
     It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
     pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
+
+    Settings of amp.toml hold as for convert; its `to` names the policy. What is about inputs, outputs and fusions does
+    not concern a step.
     """
     from amp_rewrite.files.store import check_target
     from amp_rewrite.train.step import training_step
     from amp_rewrite.train.step_file import save_step
 
     output = output or model.parent / f"{model.stem}.step.onnx"
-    check_target(output, bool(overwrite))  # before the work, not after it
+    asked, settings = _asked(given)
+    check_target(output, settings.overwrite)  # before the work, not after it
     with terminal.progress(model.name, quiet=quiet) as progress:
-        step = training_step(model, **_asked(given))
-        save_step(step, output, overwrite=bool(overwrite), external_data=external_data, progress=progress)
+        step = training_step(model, **asked)
+        save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if not quiet:
         terminal.show(_summary(model.name, step))
         if step.report is not None:
@@ -81,12 +83,25 @@ def train_step(
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
-def _asked(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `training_step`; what was not given is left to its defaults."""
-    asked = {name: value for name, value in given.items() if value not in (None, ())}
+_PAINTING = ("lists", "level", "target", "safety", "keep", "lower", "gray_follows_allow")
+
+
+def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
+    """The arguments of `training_step`, those left out that stay as usual, and the settings in force."""
+    own = {name: given.pop(name) for name in _OWN}
+    said = {name: value for name, value in given.items() if value not in (None, ())}
+    settings = options.in_force(given)
+    asked = {name: value for name, value in own.items() if value not in (None, ())}
+    asked.setdefault("policy", f"mixed_{low_type(settings.to).spelling}")
     if "loss_scale" in asked:
         asked["loss_scale"] = _loss_scale(asked["loss_scale"])
-    return asked
+    lowers = Policy(asked["policy"]).lowers is not None
+    painting = {name: getattr(settings, name) for name in _PAINTING if lowers or name in said}
+    return asked | {name: value for name, value in painting.items() if value != getattr(Settings(), name)}, settings
+
+
+_OWN = ("loss", "optimizer", "loss_scale", "policy", "parameters", "freeze", "micro_batches", "training_mode")
+"""What only a training step is asked."""
 
 
 def _loss_scale(text: str) -> float | str | None:

@@ -30,13 +30,13 @@ _RUNNING = (
 
 
 @click.command()
-@options.take(*_MODELS, *FEEDING, *CRITERION, *_RUNNING, options.as_json, _QUIET, _VERBOSE)
+@options.take(*_MODELS, *FEEDING, *CRITERION, *_RUNNING, options.config, options.as_json, _QUIET, _VERBOSE)
 def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data; exit with 1 if they are not near enough.
 
     How near is up to you, there is no default: --rtol and --atol, or a --metric with its bound.
     """
-    feeding = Feeding.taken(given).needed()
+    feeding = Feeding.taken(given).completed(options.in_force(_config(given))).needed()
     words = ("rtol", "atol", "metric", "at_least", "at_most")
     if all(given[word] is None for word in words):
         raise click.UsageError(
@@ -68,13 +68,14 @@ def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, 
 @options.take(
     *_MODELS,
     *FEEDING,
+    options.config,
     click.option("--top", type=click.IntRange(min=1), metavar="N", help="How many ops to show.  [default: 10]"),
     options.as_json,
     _QUIET,
 )
 def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, **given: Any) -> None:
     """Print where B departs from A: the first op where the error jumps, and the ops that add most."""
-    feeding = Feeding.taken(given).needed()
+    feeding = Feeding.taken(given).completed(options.in_force(_config(given))).needed()
     from amp_rewrite.evidence.locate import locate
     from amp_rewrite.files.model import Model
 
@@ -86,3 +87,8 @@ def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, **give
         located = locate(reference, Model.load(b), feed, allow_nonfinite=nonfinite, names=named, progress=progress)
     if as_json or not quiet:
         terminal.show(located.to_json(top=top) if as_json else located.text(top=top or 10))
+
+
+def _config(given: dict[str, Any]) -> dict[str, Any]:
+    """Takes the file of settings out of all that was given: of those here only data counts."""
+    return {"config": given.pop("config")}

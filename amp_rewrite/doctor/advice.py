@@ -179,7 +179,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 def bound(view: View, roof: Roof, low: DType) -> Bound | None:
     """The least time of a converted model whose dimensions are fixed; None where no shape is known. O(nodes)."""
-    shapes, work = shapes_of(view), Work.of(view, roof, low)
+    shapes, work = shapes_of(view), Work(view, roof, low)
     full = converted = 0.0
     counted = ops = 0
     for op in view.ops:

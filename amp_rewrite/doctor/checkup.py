@@ -25,6 +25,7 @@ from amp_rewrite.errors import MachineError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.hardware import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.kernels import Kernels, load_kernels
+from amp_rewrite.policy import Policy, low_type
 from amp_rewrite.reports.render import count, shortened, size, table
 from amp_rewrite.roofline import ROOFS, Roof, roof_of
 from amp_rewrite.view import View
@@ -82,7 +83,7 @@ Asked = Mapping[str, Any]
 def doctor(
     model: object = None,
     *,
-    to: str = "float16",
+    to: str | DType | Policy = "float16",
     gpu: str | None = None,
     dimensions: Mapping[str, int] | None = None,
     load: Loader = ctypes.CDLL,
@@ -91,15 +92,13 @@ def doctor(
 ) -> Checkup:
     """What keeps half precision from being fast here; with a model (whatever `convert` takes), also in that model.
 
-    `to`: "float16" or "bfloat16". `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
+    `to`: as `convert` takes it. `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
     of the model's free dimensions by name, for the estimate; 1 for those that are not named. `load`, `ask` and
     `installed` stand for the loader of libraries, onnxruntime in a process of its own, and the installed packages.
 
     PolicyError for an unknown type or GPU; what `convert` raises for the model.
     """
-    low = DType.parse(to)
-    if not low.low:
-        raise PolicyError(f"cannot lower to {low.spelling}; use float16 or bfloat16")
+    low = low_type(to)
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     machine = hardware(load)

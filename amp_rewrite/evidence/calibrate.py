@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from amp_rewrite.evidence.feed import Feed
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.evidence.tally import merged, neutral, ranges
 from amp_rewrite.evidence.taps import Taps, tapped
-from amp_rewrite.expand import inline_functions
+from amp_rewrite.expand import inline_functions, inline_schema_functions
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.lists import load_lists
 from amp_rewrite.ort.runner import Runner
+from amp_rewrite.policy import Policy, Target, low_type
 from amp_rewrite.view import ValueId, View
 
 CHUNK = 2000
@@ -30,7 +33,7 @@ def calibrate(
     model: object,
     data: object,
     *,
-    to: str | DType = "float16",
+    to: str | DType | Policy = "float16",
     allow_nonfinite: bool = False,
     chunk: int | None = None,
     threads: int | None = None,
@@ -41,7 +44,7 @@ def calibrate(
 
     `model`: a Model, or what `Model.load` takes (`folder`: where its external data lies). What is in a low type
     already is measured in its widened twin, so that its true ranges are seen. `data`: what `Feed.of` takes, or a Feed;
-    NaN and infinity in it only with `allow_nonfinite`. `to`: "float16" or "bfloat16". `chunk`: taps in one session,
+    NaN and infinity in it only with `allow_nonfinite`. `to`: as `convert` takes it. `chunk`: taps in one session,
     so that there are fewer nodes in each, and more runs. `threads` for one op; None: one per core.
     `progress(done, total)` counts runs; the total asks the data for its length.
 
@@ -49,63 +52,82 @@ def calibrate(
     model. PolicyError for another type, a chunk below 1 or negative threads; ModelError and FeedError as `Model.load`,
     `Feed.of` and `Runner` raise them.
     """
-    low = to if isinstance(to, DType) else DType.parse(to)
-    if not low.low:
-        raise PolicyError(f"ranges are for a low type, and {low.spelling} is none; use float16 or bfloat16")
+    low = low_type(to)
     size = CHUNK if chunk is None else chunk
     if size < 1:
         raise PolicyError(f"{size} taps in a session measure nothing; use a chunk of 1 or more")
     if threads is not None and threads < 0:
         raise PolicyError(f"{threads} threads compute nothing; use 1 or more, or leave it out for one per core")
     source = model if isinstance(model, Model) else Model.load(model, folder=folder)
-    view = _measurable(source)
-    feed = Feed.of(data, view.model, allow_nonfinite=allow_nonfinite)
-    taps = Taps.of(view)
-    found, batches = _measured(view, taps, feed, low, size, threads or 0, progress)
-    for value in taps.constants:
-        found[value] = Range().merge(view.fit(value, low)).times(batches)
-    for copy, of in taps.copies.items():
-        found[copy] = found[of]
+    parts = tuple(_parts(source, low))
+    feed = Feed.of(data, parts[0].view.model, allow_nonfinite=allow_nonfinite)
+    measured, batches = _measured(parts, feed, low, size, threads or 0, progress)
+    values: dict[str, Range] = {}
+    for part, found in zip(parts, measured, strict=True):
+        for value in part.taps.constants:
+            found[value] = Range().merge(part.view.fit(value, low)).times(batches)
+        for copy, of in part.taps.copies.items():
+            found[copy] = found[of] if of in found else values[key(part.view, of)]
+        values |= _by_key(part.view, found)
     print_ = fingerprint(source)
     return Ranges(
         to=low.spelling,
-        values=_by_key(view, found),
+        values=values,
         batches=batches,
         origin=feed.origin,
         random=feed.random,
         model=source.path.name if source.path else source.proto.graph.name,
         graph=print_.graph,
         weights=print_.weights,
-        untapped=taps.untapped,
+        untapped=parts[0].taps.untapped,
     )
 
 
-def _measurable(source: Model) -> View:
-    """The model as a conversion looks at it, functions inlined; its widened twin if it has low values."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A view, and what of it is measured."""
+
+    view: View
+    taps: Taps
+
+
+def _parts(source: Model, low: DType) -> Iterator[_Part]:
+    """The model as a conversion looks at it, functions inlined, or its widened twin if it has low values; then what
+    is inside of the functions of the standard that a conversion with the default lists inlines for CUDA."""
     view = View.of(inline_functions(source)[0])
-    if not any(found is not None and found.dtype is not None and found.dtype.low for found in view.types):
-        return view
-    return View.of(emulate(source, rounding=False, io="float32"))
+    if any(found is not None and found.dtype is not None and found.dtype.low for found in view.types):
+        widened = View.of(emulate(source, rounding=False, io="float32"))
+        yield _Part(widened, Taps.of(widened))
+        return
+    yield _Part(view, Taps.of(view))
+    inside, inlined = inline_schema_functions(view, load_lists(low), low, Target.ORT_CUDA)
+    if inlined:
+        known = {key(view, value.id) for value in view.values}
+        yield _Part(inside, Taps.of(inside).only(v.id for v in inside.values if key(inside, v.id) not in known))
 
 
 def _measured(
-    view: View, taps: Taps, feed: Feed, to: DType, chunk: int, threads: int, progress: Progress | None
-) -> tuple[dict[ValueId, Range], int]:
-    """The ranges of the tapped values, and how many batches there were. One session is open at a time."""
-    pieces = [taps.taps[at : at + chunk] for at in range(0, len(taps.taps), chunk)]
+    parts: Sequence[_Part], feed: Feed, to: DType, chunk: int, threads: int, progress: Progress | None
+) -> tuple[list[dict[ValueId, Range]], int]:
+    """The ranges of the tapped values of each part, and how many batches there were. One session is open at a time."""
+    pieces = [(i, part.taps.taps[at : at + chunk]) for i, part in enumerate(parts) for at in _starts(part, chunk)]
     total = len(feed) * len(pieces) if progress else 0
-    found: dict[ValueId, Range] = {}
+    measured: list[dict[ValueId, Range]] = [{} for _ in parts]
     batches = 0
-    for number, piece in enumerate(pieces):
-        made = tapped(view, piece, to)
-        runner = Runner.open(made.model, outputs_only=(made.rows,), optimized=False, threads=threads)
+    for number, (i, piece) in enumerate(pieces):
+        made = tapped(parts[i].view, piece, to)
+        runner = Runner.open(made.model, outputs_only=(made.rows,), optimized=False, spinning=False, threads=threads)
         rows = neutral(len(made.values))
         for batches, batch in enumerate(feed, 1):
             rows = merged(rows, np.asarray(runner.run(batch)[made.rows]))
             if progress:
                 progress(number * (total // len(pieces)) + batches, total)
-        found.update(zip(made.values, ranges(rows), strict=True))
-    return found, batches if pieces else len(feed)
+        measured[i].update(zip(made.values, ranges(rows), strict=True))
+    return measured, batches if pieces else len(feed)
+
+
+def _starts(part: _Part, chunk: int) -> range:
+    return range(0, len(part.taps.taps), chunk)
 
 
 def _by_key(view: View, found: Mapping[ValueId, Range]) -> dict[str, Range]:

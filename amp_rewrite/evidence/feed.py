@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.arrays import short
-from amp_rewrite.evidence.sources import Raw, Source, source_of
+from amp_rewrite.evidence.sources import Filed, Raw, Source, source_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ort.runner import Port, input_ports
 from amp_rewrite.schema import TENSOR
@@ -30,6 +30,7 @@ LIMIT = 1 << 32
 """Bytes that one batch from a file may need, unless told otherwise."""
 
 _DEFAULT_INTS = (0, 2)
+_SHOWN = 8  # names in an error
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,18 +144,34 @@ def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite:
     known = {port.name: port for port in ports}
     for name in raw:
         if name not in known:
-            raise FeedError(f"batch {number} has {short(str(name))}, which is no input; {_nearest(str(name), known)}")
+            fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is no input"
+            raise FeedError(f"{fact}; {_nearest(str(name), known)}; if it is for something else, leave it out")
     missing = [port.name for port in ports if port.name not in raw and _must_be_fed(port)]
     if missing:
-        raise FeedError(f"batch {number} has nothing for input {missing[0]!r}; give all of {_named(missing)}")
+        raise FeedError(
+            f"{_batch(number, raw)} has nothing for input {missing[0]!r}; give all of {_named(missing)}{_held(raw)}"
+        )
     batch, notes = {}, []
     for name, port in known.items():
         if name in raw:
-            batch[name], note = _fitting(raw[name], port, f"input {name!r} of batch {number}", allow_nonfinite)
+            where = f"input {name!r} of {_batch(number, raw, name)}"
+            batch[name], note = _fitting(raw[name], port, where, allow_nonfinite)
             notes += [f"{name}: {note}"] if note else []
     if batch and not any(_elements(value) for value in batch.values()):
-        raise FeedError(f"batch {number} has no elements: {_shapes_of(batch)}; give at least one row")
+        raise FeedError(f"{_batch(number, raw)} has no elements: {_shapes_of(batch)}; give at least one row")
     return batch, tuple(notes)
+
+
+def _batch(number: int, raw: Raw, name: str | None = None) -> str:
+    """What to call a batch, or an array of it: by its file, too, if it is one of several in a folder."""
+    return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
+
+
+def _held(raw: Raw) -> str:
+    """What a batch has got, as far as that is worth reading."""
+    named = [short(str(name)) for name in raw][:_SHOWN]
+    more = f" and {len(raw) - _SHOWN} more" if len(raw) > _SHOWN else ""
+    return f" beside {', '.join(named)}{more}" if named else ""
 
 
 def _must_be_fed(port: Port) -> bool:

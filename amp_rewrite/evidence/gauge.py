@@ -100,19 +100,15 @@ class Gauge:
         yield node("Abs", "error", at + "d")
         yield node("Abs", "any", at + "r_only")
         yield node("Less", "inside", at + "any", bounds + "/most")
-        yield node("Cast", "inside_ones", at + "inside", to=TensorProto.FLOAT)
-        yield node("Mul", "size", at + "any", at + "inside_ones")
+        yield node("Where", "size", at + "inside", at + "any", held + "zero")
         for name in ("error", "size", "any"):
-            # The largest of no elements is -inf.
-            yield node("ReduceMax", f"{name}_max", at + name, keepdims=1)
-            yield node("Max", f"{name}_largest", at + f"{name}_max", held + "zero")
-        # Squares of large values must not overflow, those of small ones not vanish.
+            yield node("ReduceMax", f"{name}_largest", at + name, keepdims=1)
+        # Squares of large values must not overflow, those of small ones not vanish; the largest of none is -inf.
         yield node("Max", "unit", at + "size_largest", at + "error_largest", held + "least")
         for name, result in (("error", "noise"), ("size", "signal")):
             yield node("Div", f"{name}_scaled", at + name, at + "unit")
             yield node("ReduceSumSquare", result, at + f"{name}_scaled", keepdims=1)
-        yield node("Not", "v_not_finite", at + "v_finite")
-        yield node("And", "lost_where", at + "r_finite", at + "v_not_finite")
+        yield node("Xor", "lost_where", at + "r_finite", at + "finite")
         yield node("Cast", "lost_ones", at + "lost_where", to=TensorProto.FLOAT)
         yield node("ReduceSum", "lost", at + "lost_ones", keepdims=1)
         parts = [at + part for part in ("error_largest", "any_largest", "noise", "signal", "lost", "unit")]
@@ -145,5 +141,9 @@ def read(packed: NDArray[np.float32]) -> list[Apart]:
     found = []
     for error, size, noise, signal, lost, unit in packed.astype(np.float64).reshape(-1, 6):
         square = float(unit) ** 2
-        found.append(Apart(float(error), float(size), float(noise) * square, float(signal) * square, int(lost)))
+        found.append(
+            Apart(
+                max(0.0, float(error)), max(0.0, float(size)), float(noise) * square, float(signal) * square, int(lost)
+            )
+        )
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
@@ -18,7 +19,7 @@ from amp_rewrite.exact import exact
 from amp_rewrite.finding import Finding
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.pin import Pin
-from amp_rewrite.safety.flow import COPIES, Flow
+from amp_rewrite.safety.flow import COPIES, SELECTIONS, Flow
 from amp_rewrite.schema import TENSOR
 from amp_rewrite.view import Op, OpId, Role, ValueId, View
 
@@ -115,11 +116,14 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
 
     seen = _seen(view, ranges)
     magnified = _magnified(view)
+    picks = Flow.of(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating or view.constant(value.id) is not None:
             continue
         found = seen.get(value.id)
+        if found is None and _brought(view, ranges, value.id) and _of_constants(view, picks, value.id):
+            continue
         if found is None:
             fault: Fault | None = Fault("unseen", ranges.untapped.get(key(view, value.id), "it was not measured"))
         else:
@@ -129,21 +133,50 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
 
 
 def _seen(view: View, ranges: Ranges) -> dict[ValueId, Range]:
-    """The range of each value: its own, or that of what it is a copy of where nothing was measured at it."""
-    flow = Flow.of(view, COPIES)
+    """The range of each value: its own, or that of what it is a copy of where nothing was measured at it.
+
+    What fusing has brought was not there to be measured. It has the range of what it picks from, or of what is picked
+    from it, where nothing else becomes of it.
+    """
+    flow, picks = Flow.of(view, COPIES), Flow.of(view, _PICKS)
     found: dict[ValueId, Range] = {}
     for value in view.values:  # sources come first, but for the state that a loop carries
         own = ranges.of(view, value.id)
         if own is None:
-            sources = [found.get(s) for s in flow.sources(value.id) if view.constant(s) is None]
-            known = [r for r in sources if r is not None]
-            if known and len(known) == len(sources):
-                own = known[0]
-                for other in known[1:]:
-                    own = own.merge(other)
+            walk = picks if _brought(view, ranges, value.id) else flow
+            own = _merged([found.get(s) for s in walk.sources(value.id) if view.constant(s) is None])
         if own is not None:
             found[value.id] = own
+    for value in reversed(view.values):
+        if value.id not in found and _brought(view, ranges, value.id):
+            results = list(picks.results(value.id))
+            own = _merged([found.get(r) for r in results]) if len(results) == len(view.uses[value.id]) else None
+            if own is not None:
+                found[value.id] = own
     return found
+
+
+_PICKS = {**COPIES, "Where": SELECTIONS["Where"]}
+
+
+def _merged(ranges: Sequence[Range | None]) -> Range | None:
+    """One range for all; None if one is not known."""
+    known = [r for r in ranges if r is not None]
+    return reduce(lambda a, b: a.merge(b), known) if known and len(known) == len(ranges) else None
+
+
+def _brought(view: View, ranges: Ranges, value: ValueId) -> bool:
+    """Whether the model that was measured has no such value: neither was it, nor is it told why not."""
+    from amp_rewrite.evidence.ranges import key
+
+    name = key(view, value)
+    return name not in ranges.values and name not in ranges.untapped
+
+
+def _of_constants(view: View, picks: Flow, value: ValueId) -> bool:
+    """Whether a value picks from constants alone, whose numbers are looked at where they stand."""
+    sources = list(picks.sources(value))
+    return bool(sources) and all(view.constant(source) is not None for source in sources)
 
 
 def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | None:

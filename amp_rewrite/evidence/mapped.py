@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -36,6 +37,24 @@ def casting_in_graph(model: Model) -> Model:
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return replace(model, proto=proto)
+
+
+def opening(model: Model) -> Model:
+    """The same model in the form that opens with least work.
+
+    Pending casts become Cast nodes, which onnxruntime folds: their results are then held in memory, where otherwise
+    the whole model is written to a temporary folder. Only for a model of less than a quarter of this machine's memory,
+    for there may be two; a larger one is better in a file, out of which the system can give pages back.
+    """
+    return casting_in_graph(model) if model.nbytes <= _memory() // 4 else model
+
+
+def _memory() -> int:
+    """The bytes of memory that this machine has; 0 where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return 0
 
 
 def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:

@@ -208,7 +208,7 @@ def _rounding(model: Model) -> Model:
 
 def _opened(model: Model) -> Runner:
     """Every node runs as it stands: what is fused depends on what else is in the graph."""
-    return Runner.open(model, optimized=False, planned=False)
+    return Runner.open(model, optimized=False, planned=False, spinning=False)
 
 
 def _inlined(model: Model) -> Model:

@@ -20,6 +20,19 @@ Raw = Mapping[str, Any]
 """A batch as it was given: nothing about it is known."""
 Source = Callable[[], Iterator[Raw]]
 
+
+class Filed(dict[str, Any]):
+    """A batch out of a folder. `file`: the one that holds it; or, where each array has one of its own, their folder."""
+
+    def __init__(self, arrays: Raw, file: str) -> None:
+        super().__init__(arrays)
+        self.file = file
+
+    def place(self, name: str | None = None) -> str:
+        """The file of an array, or of the batch."""
+        return f"{self.file}{name}.npy" if name is not None and self.file.endswith("/") else self.file
+
+
 _Reader = Callable[[], Raw]
 _NUMBERED = re.compile(r"([0-9]{1,9})/(.+)", re.DOTALL)
 
@@ -105,8 +118,12 @@ def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reade
         raise FeedError(f"{folder} holds {' and '.join(sorted(kinds))}; keep one kind, so that batches are clear")
     ((kind, paths),) = kinds.items()
     if kind == ".npz files":
-        return [reader for path in paths for reader in _of_npz(path, ports, limit)]
-    return [_of_arrays(path, limit) for path in paths] if kind == "folders" else [_of_arrays(folder, limit)]
+        return [partial(_filed, reader, path.name) for path in paths for reader in _of_npz(path, ports, limit)]
+    return [_of_arrays(path, limit) for path in (paths if kind == "folders" else [folder])]
+
+
+def _filed(reader: _Reader, file: str) -> Filed:
+    return Filed(reader(), file)
 
 
 def _of_arrays(folder: Path, limit: int) -> _Reader:
@@ -114,7 +131,7 @@ def _of_arrays(folder: Path, limit: int) -> _Reader:
     paths = [path for path in _listed(folder) if _kind(path) == ".npy files"]
     if not paths:
         raise FeedError(f"{folder} holds no .npy file; a folder of a batch has one INPUT.npy for each input")
-    return lambda: {path.stem: of_npy(path, limit) for path in paths}
+    return lambda: Filed({path.stem: of_npy(path, limit) for path in paths}, f"{folder.name}/")
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -5,7 +5,8 @@ taking the larger of the last two, so rows of many batches, or of many trips of 
 
     0       how many elements
     1 to 6  how many magnitudes lie above: -1 (all but NaN), 0, what rounds to zero, what rounds to a subnormal number,
-            what rounds to a finite one, the largest finite number
+            what rounds to a finite one, the largest finite number. Zeros may count as if they lay above the first
+            four, in all of them alike: what is read are the differences
     7       the largest finite magnitude
     8       minus the smallest magnitude that is neither 0 nor infinite; -infinity: there is none
 """
@@ -34,6 +35,8 @@ _ADDED = 7  # columns; the rest are compared
 _EXACT_IN_FLOAT = 1 << 24  # ones; float32 can count that far
 _NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
 _NEUTRAL = [0.0] * 8 + [-np.inf]
+_STEP = 2.0**-149  # the smallest float32
+_SURE = 2.0**-120  # from which on taking away a step changes no float32
 
 Rows = NDArray[np.float64]
 
@@ -57,7 +60,7 @@ def ranges(rows: Rows) -> Iterator[Range]:
         yield Range(
             count=elements,
             nonfinite=elements - numbers + infinite,
-            absmax=float(row[7]),
+            absmax=abs(float(row[7])),  # a Relu may give -0
             absmin=float(-row[8]) if np.isfinite(row[8]) else 0.0,
             overflow=beyond - infinite,
             flushed=nonzero - survive,
@@ -89,9 +92,10 @@ class Tally:
     def constants(self) -> list[NodeProto]:
         """The nodes that must stand before all others, in the same graph or one around it."""
         values = {
-            **dict(zip(_NAMES, bounds(self.to, self.dtype.numpy), strict=True)),
+            **self._bounds(),
             "zero": self.dtype.numpy.type(0),
             "infinity": self.dtype.numpy.type(np.inf),
+            "step": self.dtype.numpy.type(_STEP),
             "flat": np.array([-1]),
             "none": np.array([0]),
             "many": np.array([_EXACT_IN_FLOAT]),
@@ -99,53 +103,84 @@ class Tally:
         }
         return [constant(self._k(name), np.asarray(value)) for name, value in values.items()]
 
-    def row(self, name: str, row: str) -> list[NodeProto]:
-        """Nodes that give the row of the tensor `name` under the name `row`."""
+    def _bounds(self) -> dict[str, Any]:
+        """The numbers that magnitudes are compared with, by name."""
+        named = dict(zip(_NAMES, bounds(self.to, self.dtype.numpy), strict=True))
+        overflows = np.nextafter(named["infinite_in_low"], self.dtype.numpy.type(np.inf))
+        return {**named, "overflows": overflows, "sure": max(named["survives"], self.dtype.numpy.type(_SURE))}
+
+    def _bound(self, name: str) -> Any:
+        return self._bounds()[name]
+
+    def row(self, name: str, row: str, *, rectified: bool = False) -> list[NodeProto]:
+        """Nodes that give the row of the tensor `name` under the name `row`. `rectified`: a Relu made it."""
         n = f"{row}_n"
-        nodes = [_node("Abs", [name], f"{row}_abs"), _node("Reshape", [f"{row}_abs", self._k("flat")], f"{row}_a")]
+        flat = name if rectified else f"{row}_abs"
+        nodes = [] if rectified else [_node("Abs", [name], flat)]
+        nodes += [_node("Reshape", [flat, self._k("flat")], f"{row}_a")]
         nodes += [_node("Shape", [f"{row}_a"], n), _node("Greater", [n, self._k("none")], f"{row}_any")]
         nothing = constant(f"{row}_nothing", neutral(1))
-        return [*nodes, choice(f"{row}_any", row, self._of_some(row), [nothing])]
+        return [*nodes, choice(f"{row}_any", row, self._of_some(row, rectified), [nothing])]
 
     def _k(self, name: str) -> str:
         return f"{self.stem}{self.dtype.spelling}_{name}"
 
-    def _of_some(self, row: str) -> list[NodeProto]:
+    def _of_some(self, row: str, rectified: bool) -> list[NodeProto]:
         """The row of a tensor that is not empty: by as few passes over it as there is something to count.
 
         The reductions of the CPU drop NaN, and with it what they had found; only the sum is sure to show it.
         """
         a, n, tame = f"{row}_a", f"{row}_n", f"{row}_tame"
-        nodes = [_reduced("ReduceSum", a, f"{row}_sum")]
-        nodes += [_reduced("ReduceMax", a, f"{row}_max"), _reduced("ReduceMin", a, f"{row}_min")]
+        nodes = [_reduced("ReduceSum", a, f"{row}_sum"), _reduced("ReduceMax", a, f"{row}_max")]
         nodes += [_node("Cast", [n], f"{row}_all", to=TensorProto.DOUBLE)]
         facts = [
             _node("Less", [f"{row}_sum", self._k("infinity")], f"{row}_finite"),
-            _node("Greater", [f"{row}_max", self._k("infinite_in_low")], f"{row}_large"),
+            _node("Less", [f"{row}_max", self._k("overflows")], f"{row}_fits"),
             _node("Less", [n, self._k("many")], f"{row}_few"),
-            _node("Not", [f"{row}_large"], f"{row}_fits"),
             _node("And", [f"{row}_finite", f"{row}_fits"], f"{row}_ordinary"),
             _node("And", [f"{row}_ordinary", f"{row}_few"], tame),
         ]
-        quick = [
-            _node("Greater", [f"{row}_min", self._k("survives")], f"{row}_dense"),
-            choice(f"{row}_dense", f"{row}_quick", self._dense(f"{row}_d", row), self._sparse(f"{row}_s", row)),
-        ]
+        gapped = self._gapped(f"{row}_g", row)
+        quick = gapped if rectified else self._if_sure(a, f"{row}_q", row, gapped)
         return [*nodes, *facts, choice(tame, f"{row}_some", quick, self._wild(f"{row}_w", row))]
 
-    def _dense(self, own: str, row: str) -> list[NodeProto]:
-        """Of finite numbers that all survive rounding."""
+    def _if_sure(self, a: str, own: str, row: str, otherwise: list[NodeProto]) -> list[NodeProto]:
+        """The row of finite numbers by one count, if the least of `a` is sure to survive rounding, else as stated."""
         return [
-            *self._above(f"{row}_a", "normal", own, self.dtype),
-            *self._joined(own, [f"{row}_all"] * 4, ["normal"], f"{row}_max", f"{row}_min"),
+            _reduced("ReduceMin", a, f"{own}_min"),
+            _node("Greater", [f"{own}_min", self._k("sure")], f"{own}_sure"),
+            choice(f"{own}_sure", f"{own}_row", self._dense(a, f"{own}_min", f"{own}_d", row), otherwise),
+        ]
+
+    def _dense(self, a: str, smallest: str, own: str, row: str) -> list[NodeProto]:
+        """Of finite numbers that all survive rounding; an infinity stands for a zero."""
+        if self._bound("normal") < self._bound("sure"):
+            return self._joined(own, [f"{row}_all"] * 5, [], f"{row}_max", smallest)
+        return [
+            *self._above(a, "normal", own, self.dtype),
+            *self._joined(own, [f"{row}_all"] * 4, ["normal"], f"{row}_max", smallest),
+        ]
+
+    def _gapped(self, own: str, row: str) -> list[NodeProto]:
+        """Of finite numbers with zeros, or what rounds to zero, among them.
+
+        Where takes longer than a subtraction and a LeakyRelu, which make infinities of zeros and leave what is sure to
+        survive as it is; smaller numbers stay below that, so that they are seen.
+        """
+        if self.dtype is not DType.FLOAT:
+            return self._sparse(f"{own}_s", row)
+        return [
+            _node("Sub", [f"{row}_a", self._k("step")], f"{own}_less"),
+            _node("LeakyRelu", [f"{own}_less"], f"{own}_a", alpha=-np.inf),
+            *self._if_sure(f"{own}_a", own, row, self._sparse(f"{own}_s", row)),
         ]
 
     def _sparse(self, own: str, row: str) -> list[NodeProto]:
-        """Of finite numbers with zeros, or what rounds to zero, among them."""
+        """The same, however small they are."""
         counted = ["nonzero", "survives", "normal"]
         return [
             *(node for name in counted for node in self._above(f"{row}_a", name, own, self.dtype)),
-            _node("Where", [f"{own}_nonzero_b", f"{row}_a", self._k("infinity")], f"{own}_where"),
+            _node("Where", [f"{own}_nonzero_m", f"{row}_a", self._k("infinity")], f"{own}_where"),
             _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
             *self._joined(own, [f"{row}_all"] * 2, counted, f"{row}_max", f"{own}_min"),
         ]
@@ -158,7 +193,7 @@ class Tally:
             _node("Less", [a, self._k("infinity")], f"{own}_finite"),
             _node("Where", [f"{own}_finite", a, self._k("zero")], f"{own}_below"),
             _reduced("ReduceMax", f"{own}_below", f"{own}_max"),
-            _node("And", [f"{own}_finite", f"{own}_nonzero_b"], f"{own}_counts"),
+            _node("And", [f"{own}_finite", f"{own}_nonzero_m"], f"{own}_counts"),
             _node("Where", [f"{own}_counts", a, self._k("infinity")], f"{own}_where"),
             _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
             *self._joined(own, [f"{row}_all", *(f"{own}_{name}" for name in _NAMES)], [], f"{own}_max", f"{own}_min"),
@@ -166,12 +201,12 @@ class Tally:
 
     def _above(self, a: str, name: str, own: str, counted_in: DType) -> list[NodeProto]:
         """How many magnitudes lie above a bound, under `{own}_{name}`."""
-        mask, ones = f"{own}_{name}_b", f"{own}_{name}_1"
-        return [
-            _node("Greater", [a, self._k(name)], mask),
-            _node("Cast", [mask], ones, to=counted_in.code),
-            _reduced("ReduceSum", ones, f"{own}_{name}"),
-        ]
+        mask, ones = f"{own}_{name}_m", f"{own}_{name}_1"
+        if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bound(name)), float(self._bound("overflows")))):
+            indicator = [_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1])]
+        else:
+            indicator = [_node("Greater", [a, self._k(name)], mask), _node("Cast", [mask], ones, to=counted_in.code)]
+        return [*indicator, _reduced("ReduceSum", ones, f"{own}_{name}")]
 
     def _joined(self, own: str, first: list[str], counted: list[str], largest: str, smallest: str) -> list[NodeProto]:
         """The row: columns that are float64 already, counts in the tally's type, zeros, and the two ends."""
@@ -183,6 +218,17 @@ class Tally:
             _node("Cast", [f"{own}_rest"], f"{own}_double", to=TensorProto.DOUBLE),
             _node("Concat", [*first, f"{own}_double"], f"{own}_row", axis=0),
         ]
+
+
+def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
+    """Slope and offset with which HardSigmoid is 1 for each float32 above the bound and 0 for all others.
+
+    The slope is the power of two that makes one step behind the bound a distance of 1, so that nothing on the way is
+    rounded to another side. None where it is out of float32's reach for magnitudes below `largest`.
+    """
+    step = float(np.spacing(np.float32(bound)))
+    slope = 1 / step
+    return (slope, -slope * bound) if bound > 0 and slope * largest <= DType.FLOAT.max else None
 
 
 def merging(stem: str, a: str, b: str, rows: int, out: str) -> list[NodeProto]:

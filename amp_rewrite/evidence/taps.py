@@ -6,7 +6,7 @@ out by the op that owns it, merged over the trips of a loop; and that of the mai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +65,13 @@ class Taps:
             else:
                 taps.append(value.id)
         return cls(tuple(taps), copies, tuple(constants), untapped)
+
+    def only(self, values: Iterable[ValueId]) -> Taps:
+        """The same of these values alone; what they are copies of may be another one."""
+        wanted = frozenset(values)
+        copies = {copy: of for copy, of in self.copies.items() if copy in wanted}
+        taps, constants = (tuple(filter(wanted.__contains__, part)) for part in (self.taps, self.constants))
+        return Taps(taps, copies, constants, {})
 
 
 def _unfit(found: ValueType | None) -> str:
@@ -204,7 +211,8 @@ class _Builder:
     def _measured(self, value: ValueId, row: str) -> list[NodeProto]:
         name, dtype = self.view.value_name(value), self.measured_in(value)
         if self.view.dtype(value) is dtype:
-            return self.tallies[dtype].row(name, row)
+            maker = self.view.producer(value)
+            return self.tallies[dtype].row(name, row, rectified=maker is not None and maker.kind == "Relu")
         cast = onnx.helper.make_node("Cast", [name], [f"{row}_wide"], to=dtype.code)
         return [cast, *self.tallies[dtype].row(f"{row}_wide", row)]
 

@@ -15,6 +15,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.emulate import emulate as emulated
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.feed import Batch, Feed
+from amp_rewrite.evidence.mapped import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.model import Model
@@ -92,7 +93,7 @@ class _Side:
     def of(cls, given: object, name: str, emulates: bool, provider: str) -> _Side:
         model = given if isinstance(given, Model) else Model.load(given)
         low = low_types(model)
-        runs = emulated(model, io="float32") if emulates and low else model
+        runs = opening(emulated(model, io="float32")) if emulates and low else model
         runner = Runner.open(runs, providers=(provider, CPU) if provider != CPU else (CPU,))
         if runner.provider != provider:
             raise ModelError(

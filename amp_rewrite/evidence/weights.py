@@ -11,10 +11,10 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import cast
+from amp_rewrite.policy import Policy, low_type
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.view import ValueId, View
 
@@ -45,7 +45,7 @@ class WeightFit:
 
 
 def check_weights(
-    model: object, to: str | DType, *, values: Collection[ValueId] | None = None
+    model: object, to: str | DType | Policy, *, values: Collection[ValueId] | None = None
 ) -> tuple[WeightFit, ...]:
     """What each floating weight (initializer or Constant) would lose in `to`, the worst first.
 
@@ -54,9 +54,7 @@ def check_weights(
     zero, then by `error`. Weights that are of that type already are left out. Streamed: one chunk of one weight is
     in memory. PolicyError for a type that nothing is lowered to.
     """
-    low = to if isinstance(to, DType) else DType.parse(to)
-    if not low.low:
-        raise PolicyError(f"cannot lower to {low.spelling}; use float16 or bfloat16")
+    low = low_type(to)
     view = model if isinstance(model, View) else View.of(model if isinstance(model, Model) else Model.load(model))
     found = []
     for value in view.values if values is None else [view.values[v] for v in sorted(values)]:

@@ -70,19 +70,22 @@ def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
         if not sizes.size:
             return Fit(count=count, nonfinite=count)
         absmax = sizes.max()
+    nonfinite = count - sizes.size
     limit, half, normal = _thresholds(to, sizes.dtype)
-    small = sizes[sizes < normal]  # few
-    below = small[small != 0] if small.size else small
-    least = below if below.size else sizes[sizes != 0] if small.size else sizes
-    flushed = int(np.count_nonzero(below <= half))
+    absmin = sizes.min()
+    if not absmin:
+        sizes = sizes[sizes != 0]
+        absmin = sizes.min(initial=np.inf)
+    few = int(np.count_nonzero(sizes < normal)) if absmin < normal else 0
+    flushed = int(np.count_nonzero(sizes <= half)) if absmin <= half else 0
     return Fit(
         count=count,
-        nonfinite=count - sizes.size,
+        nonfinite=nonfinite,
         absmax=float(absmax),
-        absmin=float(least.min()) if least.size else 0.0,
+        absmin=float(absmin) if sizes.size else 0.0,
         overflow=int(np.count_nonzero(sizes >= limit)) if absmax >= limit else 0,
         flushed=flushed,
-        subnormal=below.size - flushed,
+        subnormal=few - flushed,
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_BUFFER = 1 << 20
+_BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
 _PATTERN = ".amp-rewrite.*.tmp"
 _YOUNG = 60  # seconds; between being made and being locked a file is younger than that
 

@@ -23,7 +23,6 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
-from amp_rewrite.files.ahead import ahead
 from amp_rewrite.files.scratch import alone, scratch, sweep
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
@@ -73,8 +72,11 @@ def _silent(done: int, total: int) -> None:
     pass
 
 
-def check_target(path: Path, overwrite: bool) -> None:
-    """Nothing, where a model may be written; ModelError, saying what is in the way, elsewhere."""
+def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
+    """Nothing, where a model may be written; ModelError, saying what is in the way, elsewhere.
+
+    `read`: the model that it is made from, whose data files are not to be replaced, whatever `overwrite` says.
+    """
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     if not path.parent.is_dir():
@@ -89,6 +91,13 @@ def check_target(path: Path, overwrite: bool) -> None:
         path.name.encode()
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
+    if read is not None and any(replaces(path, data) for data in _data_files(read)):
+        raise ModelError(f"cannot write {path}: it holds the weights of {read}, which is being read; name another")
+
+
+def replaces(path: Path, file: Path) -> bool:
+    """Whether writing to `path` puts an end to `file`. Of a link only the name is replaced."""
+    return not path.is_symlink() and path.exists() and path.resolve() == file.resolve()
 
 
 def _save(
@@ -234,7 +243,7 @@ def _write_data(file: BinaryIO, layout: list[Placed], sources: Sources, written:
     """Write the data file, close it, and give the first 16 hex digits of the SHA-256 of its content."""
     digest = hashlib.sha256()
     end = 0
-    for placed, chunk in ahead(_placed(layout, sources)):
+    for placed, chunk in _placed(layout, sources):
         if placed.offset > end:  # its first chunk
             padding = bytes(placed.offset - end)
             file.write(padding)
@@ -258,21 +267,21 @@ def _placed(layout: list[Placed], sources: Sources) -> Iterator[tuple[Placed, by
 
 
 def _write_model(file: BinaryIO, body: list[wire.Piece], written: _Counter) -> None:
-    for _, chunk in ahead(_chunks(body)):
+    for chunk in _chunks(body):
         file.write(chunk)
         written.add(len(chunk))
     _finish(file)
 
 
-def _chunks(body: list[wire.Piece]) -> Iterator[tuple[None, bytes | memoryview]]:
+def _chunks(body: list[wire.Piece]) -> Iterator[bytes | memoryview]:
     for piece in body:
         if isinstance(piece, bytes):
-            yield None, piece
+            yield piece
             continue
         count = 0
         for chunk in piece.chunks():
             count += len(chunk)
-            yield None, chunk
+            yield chunk
         _check_length("", count, piece.nbytes)
 
 
@@ -323,5 +332,8 @@ def _data_files(path: Path) -> list[Path]:
     except (OSError, ModelError, DecodeError):
         return []
     for tensor in wire.tensors(proto):
-        names |= {entry.value for entry in tensor.external_data if entry.key == "location" and "\0" not in entry.value}
+        given = [entry.value for entry in tensor.external_data if entry.key == "location"]
+        names |= {
+            name for name in given if isinstance(name, str) and "\0" not in name
+        }  # protobuf gives bytes for what is not UTF-8
     return [path.parent / name for name in sorted(names)]

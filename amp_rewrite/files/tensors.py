@@ -148,24 +148,24 @@ def nbytes(tensor: onnx.TensorProto) -> int:
     return kind.nbytes(elements(tensor))
 
 
-def cast(values: Array, to: DType) -> Array:
+def cast(values: Array, to: DType, memory: Array | None = None) -> Array:
     """Floating values in another floating type, rounded once, to nearest even.
 
     Finite values beyond the largest of the type become it (with their sign), instead of infinity; infinity
-    and NaN stay.
+    and NaN stay. `memory`: bytes in which the result may be made.
     """
     if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
-        return _cast_in_blocks(values)
+        return _cast_in_blocks(values, memory)
     return _cast_whole(values, to)
 
 
-def _cast_in_blocks(values: Array) -> Array:
+def _cast_in_blocks(values: Array, memory: Array | None) -> Array:
     flat = np.ascontiguousarray(values).reshape(-1)
-    low: Array = np.empty(flat.size, np.float16)
+    low: Array = np.empty(flat.size, np.float16) if memory is None else memory[: 2 * flat.size].view(np.float16)
     for at in range(0, flat.size, BLOCK):
-        block = flat[at : at + BLOCK]
-        rounded = half(block)
-        low[at : at + BLOCK] = rounded if rounded is not None else _cast_whole(block, DType.FLOAT16)
+        block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
+        if not half(block, rounded):
+            rounded[:] = _cast_whole(block, DType.FLOAT16)
     return low.reshape(values.shape)
 
 
@@ -212,8 +212,8 @@ class Sources:
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
-        self.memory = fresh_memory()
-        """For one `chunks` at a time."""
+        self.memory, self.made = fresh_memory(), fresh_memory()
+        """For what is read and for what is made of it; for one `chunks` or `payload` at a time."""
 
     def __enter__(self) -> Sources:
         return self
@@ -297,7 +297,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
     else:
         at = 0
         for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
-            out[at : at + chunk.size] = cast(chunk, kind)
+            out[at : at + chunk.size] = cast(chunk, kind, sources.made)
             at += chunk.size
     return out.reshape(tuple(tensor.dims))
 
@@ -326,17 +326,20 @@ def raw(place: Source, sources: Sources) -> bytes:
 
 
 def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """The tensor's values in raw form, piece by piece, the pending cast done. Not for strings."""
+    """The tensor's values in raw form, piece by piece, the pending cast done. Not for strings.
+
+    A piece is good until the next one is asked for.
+    """
     if not is_stub(tensor):
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
         return
     place, kind = source(tensor), dtype(tensor)
     if place.dtype is not kind:
         for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
-            yield cast(chunk, kind).view(np.uint8).data  # a pending cast makes an array anew
+            yield cast(chunk, kind, sources.made).view(np.uint8).data
         return
     for at in range(0, place.length, _COPIED):
-        part: Array = np.empty(min(_COPIED, place.length - at), np.uint8)
+        part = sources.memory[: min(_COPIED, place.length - at)]
         sources.fill(place, at, part.data)
         yield part.data
 

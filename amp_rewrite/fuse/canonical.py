@@ -13,12 +13,15 @@ from functools import cache
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.finding import Finding
+from amp_rewrite.fuse.attention import KIND as ATTENTION
+from amp_rewrite.fuse.attention import fuse_attention
+from amp_rewrite.fuse.attention_layout import AllDims
 from amp_rewrite.fuse.batch_norm import fold_batch_norms
 from amp_rewrite.fuse.constants import fold_constants
 from amp_rewrite.fuse.emit import fused
 from amp_rewrite.fuse.formula import fuse_clusters
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, findings
-from amp_rewrite.fuse.shapes import Shapes, shapes_of
+from amp_rewrite.fuse.shapes import Shapes, dims_of, shapes_of
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.policy import Target
 from amp_rewrite.safety.cluster import clusters
@@ -31,6 +34,7 @@ class Fuse(Enum):
 
     NONE = "none"
     BASIC = "basic"
+    CONTRIB = "contrib"
 
     @classmethod
     def parse(cls, spelling: str) -> Fuse:
@@ -42,24 +46,39 @@ class Fuse(Enum):
             raise PolicyError(f"unknown fuse {spelling!r}; use one of {legal}") from None
 
 
-def canonical(view: View, to: DType, target: Target, named: Collection[OpId] = ()) -> tuple[View, tuple[Finding, ...]]:
+def canonical(
+    view: View, to: DType, target: Target, named: Collection[OpId] = (), fuse: Fuse = Fuse.BASIC
+) -> tuple[View, tuple[Finding, ...]]:
     """The view with constants folded, BatchNormalization folded and decomposed operators fused, and what was done.
 
-    `named` are ops that a pattern of the user names: they stay as they are. A model that
-    carries its training, or that lists its weights as inputs (IR version 3), is left alone.
+    `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. `named` are ops that a pattern of the user names:
+    they stay as they are. A model that carries its training, or that lists its weights as inputs (IR version 3), is
+    left alone.
     """
     proto = view.model.proto
     if proto.training_info or proto.ir_version < _FIRST_FREE_INITIALIZERS:
         return view, ()
-    told: list[Finding] = []
+    steps: list[tuple[View, list[Outcome]]] = []
     keys = {_key(view, op) for op in named}
-    for step in (_constants, _operators):
+    for step in (_constants, _operators, _attentions, *((_contrib,) if fuse is Fuse.CONTRIB else ())):
         outcomes = [_allowed(view, o, to, target, keys) for o in step(view, to)]
-        told.extend(findings(view, outcomes))
         fusions = _apart([o for o in outcomes if isinstance(o, Fusion)])
+        steps.append((view, [*fusions, *(o for o in outcomes if isinstance(o, Refusal))]))
         if fusions:
             view = View.of(fused(view, fusions))
-    return view, tuple(told)
+    return view, _told(steps)
+
+
+def _told(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
+    """What was done in each step, and what stood apart to the end: not what a later step fused after all."""
+    fused_at: dict[_Key, int] = {}
+    for number, (view, outcomes) in enumerate(steps):
+        fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Fusion) for op in o.ops)
+    told: list[Finding] = []
+    for number, (view, outcomes) in enumerate(steps):
+        final = [o for o in outcomes if isinstance(o, Fusion) or fused_at.get(_key(view, o.last), -1) <= number]
+        told.extend(findings(view, final))
+    return tuple(told)
 
 
 _FIRST_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be a graph input
@@ -94,6 +113,22 @@ def _operators(view: View, to: DType) -> Iterator[Outcome]:
     yield from fuse_clusters(view, clusters(view), shapes)
 
 
+def _attentions(view: View, to: DType) -> Iterator[Outcome]:
+    """After the operators: a softmax that was written out is one of them."""
+
+    @cache
+    def dims() -> AllDims:
+        return dims_of(view)
+
+    yield from fuse_attention(view, to, dims)
+
+
+def _contrib(view: View, to: DType) -> Iterator[Outcome]:
+    from amp_rewrite.fuse.contrib import fuse_contrib  # late: only who asks for it pays for it
+
+    yield from fuse_contrib(view, to)
+
+
 def _allowed(view: View, outcome: Outcome, to: DType, target: Target, named: Collection[_Key]) -> Outcome:
     """The outcome, or a refusal where a pattern names one of the ops, or the target has no kernel for the node."""
     if isinstance(outcome, Refusal):
@@ -101,11 +136,15 @@ def _allowed(view: View, outcome: Outcome, to: DType, target: Target, named: Col
     chosen = [op for op in outcome.ops if _key(view, op) in named]
     if chosen:
         return Refusal(outcome.kind, outcome.last, f"a pattern names {view.ops[chosen[0]].name}")
+    if outcome.kind == ATTENTION and target is Target.TENSORRT:
+        return Refusal(
+            outcome.kind, outcome.last, "whether TensorRT reads Attention is not known here, so it stays written out"
+        )
     node = outcome.node
     known = signature(node.domain, node.op_type, view.opsets.get(normal_domain(node.domain), 1))
     if target is Target.ORT_CUDA and known is not None and outcome.kind not in ("constant", "batch_normalization"):
         for dtype in (DType.FLOAT, to):
-            types = {"T": f"tensor({dtype.onnx_name})"}
+            types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
             missing = load_kernels().refusal(node.domain, node.op_type, known.since, types)
             if missing:
                 return Refusal(outcome.kind, outcome.last, missing)

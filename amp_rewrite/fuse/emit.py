@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from onnx import GraphProto, ModelProto, NodeProto
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.constants import EXACT
+from amp_rewrite.fuse.cone import UNREPEATABLE
 from amp_rewrite.fuse.fusion import Fusion
 from amp_rewrite.index import bodies
+from amp_rewrite.schema import normal_domain
 from amp_rewrite.view import MAIN, Op, OpId, Role, Scope, ValueId, View
 
 
@@ -23,8 +24,18 @@ def fused(view: View, fusions: Sequence[Fusion]) -> Model:
     proto.CopyFrom(view.model.proto)
     unread = _unread(view, fusions)
     _Emitter(view, fusions, unread).graph(proto.graph, view.scopes[MAIN])
-    proto.graph.initializer.extend(weight for fusion in fusions for weight in fusion.weights)
+    proto.graph.initializer.extend({w.name: w for fusion in fusions for w in fusion.weights}.values())
+    _declare(proto, fusions)
     return replace(view.model, proto=proto)
+
+
+def _declare(proto: ModelProto, fusions: Sequence[Fusion]) -> None:
+    """The types of what foreign nodes make, where the model does not state them, and the domains of such nodes."""
+    stated = {v.name for v in (*proto.graph.value_info, *proto.graph.output)}
+    proto.graph.value_info.extend(v for fusion in fusions for v in fusion.declared if v.name not in stated)
+    imported = {normal_domain(i.domain) for i in proto.opset_import}
+    for domain in sorted({normal_domain(fusion.node.domain) for fusion in fusions} - imported):
+        proto.opset_import.add(domain=domain, version=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +47,10 @@ class _Unread:
 
 
 def _unread(view: View, fusions: Sequence[Fusion]) -> _Unread:
-    """The fused ops, and the constants and exact ops on constants that only they read. O(what is looked at)."""
+    """The fused ops, and the constants and ops without effect that only they read. O(what is looked at)."""
     gone = {op for fusion in fusions for op in fusion.ops}
-    kept = {name for fusion in fusions for name in fusion.node.input} | _named_elsewhere(view.model.proto)
+    kept = {name for fusion in fusions for node in _nodes(fusion) for name in node.input}
+    kept |= _named_elsewhere(view.model.proto)
     values: set[ValueId] = set()
     pending = [v for op in sorted(gone) for v in view.ops[op].inputs if v is not None]
     while pending:
@@ -48,28 +60,27 @@ def _unread(view: View, fusions: Sequence[Fusion]) -> _Unread:
         made_by = view.producer(value)
         if made_by is None:
             values.add(value)
-        elif made_by.id not in gone and _computed_here(view, made_by):
+        elif (
+            made_by.id not in gone
+            and _replaceable(made_by)
+            and all(_removable(view, v, gone, kept) for v in made_by.outputs if v is not None)
+        ):
             gone.add(made_by.id)
             pending.extend(v for v in made_by.inputs if v is not None)
     return _Unread(frozenset(gone), frozenset(values))
 
 
-def _computed_here(view: View, op: Op) -> bool:
-    """Whether an op is a Constant, or computed from constants alone by exact ops: so its end is no loss."""
-    pending = [op]
-    while pending:
-        found = pending.pop()
-        if found.kind == "Constant":
-            continue
-        if found.kind not in EXACT or len(found.outputs) != 1:
-            return False
-        for value in found.inputs:
-            made_by = view.producer(value)
-            if made_by is not None:
-                pending.append(made_by)
-            elif value is not None and view.constant(value) is None:
-                return False
-    return True
+def _unread_of(view: View, op: Op, gone: Collection[OpId], kept: Collection[str]) -> bool:
+    return all(_removable(view, value, gone, kept) for value in op.outputs if value is not None)
+
+
+def _nodes(fusion: Fusion) -> tuple[NodeProto, ...]:
+    return (*fusion.ahead, fusion.node, *fusion.behind)
+
+
+def _replaceable(op: Op) -> bool:
+    """Whether an op is known to do nothing but give its results, the same each time: unread, its end is no loss."""
+    return op.kind == "Constant" or (op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE)
 
 
 def _named_elsewhere(proto: ModelProto) -> set[str]:
@@ -91,18 +102,23 @@ class _Emitter:
     def __init__(self, view: View, fusions: Sequence[Fusion], unread: _Unread) -> None:
         self.view = view
         self.unread = unread
-        self.nodes = {fusion.last: fusion.node for fusion in fusions}
+        self.fusions = {fusion.last if fusion.place is None else fusion.place: fusion for fusion in fusions}
         self.lost = {(view.values[v].scope, view.value_name(v)) for v in unread.values}
-        for op_id in unread.ops - self.nodes.keys():
+        made = {(view.ops[f.last].scope, name) for f in fusions for node in _nodes(f) for name in node.output}
+        for op_id in unread.ops:
             op = view.ops[op_id]
             self.lost.update((op.scope, view.value_name(v)) for v in op.outputs if v is not None)
+        self.lost -= made
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Rewrite a copied graph in place; `scope` is its original's index."""
         nodes: list[NodeProto] = []
+        made: set[str] = set()
         for op_id, node in zip(scope.ops, graph.node, strict=True):
-            if op_id in self.nodes:
-                nodes.append(self.nodes[op_id])
+            if op_id in self.fusions:
+                fusion = self.fusions[op_id]
+                nodes += [n for n in _nodes(fusion) if n is fusion.node or not made.intersection(n.output)]
+                made.update(name for n in fusion.ahead for name in n.output)
             elif op_id not in self.unread.ops:
                 for body, (_, inner) in zip(self.view.ops[op_id].bodies, bodies(node), strict=True):
                     self.graph(inner, self.view.scopes[body])

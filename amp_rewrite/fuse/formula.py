@@ -20,15 +20,18 @@ from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, ValueId, View
 
 
-def fuse_clusters(view: View, found: tuple[Cluster, ...], shapes: Callable[[], Shapes]) -> Iterator[Outcome]:
+def fuse_clusters(
+    view: View, found: tuple[Cluster, ...], shapes: Callable[[], Shapes], opset: int | None = None
+) -> Iterator[Outcome]:
     """Each cluster that the standard has one operator for, fused, or why not.
 
-    `shapes` is asked only where it matters.
+    `shapes` is asked only where it matters. `opset`: that of the operators, by default the model's.
     """
+    opset = view.opsets.get("", 1) if opset is None else opset
     for cluster in found:
         row = _FORMULAS.get(cluster.kind)
         if row is not None:
-            outcome = _fused(_Case(view, cluster, shapes), row)
+            outcome = _fused(_Case(view, cluster, shapes, opset), row)
             yield Refusal(cluster.kind, max(cluster.ops), outcome) if isinstance(outcome, str) else outcome
 
 
@@ -37,6 +40,7 @@ class _Case:
     view: View
     cluster: Cluster
     shapes: Callable[[], Shapes]
+    opset: int
 
     @property
     def last(self) -> Op:
@@ -87,9 +91,8 @@ class _Formula:
 
 def _fused(case: _Case, formula: _Formula) -> Fusion | str:
     view, ops = case.view, case.cluster.ops
-    opset = view.opsets.get("", 1)
-    if opset < formula.opset:
-        return f"opset {opset} has no {formula.op_type}; opset {formula.opset} has"
+    if case.opset < formula.opset:
+        return f"opset {case.opset} has no {formula.op_type}; opset {formula.opset} has"
     odd = _unfit(case)
     if odd:
         return odd
@@ -103,6 +106,7 @@ def _fused(case: _Case, formula: _Formula) -> Fusion | str:
     reads = [view.value_name(v) for v in (case.cluster.entry, *candidate.reads)]
     node = onnx.helper.make_node(formula.op_type, reads, [case.last.node.output[0]], case.last.node.name)
     node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in candidate.attributes.items())
+    node.metadata_props.extend(case.last.node.metadata_props)
     return _doubt(case, formula, candidate, node) or Fusion(case.cluster.kind, ops, case.last.id, node)
 
 
@@ -239,6 +243,6 @@ def _doubt(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProt
         for v in candidate.reads
         if (tensor := view.constant(v)) is not None
     }
-    after = run([node], result, [{**constants, **feed} for feed in feeds], view.opsets)
+    after = run([node], result, [{**constants, **feed} for feed in feeds], {**view.opsets, "": case.opset})
     pairs = zip(feeds, before, strict=True) if not isinstance(before, str) else ()
     return doubt(before, after, [formula.magnitude(feed[entry], y) for feed, y in pairs])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.finding import Finding
 from amp_rewrite.view import Op, OpId, ValueId, View
@@ -16,7 +16,9 @@ class Fusion:
     """Ops that one node replaces. The node stands where `last` stood and makes the values that `last` made.
 
     `kind` is what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers that
-    the node reads.
+    the node reads. `place`: the op where it stands instead, if it makes a value that is read before `last`.
+    `declared`: types of what it makes, where onnx can not infer them. `ahead` and `behind`: nodes right before and
+    after it; one whose result another fusion of the same graph has ahead, too, comes once.
     """
 
     kind: str
@@ -24,6 +26,10 @@ class Fusion:
     last: OpId
     node: NodeProto
     weights: tuple[TensorProto, ...] = ()
+    place: OpId | None = None
+    declared: tuple[ValueInfoProto, ...] = ()
+    ahead: tuple[NodeProto, ...] = ()
+    behind: tuple[NodeProto, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

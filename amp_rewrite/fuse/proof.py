@@ -12,10 +12,10 @@ import numpy as np
 import onnx.helper
 import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
-from onnx.reference import ReferenceEvaluator
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
+from amp_rewrite.fuse.moving import moved
 from amp_rewrite.view import OpId, View
 
 UNIT = 2.0**-24
@@ -51,7 +51,7 @@ def _worst(a: Array, b: Array) -> str:
 def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays]) -> list[Array] | str:
     """What ops of a view give as `result` in float64, for each feed; or why they can not be run.
 
-    A feed names every value that the ops read and that is no constant.
+    A feed names every value that the ops read and that is no constant. A constant that it names is not read.
     """
     made = [view.ops[op] for op in ops]
     nodes = [_plain(view, op.id) for op in made if op.kind != "Constant"]
@@ -59,7 +59,7 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
     for op in made:
         for value in op.inputs:
             tensor = view.constant(value)
-            if value is not None and tensor is not None:
+            if value is not None and tensor is not None and view.value_name(value) not in feeds[0]:
                 constants[view.value_name(value)] = _double(view.model.array(tensor))
     return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
 
@@ -68,6 +68,16 @@ def run(
     nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
 ) -> list[Array] | str:
     """What nodes give as `result` for each feed of all that they read; or why onnx's reference can not run them."""
+    shifted = [moved(nodes, result, feed) for feed in feeds]
+    made = [array for array in shifted if array is not None]
+    return made if len(made) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
+
+
+def _run_by_reference(
+    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
+) -> list[Array] | str:
+    from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
+
     graph = onnx.helper.make_graph(
         nodes,
         "fused",
@@ -84,11 +94,12 @@ def run(
 
 
 def _plain(view: View, op_id: OpId) -> NodeProto:
-    """The node, a Cast from float32 to itself as the copy that it is: float64 is not to lose its digits there."""
+    """The node, a Cast between floats as the copy that it is here: float64 is not to lose its digits there."""
     op = view.ops[op_id]
     node = NodeProto()
     node.CopyFrom(op.node)
-    if op.kind == "Cast":
+    types = [view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None]
+    if op.kind == "Cast" and all(dtype is not None and dtype.floating for dtype in types):
         node.op_type = "Identity"
         del node.attribute[:]
     return node

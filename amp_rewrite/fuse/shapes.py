@@ -9,10 +9,13 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.index import bodies
+from amp_rewrite.schema import normal_domain
 from amp_rewrite.view import ScopeId, View
 
 Shape = tuple[int | None, ...]
 Shapes = Mapping[tuple[ScopeId, str], Shape]
+Dims = tuple[int | str | None, ...]
+"""A shape whose free dimensions may have names: equal names, equal sizes."""
 
 # What inference raises of models that it finds at odds with themselves: it is not asked whether they are.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, UnicodeDecodeError)
@@ -23,12 +26,15 @@ def shapes_of(view: View) -> Shapes:
 
     By onnx's inference on the model without its heavy weights. O(nodes).
     """
+    numbers = dims_of(view, through_values=False).items()
+    return {key: tuple(d if isinstance(d, int) else None for d in dims) for key, dims in numbers}
+
+
+def dims_of(view: View, *, through_values: bool = True) -> Mapping[tuple[ScopeId, str], Dims]:
+    """The same with the names of free dimensions. `through_values`: also what Shape, Gather and Concat compute."""
     skeleton = view.model.skeleton()
-    try:
-        told = onnx.shape_inference.infer_shapes(skeleton)
-    except _FAULTS:
-        told = skeleton
-    found: dict[tuple[ScopeId, str], Shape] = {}
+    told = _inferred(skeleton, through_values)
+    found: dict[tuple[ScopeId, str], Dims] = {}
     for number, graph in enumerate(_graphs(told)):
         scope = ScopeId(number)
         found.update(((scope, v.name), s) for v in _stated(graph) if (s := _shape(v)) is not None)
@@ -36,6 +42,24 @@ def shapes_of(view: View) -> Shapes:
     # A stub is an input of the skeleton; Constants have no declaration of their own.
     found.update(((v.scope, v.name), _dims(v.tensor)) for v in view.values if v.tensor is not None)
     return found
+
+
+def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
+    """The model with what onnx infers; as it is where onnx objects."""
+    if through_values and {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""} == {13}:
+        # To what shape a Reshape leads is looked up from opset 14 on, where shapes else are what they were.
+        later = ModelProto()
+        later.CopyFrom(skeleton)
+        for imported in later.opset_import:
+            imported.version = 14 if normal_domain(imported.domain) == "" else imported.version
+        try:
+            return onnx.shape_inference.infer_shapes(later, data_prop=True)
+        except _FAULTS:
+            pass
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton, data_prop=through_values)
+    except _FAULTS:
+        return skeleton
 
 
 def _graphs(model: ModelProto) -> Iterator[GraphProto]:
@@ -54,12 +78,12 @@ def _stated(graph: GraphProto) -> Iterator[ValueInfoProto]:
     yield from (*graph.input, *graph.value_info, *graph.output)
 
 
-def _shape(stated: ValueInfoProto) -> Shape | None:
+def _shape(stated: ValueInfoProto) -> Dims | None:
     tensor = stated.type.tensor_type
     if not stated.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
-    return tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
 
 
-def _dims(tensor: TensorProto) -> Shape:
+def _dims(tensor: TensorProto) -> Dims:
     return tuple(tensor.dims)

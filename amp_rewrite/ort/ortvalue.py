@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,25 @@ Array = NDArray[Any]
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
 """The types that onnxruntime has and numpy has not."""
+_STRANGE_BY_CODE = {dtype.code: dtype for dtype in STRANGE}
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cuda"}  # DLDeviceType of DLPack; 3 is host memory that CUDA has pinned
+
+
+@cache
+def _strange_by_dtype() -> dict[np.dtype[Any], DType]:
+    return {dtype.numpy: dtype for dtype in STRANGE}
+
+
+def strange_of(array: Array) -> DType | None:
+    """The type of an array if it is one that numpy has not; else None."""
+    return None if array.dtype.isbuiltin == 1 else _strange_by_dtype().get(array.dtype)
 
 
 def from_array(ort: Any, array: Any, device: str = "cpu", index: int = 0) -> Any:
     """An OrtValue on a device. On the CPU it shares memory with a contiguous array. bfloat16 and float8 are those of
     ml_dtypes."""
-    own = np.ascontiguousarray(array)
-    strange = next((dtype for dtype in STRANGE if own.dtype == dtype.numpy), None)
+    own = np.asarray(array, order="C")  # ascontiguousarray would give a single number a dimension
+    strange = strange_of(own)
     if strange is None:
         return ort.OrtValue.ortvalue_from_numpy(own, device, index)
     bits = own.view(f"uint{strange.bits}")
@@ -54,7 +66,7 @@ def copied(ort: Any, value: Any, device: str, index: int = 0) -> Any:
 
 def to_array(ort: Any, value: Any) -> Array:
     """The values of an OrtValue that is a tensor on any device; bfloat16 as that of ml_dtypes."""
-    strange = next((dtype for dtype in STRANGE if value.element_type() == dtype.code), None)
+    strange = _STRANGE_BY_CODE.get(value.element_type())
     if strange is None:
         found: Array = value.numpy()
         return found

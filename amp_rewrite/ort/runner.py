@@ -7,7 +7,6 @@ turns whatever onnxruntime says into one line.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.hardware import loads
 from amp_rewrite.ort.handover import handed_over
+from amp_rewrite.ort.objection import objection
 from amp_rewrite.ort.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.ort.reduced import check_names, nodes_of, reduced, size, written_to
 from amp_rewrite.schema import TENSOR, type_of_proto
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from amp_rewrite.ort.binding import Binding
+    from amp_rewrite.ort.buffers import BufferedRunner, DoubleBuffer
 
 Given = Array | list[Any] | None
 """What an output may be: an array, a list of them for a sequence, None for an empty optional."""
@@ -42,7 +43,6 @@ TENSORRT = "TensorrtExecutionProvider"
 
 # In some graphs of thousands of nodes planning the reuse of memory takes longer than all the rest of opening.
 _MOST_PLANNED_NODES = 4000
-_PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 # FATAL: what goes wrong comes as an exception, too.
 _QUIET, _DEFAULT_SEVERITY = 4, 2
 # TF32 has 10 bits of significand, as float16 has; a float32 result must not be computed in it.
@@ -109,6 +109,8 @@ class Runner:
         outputs_only: Sequence[str] | None = None,
         optimized: bool = True,
         planned: bool = True,
+        pooled: bool = True,
+        spinning: bool = True,
         threads: int = 0,
         provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         profile: str | None = None,
@@ -119,9 +121,11 @@ class Runner:
         casts, is written to a temporary folder for as long as it is being opened. `outputs_only`: those outputs
         alone, in that order; what only others need is not computed. `optimized`: False runs every node as it stands.
         `planned`: False spares planning how memory is reused, which takes most of opening a graph of 1000 nodes.
-        `threads` for one op; 0: one per core. `provider_options` by provider; without any, CUDA computes float32 in
-        float32, not in TF32. `profile`: onnxruntime times every op from now on, for `end_profile` to write to a file
-        whose path begins so.
+        `pooled`: False lets each value take its memory by itself; else a second run takes that of all values at once,
+        beside what the first one took. `spinning`: False lets threads sleep while they wait, for graphs of many small
+        ops. `threads` for one op; 0: one per core. `provider_options` by provider; without any, CUDA computes float32
+        in float32, not in TF32. `profile`: onnxruntime times every op from now on, for `end_profile` to write to a
+        file whose path begins so.
 
         PolicyError for a provider that this onnxruntime does not have; ModelError when none of `providers` opens, and
         for whatever onnxruntime objects to in the model.
@@ -129,8 +133,10 @@ class Runner:
         _check_providers(providers)
         chosen = model if outputs_only is None else reduced(model, outputs_only)
         with handed_over(chosen) as (given, options):
+            if not spinning:
+                options = {**options, "session.intra_op.allow_spinning": "0"}
             wanted = [(p, {**_PROVIDER_OPTIONS.get(p, {}), **provider_options.get(p, {})}) for p in providers]
-            session = _opened(given, options, chosen.proto, wanted, optimized, planned, threads, profile)
+            session = _opened(given, options, chosen.proto, wanted, optimized, (planned, pooled), threads, profile)
         opened = session.get_providers()[0]
         if opened not in providers:
             raise ModelError(
@@ -196,9 +202,34 @@ class Runner:
         wanted = list(ports[1]) if outputs is None else outputs
         check_names("output", wanted, tuple(ports[1]))
         check_names("input", feeds, tuple(ports[0]))
-        place = ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
         with one_line("run"):
-            return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, wanted, place, fixed)
+            return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, wanted, self._place(device), fixed)
+
+    def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
+        """State in two sets where this model runs, its values on side 0; for `buffered`."""
+        import onnxruntime as ort
+
+        from amp_rewrite.ort.buffers import DoubleBuffer
+
+        return DoubleBuffer.of(ort, initial, self._place())
+
+    def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
+        """The model with its state in a buffer of the same device: each run reads one set and writes the other.
+
+        `successors`: by name of the state the output that succeeds it; `told`: outputs to give on the host.
+        ModelError for outputs that the model does not have.
+        """
+        import onnxruntime as ort
+
+        from amp_rewrite.ort.buffers import BufferedRunner
+
+        check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
+        with one_line("run"):
+            return BufferedRunner.of(ort, self, state, successors, told, self._written_to)
+
+    def _place(self, device: int = 0) -> tuple[str, int]:
+        """Where the model's inputs and outputs lie, by the provider that opened."""
+        return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
 
     def end_profile(self) -> Path:
         """The file with what onnxruntime noted of every op, of a model that was opened with `profile`."""
@@ -299,7 +330,7 @@ def _opened(
     proto: ModelProto,
     wanted: Sequence[tuple[str, dict[str, str]]],
     optimized: bool,
-    planned: bool,
+    memory: tuple[bool, bool],
     threads: int,
     profile: str | None,
 ) -> onnxruntime.InferenceSession:
@@ -308,7 +339,9 @@ def _opened(
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
     settings.intra_op_num_threads = threads
+    planned, pooled = memory
     settings.enable_mem_reuse = planned and size(proto.graph) <= _MOST_PLANNED_NODES
+    settings.enable_mem_pattern = pooled
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
     for key, value in options.items():
@@ -355,13 +388,7 @@ def one_line(what: str) -> Iterator[None]:
     try:
         yield
     except _refusals() as cause:
-        raise ModelError(f"onnxruntime cannot {what} the model: {_said(cause)}; {_WAY_OUT[what]}") from cause
-
-
-_WAY_OUT = {
-    "open": "`amp-rewrite report MODEL` shows its types; emulate(model) runs what no kernel of the CPU does",
-    "run": "check what is fed against the model's inputs",
-}
+        raise ModelError(f"onnxruntime cannot {what} the model: {objection(what, cause)}") from cause
 
 
 def _refusals() -> tuple[type[Exception], ...]:
@@ -370,12 +397,3 @@ def _refusals() -> tuple[type[Exception], ...]:
 
     own = (e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
     return (*own, ValueError, RuntimeError, TypeError)
-
-
-def _said(cause: Exception) -> str:
-    """The fact in onnxruntime's words: without its prefix and the place in its source, on one line."""
-    text = " ".join(str(cause).split())
-    if text.startswith("[ONNXRuntimeError]"):
-        text = text.split(" : ", 3)[-1]
-    text = _PLACE.sub("", text)
-    return f"{text[:400].rstrip('. ')}{' …' if len(text) > 400 else ''}"

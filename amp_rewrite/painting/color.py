@@ -42,8 +42,9 @@ class Coloring:
     def of(self, op: OpId) -> Paint | None:
         """The paint that speaks for an op: a lowered variable's, else a raised one's; None if nothing was decided."""
         paints = [self.paints[op, name] for name in self._by_op.get(op, ())]
-        spoken = next((p for p in paints if p.dtype is self.to), paints[0] if paints else None)
-        return spoken or self.unraised.get(op)
+        if not paints:
+            return self.unraised.get(op)
+        return paints[0] if len(paints) == 1 else next((p for p in paints if p.dtype is self.to), paints[0])
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
         """The type that a variable of an op gets; None where it keeps the one that it has."""

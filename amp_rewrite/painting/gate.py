@@ -73,7 +73,7 @@ class Gate:
     def passage(self, view: View, op: Op) -> Passage:
         """Which float32 variables of the op may be lowered."""
         variables = view.variables[op.id]
-        key = (op.domain, op.op_type, *((v.name, str(v.type), len(v.inputs) > 0) for v in variables))
+        key = (op.domain, op.op_type, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])
         if key not in self._seen:
             self._seen[key] = self._passage(view, op, variables)
         return self._seen[key]

@@ -147,6 +147,8 @@ class _Builder:
 
     def _clusters(self, parent: list[int]) -> tuple[tuple[int, ...], ...]:
         """Vertices that a sequence touches, by their common root."""
+        if all(t is None or t.container == TENSOR for t in self.view.types):
+            return ()
         found: dict[int, list[int]] = {}
         for vertex in range(len(self.all)):
             if self._touches_sequence(self.all[vertex]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.placement.network import FIXED, UNCUTTABLE, Network
@@ -13,11 +13,15 @@ LOW, HIGH = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One value: who makes it, who reads it, and what a Cast of it costs, in either direction."""
+    """One value: who makes it, who reads it, and what a Cast of it costs, in either direction.
+
+    `casts`: how many it adds to the model; 0 if the model has one there that does nothing (float32 to float32).
+    """
 
     home: int
     readers: tuple[int, ...]
     cost: int
+    casts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +49,37 @@ class Labelling:
 
     def cost(self, low: Sequence[bool]) -> int:
         """What labels cost. O(vertices + uses)."""
-
-        def label(v: int) -> bool:
-            return v == LOW if v < 0 else low[v]
-
         total = sum(loss for v, loss in enumerate(self.loss) if not low[v])
-        total += sum(p.cost for p in self.pairs if label(p.first) is not label(p.second))
+        total += sum(pair.cost for pair in self.pairs if _parted(pair, low))
+        return total + sum(value.cost for value in self.conversions if _cast(value, low))
+
+    def casts(self, low: Sequence[bool]) -> int:
+        """How many Casts labels take."""
+        return sum(value.casts for value in self.conversions if _cast(value, low))
+
+    def improved(self, before: Sequence[bool], after: Sequence[bool], least: int = 1) -> list[bool]:
+        """The labels `after`, but `before` in each region where those take fewer Casts or cost less than `least` more.
+
+        A region is what differs and hangs together: what one costs does not depend on the others.
+        """
+        regions = _Regions([v for v in range(len(self.loss)) if before[v] is not after[v]])
+        if not regions.parent:
+            return list(before)
         for value in self.conversions:
-            made = label(value.home)
-            total += value.cost if any(label(reader) is not made for reader in value.readers) else 0
-        return total
+            regions.join((value.home, *value.readers))
+        for pair in self.pairs:
+            regions.join((pair.first, pair.second))
+        for group in self.tied:
+            regions.join(group)
+        for v, loss in enumerate(self.loss):
+            regions.count((v,), (loss if before[v] else -loss, 0))
+        for pair in self.pairs:
+            parted = _parted(pair, after) - _parted(pair, before)
+            regions.count((pair.first, pair.second), (parted * pair.cost, 0))
+        for value in self.conversions:
+            more = _cast(value, after) - _cast(value, before)
+            regions.count((value.home, *value.readers), (more * value.cost, more * value.casts))
+        return [after[v] if regions.better(v, least) else before[v] for v in range(len(self.loss))]
 
     def allows(self, low: Sequence[bool]) -> bool:
         """Whether labels are as `fixed` and `tied` demand."""
@@ -106,6 +131,54 @@ class Labelling:
         for node, labels in pulls.items():
             network.pull[node] += FIXED if labels == {True} else -FIXED
         return [nodes[root(v)] for v in range(len(self.loss))]
+
+
+def _label(v: int, low: Sequence[bool]) -> bool:
+    return v == LOW if v < 0 else low[v]
+
+
+def _parted(pair: Pair, low: Sequence[bool]) -> bool:
+    return _label(pair.first, low) is not _label(pair.second, low)
+
+
+def _cast(value: Conversion, low: Sequence[bool]) -> bool:
+    made = _label(value.home, low)
+    return any(_label(reader, low) is not made for reader in value.readers)
+
+
+class _Regions:
+    """Vertices that hang together, and what a change of theirs brings: cost, and Casts."""
+
+    def __init__(self, vertices: Iterable[int]) -> None:
+        self.parent = {v: v for v in vertices}
+        self.change: dict[int, list[int]] = {}
+
+    def root(self, v: int) -> int:
+        while self.parent[v] != v:
+            self.parent[v] = self.parent[self.parent[v]]
+            v = self.parent[v]
+        return v
+
+    def join(self, ends: Iterable[int]) -> None:
+        """All of the ends that are vertices here hang together."""
+        mine = [v for v in ends if v in self.parent]
+        for v in mine[1:]:
+            self.parent[self.root(v)] = self.root(mine[0])
+
+    def count(self, ends: Iterable[int], more: tuple[int, int]) -> None:
+        """Count what changes at these ends to their region; call it when all that hangs together is joined."""
+        v = next((v for v in ends if v in self.parent), None)
+        if v is not None:
+            change = self.change.setdefault(self.root(v), [0, 0])
+            change[0] += more[0]
+            change[1] += more[1]
+
+    def better(self, v: int, least: int) -> bool:
+        """Whether the region of a vertex costs so much less, and takes no more Casts."""
+        if v not in self.parent:
+            return False
+        cost, casts = self.change.get(self.root(v), (0, 0))
+        return cost <= -least and casts <= 0
 
 
 def _convert(network: Network, home: int, readers: tuple[int, ...], cost: int) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
+from onnx import ValueInfoProto
+
 from amp_rewrite.dtypes import DType
-from amp_rewrite.fuse.shapes import Shape, shapes_of
-from amp_rewrite.roofline import Roof
+from amp_rewrite.fuse.shapes import Shape, Shapes, shapes_of
+from amp_rewrite.roofline import START, Roof
 from amp_rewrite.schema import attribute
-from amp_rewrite.view import Op, ValueId, View
+from amp_rewrite.view import MAIN, Op, ValueId, View
 
 UNKNOWN_DIMENSION = 128
 """What a free dimension counts as: in most exported models a length of text, or a batch."""
 UNKNOWN_SIZE = 1 << 16
 """Elements of a value of which nothing is known, nor of what it is made from."""
 ATTOSECONDS = 1e18
+_START = round(START * ATTOSECONDS)
 
 VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"))
 """They rename or relabel memory: nothing moves."""
@@ -28,37 +32,25 @@ READ_IN_PART = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
 class Work:
     """The sizes of a model's values, and what that comes to on one GPU; all times in attoseconds.
 
-    Products count their operations, everything else the bytes that it reads and writes; nothing stays in a cache,
-    no time goes into starting kernels.
+    Products count their operations, everything else the bytes that it reads and writes; nothing stays in a cache.
+    What runs takes no time to start, but a kernel more or less does (`cast`, `trip`). Shapes are those that the main
+    graph states; only where one is asked for that it does not state, onnx infers them all. `sizes` holds the elements
+    of values that were asked about, or are known better.
     """
 
     view: View
     roof: Roof
     to: DType
-    elements: Sequence[int]
-    shapes: Mapping[ValueId, Shape]
-
-    @classmethod
-    def of(cls, view: View, roof: Roof, to: DType) -> Work:
-        """O(nodes + uses), and onnx's shape inference on the model without its weights."""
-        named = shapes_of(view)
-        shapes = {v.id: s for v in view.values if (s := named.get((v.scope, v.name))) is not None}
-        elements = [_count(shapes[v.id]) if v.id in shapes else 0 for v in view.values]
-        for op in view.ops:
-            size = max((elements[v] for v in op.inputs if v is not None), default=0) or UNKNOWN_SIZE
-            for out in op.outputs:
-                if out is not None and out not in shapes:
-                    elements[out] = size
-        known = [elements[v.id] if v.id in shapes else elements[v.id] or UNKNOWN_SIZE for v in view.values]
-        return cls(view, roof, to, known, shapes)
+    sizes: dict[ValueId, int] = field(default_factory=dict, repr=False)
 
     def cast(self, value: ValueId) -> int:
-        """The time of a Cast between float32 and the low type: it reads the one and writes the other."""
-        return self._time(0.0, self._nbytes(value, DType.FLOAT) + self._nbytes(value, self.to), low=False)
+        """The time of a Cast between float32 and the low type: it starts, reads the one and writes the other."""
+        moved = self._nbytes(value, DType.FLOAT) + self._nbytes(value, self.to)
+        return _START + self._time(0.0, moved, low=False)
 
     def trip(self, value: ValueId) -> int:
-        """The time that a float32 value takes to memory and back, which fused ops save."""
-        return self._time(0.0, 2 * self._nbytes(value, DType.FLOAT), low=False)
+        """The time that fused ops save: to start another kernel, and of a float32 value to memory and back."""
+        return _START + self._time(0.0, 2 * self._nbytes(value, DType.FLOAT), low=False)
 
     def loss(self, op: Op, values: Sequence[ValueId], *, main: bool) -> int:
         """How much longer an op takes if it reads and writes these values in float32; never below 0.
@@ -79,21 +71,62 @@ class Work:
 
     def shape(self, value: ValueId | None) -> tuple[int, ...]:
         """The shape, free dimensions filled in; () where it is not known."""
-        found = self.shapes.get(value) if value is not None else None
+        found = self._shape(value) if value is not None else None
         return tuple(UNKNOWN_DIMENSION if d is None else d for d in found or ())
 
     def size(self, value: ValueId | None) -> int:
-        return self.elements[value] if value is not None else 0
+        """Elements; where the shape is not known, as many as the largest has that a value is made from."""
+        if value is None:
+            return 0
+        if value in self.sizes:  # asked four times of each
+            return self.sizes[value]
+        pending = [value]
+        while pending:
+            wanted = pending[-1]
+            found = self._size(wanted)
+            if isinstance(found, int):
+                self.sizes[wanted] = found
+                pending.pop()
+            else:
+                pending.extend(found)
+        return self.sizes[value]
+
+    def _size(self, value: ValueId) -> int | list[ValueId]:
+        """How many elements a value has, or the values that have to be looked at before."""
+        if value in self.sizes:
+            return self.sizes[value]
+        shape = self._shape(value)
+        if shape is not None:
+            return prod(UNKNOWN_DIMENSION if d is None else d for d in shape)
+        op = self.view.producer(value)
+        read = [v for v in op.inputs if v is not None] if op is not None else []
+        unseen = [v for v in read if v not in self.sizes]
+        return unseen or max((self.sizes[v] for v in read), default=0) or UNKNOWN_SIZE
+
+    def _shape(self, value: ValueId) -> Shape | None:
+        found = self.view.values[value]
+        if found.tensor is not None:
+            return tuple(found.tensor.dims)
+        stated = self._stated.get(found.name) if found.scope == MAIN else None
+        if stated is not None and stated.type.tensor_type.HasField("shape"):
+            dims = stated.type.tensor_type.shape.dim
+            return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+        return self._inferred.get((found.scope, found.name))
+
+    @cached_property
+    def _stated(self) -> Mapping[str, ValueInfoProto]:
+        graph = self.view.model.proto.graph
+        return {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+
+    @cached_property
+    def _inferred(self) -> Shapes:
+        return shapes_of(self.view)
 
     def _nbytes(self, value: ValueId, dtype: DType) -> int:
-        return dtype.nbytes(self.elements[value])
+        return dtype.nbytes(self.size(value))
 
     def _time(self, flops: float, nbytes: float, *, low: bool) -> int:
         return round(self.roof.seconds(flops, nbytes, low=low) * ATTOSECONDS)
-
-
-def _count(shape: Shape) -> int:
-    return prod(UNKNOWN_DIMENSION if d is None else d for d in shape)
 
 
 def _product(work: Work, op: Op) -> float:

@@ -240,7 +240,7 @@ def _casts(report: Report, identity: Mapping[int, Hashable]) -> dict[Hashable, l
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
     """What else differs between the two; settings only where both are conversions."""
-    settings = ("to", "level", "target", "safety", "lists", "fingerprint")
+    settings = ("to", "level", "target", "safety", "fuse", "opset", "placement", "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
     stated = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
     return tuple((name, mine, theirs) for name, mine, theirs in stated if mine != theirs)
@@ -249,4 +249,4 @@ def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
 def _spell(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {version}" for name, version in value.items())
-    return str(value)
+    return "default" if value is None else str(value)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.report import NO_ROW, Report, Row
+
+if TYPE_CHECKING:
+    from amp_rewrite.view import View
 
 RULES = {
     "allow_root": "on the allow list",
@@ -53,13 +59,22 @@ RULES = {
 """What each rule says, in words."""
 
 
-def explain(report: Report, name: str) -> str:
+def makers(view: View) -> Mapping[str, int]:
+    """Of each value the row of the op that makes it; NO_ROW for inputs and weights."""
+    return {
+        value.name: NO_ROW if value.producer is None else int(value.producer)
+        for value in reversed(view.values)  # of equal names in several bodies the first counts
+    }
+
+
+def explain(report: Report, name: str, makers: Mapping[str, int] = MappingProxyType({})) -> str:
     """The reasons behind one op, step by step, the last one being the root. Ends with a newline.
 
-    `name` is an op's name, its path (scope and name), or "#12" for the thirteenth row. PatternError for a
-    name that no op has, or that several have; it lists what to ask for instead.
+    `name` is an op's name, its path (scope and name), "#12" for the thirteenth row, or the name of a value, whose
+    row is in `makers`. PatternError for a name that no op and no value has, or that several ops have; it lists what
+    to ask for instead.
     """
-    at = _find(report, name)
+    at = _find(report, name, makers)
     if report.inventory:
         row = report.rows[at]
         return plain(f"{row.path} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet") + "\n"
@@ -94,17 +109,23 @@ def _types(row: Row) -> str:
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"
 
 
-def _find(report: Report, name: str) -> int:
-    """The position of the row that a name or a path stands for."""
+def _find(report: Report, name: str, makers: Mapping[str, int]) -> int:
+    """The position of the row that a name or a path stands for; that of an op before that of a value."""
     if name.startswith("#") and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < len(report.rows):
         return int(name[1:])
     found = [i for i, row in enumerate(report.rows) if row.path == name]
     found = found or [i for i, row in enumerate(report.rows) if row.name == name]
+    if not found and name in makers:
+        if makers[name] == NO_ROW:
+            raise PatternError(
+                f"{report.model.name}: no op makes {name!r}, an input or a weight; ask for a reader of it"
+            )
+        return makers[name]
     if not found:
-        names = dict.fromkeys(row.name for row in report.rows)
+        names = dict.fromkeys((*(row.name for row in report.rows), *makers))
         near = difflib.get_close_matches(name, names, 3)
         advice = f"did you mean {', '.join(map(repr, near))}?" if near else "report --verbose lists them all"
-        raise PatternError(f"{report.model.name}: no op is named {name!r}; {advice}")
+        raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {advice}")
     if len(found) > 1:
         paths = [report.rows[i].path for i in found]
         unique = len(set(paths)) == len(paths)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath, PureWindowsPath
+from typing import NamedTuple
 
 from onnx import AttributeProto, NodeProto, TypeProto
 
@@ -18,7 +19,7 @@ from amp_rewrite.lists import Color, OpLists
 from amp_rewrite.painting.color import RAISED, Coloring
 from amp_rewrite.plan import Plan
 from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
-from amp_rewrite.schema import ValueType
+from amp_rewrite.schema import Signature, ValueType
 from amp_rewrite.view import Op, ScopeId, ValueId, View
 
 COMPUTE = frozenset(
@@ -51,6 +52,9 @@ def report_of(
     level: str | None = None,
     target: str | None = None,
     safety: str | None = None,
+    fuse: str | None = None,
+    opset: str | None = None,
+    placement: str | None = None,
     findings: Iterable[Finding] = (),
 ) -> Report:
     """The report of a conversion; without `coloring` the inventory of a model as it is.
@@ -75,6 +79,9 @@ def report_of(
         safety,
         lists.name if lists else None,
         lists.fingerprint if lists else None,
+        fuse,
+        opset,
+        placement,
     )
     return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
 
@@ -83,6 +90,19 @@ def report_of(
 def _last_part(path: str) -> str:
     """The file's own name, whichever system the path is from."""
     return PureWindowsPath(PurePosixPath(path).name).name
+
+
+_Types = tuple[ValueType | None, ...]
+_Alike = tuple[Signature | None, str, bool, _Types, _Types]
+
+
+class _Look(NamedTuple):
+    """What a row shows of the types of an op."""
+
+    dtype: str
+    variables: Mapping[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -97,16 +117,19 @@ class _Stock:
         paint = self.coloring.of(op.id) if self.coloring else None
         entry = self.coloring.entries[op.id] if self.coloring else None
         cause = self.view.ops[paint.because] if paint and paint.because is not None else None
-        inputs = tuple(self._read(op, slot) for slot in range(len(op.inputs)))
-        outputs = tuple(self._written(op, slot) for slot in range(len(op.outputs)))
-        variables = self._variables(op, inputs, outputs)
+        inputs = tuple([self._read(op, slot) for slot in range(len(op.inputs))])
+        outputs = tuple([self._written(op, slot) for slot in range(len(op.outputs))])
+        alike = op.signature, op.kind, bool(op.bodies), inputs, outputs
+        looks = self._looks.get(alike)
+        if looks is None:
+            looks = self._looks[alike] = self._look(op, inputs, outputs)
         return Row(
             name=op.name,
             op=self._kind(op),
-            dtype=_main_dtype(op, variables, outputs, inputs),
+            dtype=looks.dtype,
             scope=self.view.scopes[op.scope].path,
             named=bool(op.node.name),
-            variables={name: dtype.spelling for name, dtype in variables.items()},
+            variables=looks.variables,
             color=entry.color.value if entry else None,
             rule=paint.rule if paint else None,
             because=cause.name if cause else None,
@@ -114,10 +137,24 @@ class _Stock:
             note=paint.note if paint and entry and paint.note != entry.because else "",
             source=_last_part(entry.source) if entry else "",
             reason=entry.because if entry else "",
-            inputs=tuple(_spell(t) for t in inputs),
-            outputs=tuple(_spell(t) for t in outputs),
+            inputs=looks.inputs,
+            outputs=looks.outputs,
             key=self._key(op),
             reads=self._reads(op),
+        )
+
+    @cached_property
+    def _looks(self) -> dict[_Alike, _Look]:
+        """What rows show of types: most ops of a model are like many others."""
+        return {}
+
+    def _look(self, op: Op, inputs: _Types, outputs: _Types) -> _Look:
+        variables = self._variables(op, inputs, outputs)
+        return _Look(
+            _main_dtype(op, variables, outputs, inputs),
+            {name: dtype.spelling for name, dtype in variables.items()},
+            tuple(_spell(t) for t in inputs),
+            tuple(_spell(t) for t in outputs),
         )
 
     def _kind(self, op: Op) -> str:

@@ -8,13 +8,25 @@ neither times nor absolute paths: the same model converted in the same way gives
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NoReturn
 
 from amp_rewrite.errors import ReportError
 from amp_rewrite.finding import Finding
+from amp_rewrite.reports.reading import (
+    Malformed,
+    Reader,
+    fail,
+    flag,
+    integer,
+    kind,
+    list_of,
+    map_of,
+    natural,
+    optional,
+    text,
+)
 
 SCHEMA = 1
 MAX_CHARACTERS = 256 * 2**20
@@ -24,7 +36,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of which model, made by which lists and settings. In an inventory, `to` and the rest are None."""
+    """Of which model, made by which lists and settings. In an inventory, `to` and the rest are None.
+
+    `fuse`, `opset` and `placement` are None also where they are what a conversion does unasked.
+    """
 
     name: str
     ir_version: int
@@ -36,6 +51,9 @@ class Header:
     safety: str | None = None
     lists: str | None = None
     fingerprint: str | None = None
+    fuse: str | None = None
+    opset: str | None = None
+    placement: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +222,6 @@ def _encode(item: Any) -> dict[str, object]:
 
 # -- reading ------------------------------------------------------------------------------------------------
 
-Reader = Callable[[object], Any]
-
-
-class _Malformed(Exception):
-    """What is wrong with a field; the callers on the way out put the path before it."""
-
-    def __init__(self, fact: str) -> None:
-        super().__init__(fact)
-        self.path = ""
-
 
 def _load(text: str | bytes, source: str) -> object:
     if len(text) > MAX_CHARACTERS:
@@ -240,7 +248,7 @@ def _report(loaded: object, source: str) -> Report:
     try:
         report: Report = _object(Report)(loaded)
         _check_positions(report)
-    except _Malformed as error:
+    except Malformed as error:
         where = error.path.lstrip(".") or "the whole"
         raise ReportError(f"{source}: {where} {error}; write the report again") from error
     return report
@@ -250,88 +258,18 @@ def _check_positions(report: Report) -> None:
     """Rows stand in topological order: each reads only rows before it."""
     for i, row in enumerate(report.rows):
         if any(not NO_ROW <= read < i for read in row.reads):
-            _fail(f".rows[{i}].reads", "names a row that does not stand before this one")
+            fail(f".rows[{i}].reads", "names a row that does not stand before this one")
         if not NO_ROW <= row.because_row < len(report.rows):
-            _fail(f".rows[{i}].because_row", "names no row")
+            fail(f".rows[{i}].because_row", "names no row")
     for i, cast in enumerate(report.casts):
         if not NO_ROW <= cast.after < len(report.rows):
-            _fail(f".casts[{i}].after", "names no row")
-
-
-def _fail(path: str, fact: str) -> NoReturn:
-    error = _Malformed(fact)
-    error.path = path
-    raise error
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise _Malformed(f"must be text, but is {_kind(value)}")
-    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        raise _Malformed("holds half a surrogate pair")
-    return value
-
-
-def _integer(value: object) -> int:
-    if type(value) is not int:
-        raise _Malformed(f"must be an integer, but is {_kind(value)}")
-    if abs(value) >= 2**63:
-        raise _Malformed("does not fit in 64 bits")
-    return value
-
-
-def _natural(value: object) -> int:
-    number = _integer(value)
-    if number < 0:
-        raise _Malformed(f"must not be negative, but is {number}")
-    return number
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _Malformed(f"must be true or false, but is {_kind(value)}")
-    return value
-
-
-def _optional(read: Reader) -> Reader:
-    return lambda value: None if value is None else read(value)
-
-
-def _list(read: Reader) -> Reader:
-    def reader(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise _Malformed(f"must be a list, but is {_kind(value)}")
-        found: list[Any] = []
-        try:
-            found.extend(map(read, value))
-        except _Malformed as error:
-            error.path = f"[{len(found)}]{error.path}"
-            raise
-        return tuple(found)
-
-    return reader
-
-
-def _map(read: Reader) -> Reader:
-    def reader(value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise _Malformed(f"must be an object, but is {_kind(value)}")
-        found = {}
-        for key, item in value.items():
-            try:
-                found[_text(key)] = read(item)
-            except _Malformed as error:
-                error.path = f".{key}{error.path}"
-                raise
-        return found
-
-    return reader
+            fail(f".casts[{i}].after", "names no row")
 
 
 def _object(cls: type) -> Reader:
     def reader(value: object) -> Any:
         if not isinstance(value, dict):
-            raise _Malformed(f"must be an object, but is {_kind(value)}")
+            raise Malformed(f"must be an object, but is {kind(value)}")
         readers = _READERS[cls]
         given = {}
         name = ""
@@ -340,48 +278,34 @@ def _object(cls: type) -> Reader:
                 attribute, read = readers[name]
                 given[attribute] = read(item)
         except KeyError:
-            raise _Malformed(f"has an unknown field {name!r}") from None
-        except _Malformed as error:
+            raise Malformed(f"has an unknown field {name!r}") from None
+        except Malformed as error:
             error.path = f".{name}{error.path}"
             raise
         for name in _NEEDED[cls]:
             if name not in given:
-                raise _Malformed(f"lacks the field {name!r}")
+                raise Malformed(f"lacks the field {name!r}")
         return cls(**given)
 
     return reader
 
 
-def _kind(value: object) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a number out of range"
-    names = {
-        str: "text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
-
-
 _TYPES: dict[str, Reader] = {
-    "str": _text,
-    "str | None": _optional(_text),
-    "int": _natural,
-    "int | None": _optional(_natural),
-    "bool": _flag,
-    "Mapping[str, int]": _map(_integer),
-    "Mapping[str, str]": _map(_text),
-    "tuple[str, ...]": _list(_text),
-    "tuple[int, ...]": _list(_integer),
+    "str": text,
+    "str | None": optional(text),
+    "int": natural,
+    "int | None": optional(natural),
+    "bool": flag,
+    "Mapping[str, int]": map_of(integer),
+    "Mapping[str, str]": map_of(text),
+    "tuple[str, ...]": list_of(text),
+    "tuple[int, ...]": list_of(integer),
     "Header": _object(Header),
     "Totals": _object(Totals),
-    "tuple[Row, ...]": _list(_object(Row)),
-    "tuple[CastRow, ...]": _list(_object(CastRow)),
-    "tuple[BakeRow, ...]": _list(_object(BakeRow)),
-    "tuple[Finding, ...]": _list(_object(Finding)),
+    "tuple[Row, ...]": list_of(_object(Row)),
+    "tuple[CastRow, ...]": list_of(_object(CastRow)),
+    "tuple[BakeRow, ...]": list_of(_object(BakeRow)),
+    "tuple[Finding, ...]": list_of(_object(Finding)),
 }
 _SIGNED = {(Row, "because_row"), (CastRow, "after")}
 _CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
@@ -394,7 +318,7 @@ def _default(of: Any) -> object:
 # Postponed annotations are their own source text, so they can be looked up in a table as they stand.
 _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
     cls: {
-        f.name.rstrip("_"): (f.name, _integer if (cls, f.name) in _SIGNED else _TYPES[str(f.type)]) for f in fields(cls)
+        f.name.rstrip("_"): (f.name, integer if (cls, f.name) in _SIGNED else _TYPES[str(f.type)]) for f in fields(cls)
     }
     for cls in _CLASSES
 }

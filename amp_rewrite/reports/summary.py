@@ -27,8 +27,9 @@ def _head(report: Report) -> list[str]:
     lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
     facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
     if model.to:
-        chosen = {"target": model.target, "level": model.level, "safety": model.safety}
-        facts.append(("settings", ", ".join(f"{name} {value}" for name, value in chosen.items() if value)))
+        names = ("target", "level", "safety", "fuse", "opset", "placement")
+        chosen = {name: getattr(model, name) for name in names}
+        facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in chosen.items() if value)))
     if model.lists:
         facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
     return [*lines, *table([*facts, *_totals(report)])]

@@ -14,7 +14,7 @@ from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.safety.constants import epsilon, statistics, underflow
 from amp_rewrite.safety.mask import overflow, saturated
 from amp_rewrite.safety.numbers import numbers
-from amp_rewrite.safety.taint import accumulators, index_taint, shape_taint
+from amp_rewrite.safety.taint import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.view import OpId, ValueId, View
 
 Rule = Callable[[View, DType], Iterable[Pin]]
@@ -24,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     shape_taint,
     index_taint,
     accumulators,
+    element_counts,
     angle,
     statistics,
     overflow,

@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Pin
-from amp_rewrite.safety.flow import COPIES, INTEGERS, REDUCTIONS, SELECTIONS, Flow, computes_float32, float32, makers
+from amp_rewrite.safety.flow import (
+    COPIES,
+    INTEGERS,
+    REDUCTIONS,
+    SELECTIONS,
+    Flow,
+    Slots,
+    computes_float32,
+    float32,
+    makers,
+)
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, Use, ValueId, View
 
@@ -35,6 +45,10 @@ SHAPE_SLOTS: Mapping[str, Sequence[int]] = {
     "com.microsoft::ConvTransposeWithDynamicPads": (2,),
     "com.microsoft::CropAndResize": (3,),
     "com.microsoft::GroupQueryAttention": (5, 6),
+}
+_COUNTING: Slots = {
+    **COPIES,
+    **dict.fromkeys(("Add", "Div", "Mul", "Neg", "Reciprocal", "ReduceProd", "Sub"), range(2)),
 }
 _ROUNDING = ("Ceil", "Equal", "Floor", "Mod", "Round")
 _SUMS = {"Add": range(1 << 16), "Sum": range(1 << 16), "Sub": (0,)}
@@ -106,6 +120,36 @@ def counted(view: View) -> dict[ValueId, OpId]:
 def _casts_to_integer(op: Op) -> bool:
     to = attribute(op.node, "to") if op.kind == "Cast" else None
     return to is not None and DType.of(to.i) in INTEGERS
+
+
+def element_counts(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on what makes and what reads a product of sizes in floats: the number of elements that a sum is divided by.
+
+    256 × 256 is beyond float16, and divided by infinity everything is 0. One size alone fits. Where a number of
+    elements meets what is neither a size nor a constant the walk ends. None for types of float32's range.
+    """
+    if to.max > 2.0**32:
+        return
+    sizes: set[ValueId] = set()
+    counts: dict[ValueId, OpId] = {}
+    for op in view.ops:
+        born = op.kind in ("Shape", "Size")
+        if not born and sizes.isdisjoint(op.inputs):
+            continue
+        slots = _COUNTING.get(op.kind, ())
+        taken = [v for slot, v in enumerate(op.inputs) if slot in slots and v is not None]
+        known = [v for v in taken if v in sizes]
+        whole = bool(known) and all(v in sizes or view.values[v].tensor is not None for v in taken)
+        product = op.kind in ("ReduceProd", "Size") or (op.kind == "Mul" and len(known) > 1)
+        cause = next((counts[v] for v in op.inputs if v is not None and v in counts), op.id if product else None)
+        results = [v for v in op.outputs if v is not None]
+        if born or whole:
+            sizes.update(results)
+        if cause is not None and (whole or op.kind == "Size"):
+            counts.update(dict.fromkeys(results, cause))
+        touched = (v for v in (*op.inputs, *op.outputs) if v is not None and v in counts)
+        if any(view.dtype(v) is DType.FLOAT for v in touched) and computes_float32(view, op):
+            yield Pin(op.id, "shape_taint", cause, f"the number of elements may be beyond {to.max:g}")
 
 
 def accumulators(view: View, to: DType) -> Iterator[Pin]:

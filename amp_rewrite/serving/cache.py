@@ -8,19 +8,15 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import tensors, wire
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.scratch import alone
-from amp_rewrite.files.tensors import Sources
+from amp_rewrite.serving.digest import Digests, digest_of
 
 LIMIT = 20 << 30
 """Bytes that a cache holds if nothing else is said."""
@@ -58,6 +54,11 @@ class Cache:
         # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
         home = Path(stated) if Path(stated).is_absolute() else Path.home() / ".cache"
         return cls(home / "amp-rewrite")
+
+    @property
+    def digests(self) -> Digests:
+        """What is remembered of the models that were given."""
+        return Digests(self.folder / f"digests-{_FORM}")
 
     def load(self, key: str) -> Kept | None:
         """The entry of a key; None where there is none, or a damaged one, which is then gone."""
@@ -127,40 +128,14 @@ class Cache:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def key_of(model: Model, settings: Mapping[str, object]) -> str:
+def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None = None) -> str:
     """What tells one conversion from another: 64 hexadecimal digits of the model and all that was asked of it.
 
-    Every byte of the model counts, however it was loaded; weights are streamed, O(bytes). `settings` must be JSON.
+    Every byte of the model counts, however it was loaded; weights are streamed, O(bytes), unless `digests` remember
+    the model. `settings` must be JSON.
     """
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for piece in _content(model):  # dims and types, which come first, say where a tensor ends
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _content(model: Model) -> Iterator[bytes | memoryview]:
-    """All that a model says, the same whether its weights are in memory, in its file or in another."""
-    light = wire.pieces(model.proto, lambda tensor: [_head(tensor)] if _raw(tensor) else None)
-    if light is None:
-        yield model.proto.SerializeToString(deterministic=True)
-        return
-    yield b"".join(piece for piece in light if isinstance(piece, bytes))
-    with Sources() as sources:
-        for tensor in wire.tensors(model.proto):
-            if _raw(tensor):
-                yield from tensors.payload(tensor, sources)
-
-
-def _raw(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's values have a raw form."""
-    return DType.of(tensor.data_type) not in (None, DType.STRING)
-
-
-def _head(tensor: onnx.TensorProto) -> bytes:
-    bare = tensors.without_values(tensor)
-    bare.ClearField("data_location")
-    head: bytes = bare.SerializeToString(deterministic=True)
-    return head
+    content = digest_of(model) if digests is None else digests.of(model)
+    return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
 
 
 def _used(path: Path) -> float:

@@ -244,7 +244,7 @@ def _ready(source: Model, asked: _Asked, cache: Cache | None, options: Mapping[s
     if asked.refusal:
         return _Ready(source, left=asked.refusal)
     options = {"target": _TARGETS.get(asked.first, Target.ONNX), **options}
-    key = "" if cache is None else _key(source, asked, options)
+    key = "" if cache is None else _key(source, asked, options, cache)
     kept = None if cache is None else cache.load(key)
     if kept is not None:
         return _Ready(kept.model, kept.report)
@@ -269,7 +269,7 @@ def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _Ready:
     return _Ready(model if kept is None else kept.model, report)
 
 
-def _key(source: Model, asked: _Asked, options: Mapping[str, Any]) -> str:
+def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache) -> str:
     """The key of a conversion in the cache: everything that its result may depend on."""
     assert asked.to is not None
     named = {name: options[name] for name in ("lists", "level") if name in options}
@@ -287,6 +287,7 @@ def _key(source: Model, asked: _Asked, options: Mapping[str, Any]) -> str:
             "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,
             "options": rest,
         },
+        cache.digests,
     )
 
 

@@ -76,7 +76,7 @@ __all__ = [
 # Imported when first used, so that one part does not cost the import of all.
 _HOMES = {
     "policy": ("Policy",),
-    "runtime": ("global_policy", "policy_scope", "set_policy"),
+    "serving.process": ("global_policy", "policy_scope", "set_policy"),
     "train.binding": ("bind",),
     "train.compat": (
         "LossScaleOptimizer",

@@ -60,9 +60,9 @@ def _spell_out(b: Builder, op: Op, position: int) -> None:
         centred = b.op("Sub", wide, centre)
         spread = b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
         root = b.op("Sqrt", b.op("Add", spread, b.scalar(epsilon, kept)))
-        unit = b.op("Div", centred, root)
         scales, biases = (b.reshape(b.cast(p, kept), beside) for p in (scale, bias))
-        y = b.op("Add", b.op("Mul", unit, scales), biases)
+        # one factor for each channel first: every op on the whole tensor is another pass over it, forth and back
+        y = b.op("Add", b.op("Mul", centred, b.op("Div", scales, root)), biases)
         b.name(y if kept is dtype else b.op("Cast", y, to=dtype.code), node.output[0])
         for name, old, new in zip(node.output[1:], (mean, variance), (centre, spread), strict=False):
             if name:

@@ -101,7 +101,7 @@ def _fitted(
         if (array.shape, array.dtype) != (variable.initial.shape, variable.initial.dtype):
             wanted = f"{variable.initial.dtype} {list(variable.initial.shape)}"
             raise TrainingError(f"{path}: {name!r} is {array.dtype} {list(array.shape)}, and the step has {wanted}")
-        state[name] = array.copy()
+        state[name] = array
     return state
 
 

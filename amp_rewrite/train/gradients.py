@@ -15,7 +15,8 @@ from amp_rewrite.train.batch_norm import spelled_out
 from amp_rewrite.train.bodies import with_bodies
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.paths import Paths, floating, paths
-from amp_rewrite.train.vjp.row import Call, Refuse, Stop
+from amp_rewrite.train.recurrent import recurrent, stepwise
+from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop
 from amp_rewrite.train.vjp.table import VJPS
 from amp_rewrite.view import View
 
@@ -57,8 +58,9 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
     """The model in a form that `backward` can differentiate: it computes the same, under the same names.
 
     Local functions are inlined, BatchNormalization with the statistics of the batch is spelled out (no CUDA kernel
-    of onnxruntime runs it), and ops on the way that have no row but a function body in the standard are
-    replaced by it. `loss` and `wrt` name floating values of the main graph. The errors are those of `gradients`.
+    of onnxruntime runs it), and on the way LSTM, GRU and RNN become a Scan, and ops that have no row but a function
+    body in the standard are replaced by it. `loss` and `wrt` name floating values of the main graph. The errors are
+    those of `gradients`.
     """
     ready = spelled_out(inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions})))
     while True:
@@ -67,6 +69,10 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         at = _loss(view, ids, loss)
         found = _paths(view, at, [_value(view, ids, name, "by which to differentiate") for name in wrt])
         missing = {op.op_type: op for op in found.ops if (op.domain, op.op_type) not in VJPS}
+        stepped = {op.id for op in found.ops if recurrent(op)}
+        if stepped:
+            ready = stepwise(ready, stepped)
+            continue
         for op in missing.values():
             if not _expandable(op):
                 raise GradientError(
@@ -87,17 +93,20 @@ def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[s
     `wrt` are any floating values of the builder's graph. Several uses of a value are added up by one Sum; what
     no seed reaches gets zeros. GradientError for an op without a gradient.
     """
-    view = b.facts.view
-    ids = b.facts.ids[b.scope]
-    found = paths(view, b.scope, [ids[name] for name in seeds], [ids[name] for name in wrt], VJPS)
-    arriving: dict[ValueId, list[str]] = {}
-    for name, seed in seeds.items():
-        arriving[ids[name]] = [seed if b.shape(name) == () else b.op("Expand", seed, b.shape_of(name))]
+    full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
+    return _accumulated(b, full, wrt)
+
+
+def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
+    """The same from gradients that have the shapes of the values that they belong to."""
+    view, ids = b.facts.view, b.facts.ids[b.scope]
+    found = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
+    arriving: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in arrived.items()}
     positions = {op_id: i for i, op_id in enumerate(view.scopes[b.scope].ops)}
     for op in reversed(found.ops):
         grads = tuple(None if v is None else _total(b, arriving.get(v)) for v in op.outputs)
         if any(grads):
-            for value, gradient in _partials(Call(b, op, positions[op.id], grads, backward), found):
+            for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), found):
                 arriving.setdefault(value, []).append(gradient)
     totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
     return {name: total or _zeros(b, name) for name, total in totals.items()}
@@ -123,14 +132,22 @@ def _partials(v: Call, found: Paths) -> list[tuple[ValueId, str]]:
                 f"no gradient through input {slot}, {v.x(slot)!r}: {entry.because}; it lies on the way"
                 f" {found.through(v.op)}"
             )
-        partials.append((value, entry(v, slot)))
+        if not isinstance(entry, Joint):
+            partials.append((value, entry(v, slot)))
+    return [*partials, *_together(v, row, found)]
+
+
+def _together(v: Call, row: Row, found: Paths) -> list[tuple[ValueId, str]]:
+    """The gradients that a row makes at once: of its joint inputs, and of what the op's bodies read from outside."""
+    slots = [s for s in found.slots[v.op.id] if isinstance(row.entry(s), Joint)]
     captured = found.captured[v.op.id]
-    if captured:
-        if row.captures is None:
-            raise v.error(f"no gradient through what its bodies read, on the way {found.through(v.op)}")
-        names = [v.b.facts.view.value_name(c) for c in captured]
-        partials.extend(zip(captured, row.captures(v, names), strict=True))
-    return partials
+    if not slots and not captured:
+        return []
+    if row.together is None:
+        raise v.error(f"no gradient through what its bodies read, on the way {found.through(v.op)}")
+    names = [v.b.facts.view.value_name(c) for c in captured]
+    values = [*[v.op.inputs[s] for s in slots], *captured]
+    return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]
 
 
 def _expandable(op: Op) -> bool:

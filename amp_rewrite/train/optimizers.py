@@ -342,11 +342,11 @@ def applied(
     by = Numpy()
     rate = np.array(optimizer.learning_rate if learning_rate is None else learning_rate, np.float32)
     names = [name for name in variables if gradients.get(name) is not None]
-    clipped = optimizer.clipped(by, [_dense(gradients[name], variables[name]) for name in names])
+    dense = [_dense(gradients[name], variables[name]) for name in names]
     new_variables = {name: np.array(array) for name, array in variables.items()}
     new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
     with np.errstate(all="ignore"):  # a fixed loss scale lets infinities in, and then they are meant
-        for name, gradient in zip(names, clipped, strict=True):
+        for name, gradient in zip(names, optimizer.clipped(by, dense), strict=True):
             new_variables[name], after = optimizer.updated(
                 by, variables[name], gradient, slots[name], rate, np.array(step, np.int64)
             )

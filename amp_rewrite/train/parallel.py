@@ -27,6 +27,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.index import bodies
+from amp_rewrite.ort.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.step import TrainingStep
@@ -49,7 +50,7 @@ class Replicas(Protocol):
     def world(self) -> int: ...
 
     def total(self, bucket: Array) -> Array:
-        """The sum of the float32 vectors that all replicas give: the same bits on each.
+        """The sum of the float32 vectors that all replicas give: the same bits on each. `bucket` may be written over.
 
         TrainingError if not all of them give theirs.
         """
@@ -80,7 +81,7 @@ class TorchReplicas:
         import torch
         import torch.distributed
 
-        carried = torch.tensor(bucket, device=self.device)
+        carried = torch.from_numpy(bucket).to(self.device)
         try:
             torch.distributed.all_reduce(carried)
         except RuntimeError as cause:  # of torch's own kinds too: all are RuntimeErrors
@@ -149,11 +150,14 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
     decide alike. Float32, in one exchange.
     """
     given = [np.asarray(a, np.float32) for a in arrays if a is not None]
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is meant to travel
-        parts = [(a * np.float32(rows)).ravel() for a in given]
-        total = replicas.total(np.concatenate([*parts, np.array([rows], np.float32)]))
-        mean = total[:-1] / total[-1]
     ends = np.cumsum([a.size for a in given])
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is meant to travel
+        bucket = np.empty(sum(a.size for a in given) + 1, np.float32)
+        for array, end in zip(given, ends, strict=True):
+            np.multiply(array.ravel(), np.float32(rows), out=bucket[end - array.size : end])
+        bucket[-1] = rows
+        total = replicas.total(bucket)
+        mean = total[:-1] / total[-1]
     means = iter([mean[end - a.size : end].reshape(a.shape) for a, end in zip(given, ends, strict=True)])
     return [None if a is None else next(means) for a in arrays]
 
@@ -204,8 +208,8 @@ class DataParallelTrainer(Trainer):
     def _check_same(self) -> None:
         """TrainingError unless all replicas have the same step and state; also waits for all of them."""
         digest = hashlib.sha256(self.step.model.proto.SerializeToString(deterministic=True))
-        for name in sorted(self.state):
-            digest.update(self.state[name].tobytes())
+        for _, array in sorted(self._views().items()):
+            digest.update(array.tobytes())
         bits = np.unpackbits(np.frombuffer(digest.digest(), np.uint8)).astype(np.float32)
         sums = self.replicas.total(bits)
         if ((sums != 0) & (sums != self.replicas.world)).any():  # all of them see that alike, and none goes on
@@ -246,10 +250,13 @@ _REFUSED = {
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A step in two halves with the exchange between them; `run` takes and gives what the whole step does."""
+    """A step in two halves with the exchange between them; `run` takes and gives what the whole step does.
 
-    gradients: Runner
-    apply: Runner
+    The state stays where the halves run; what crosses goes over the host.
+    """
+
+    gradients: BufferedRunner
+    apply: BufferedRunner
     crossing: tuple[str, ...]
     told: tuple[str, ...]
     batch: tuple[str, ...]
@@ -258,24 +265,40 @@ class Exchange:
     @classmethod
     def of(cls, model: Model, step: TrainingStep, replicas: Replicas, **options: Any) -> Exchange:
         """`model` is that of the step, or its emulation; `options` are those of `Runner.open`."""
-        halves = cut(model)
+        halves, told = cut(model), (step.loss, *step.metrics)
         first, second = (Runner.open(half, **options) for half in (halves.gradients, halves.apply))
-        return cls(first, second, halves.crossing, (step.loss, *step.metrics), step.batch, replicas)
+        buffer = second.double_buffer({v.input: v.initial for v in step.state})
+        given = tuple(dict.fromkeys((*told, *halves.crossing)))
+        successors = {v.input: v.output for v in step.state}
+        return cls(
+            first.buffered(buffer, {}, given),
+            second.buffered(buffer, successors, (step.finite, step.applied)),
+            halves.crossing,
+            told,
+            step.batch,
+            replicas,
+        )
 
     @property
     def provider(self) -> str:
         return self.gradients.provider
 
-    def run(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of the step, all of them the same on all replicas."""
-        first = {port.name for port in self.gradients.inputs}
-        second = {port.name for port in self.apply.inputs}
-        names = [*self.told, *self.crossing]
-        local = self.gradients.run({n: a for n, a in batch.items() if n in first}, names)
-        rows = max((np.shape(batch[n])[0] for n in self.batch if np.ndim(batch[n])), default=1)
-        shared = dict(zip(names, averaged(self.replicas, [np.asarray(local[n]) for n in names], rows), strict=True))
-        fed = {n: a for n, a in {**batch, **shared}.items() if n in second}
-        return {**self.apply.run(fed), **{name: shared[name] for name in self.told}}
+    @property
+    def buffer(self) -> DoubleBuffer:
+        return self.apply.buffer
+
+    def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """What the step tells, the same on all replicas."""
+        local = self.gradients.run(side, _taken(feeds, self.gradients))
+        rows = max((np.shape(feeds[n])[0] for n in self.batch if np.ndim(feeds[n])), default=1)
+        means = averaged(self.replicas, list(local.values()), rows)
+        shared = {name: mean for name, mean in zip(local, means, strict=True) if mean is not None}
+        flags = self.apply.run(side, _taken({**feeds, **shared}, self.apply))
+        return {**flags, **{name: shared[name] for name in self.told}}
+
+
+def _taken(feeds: Mapping[str, Array], runner: BufferedRunner) -> dict[str, Array]:
+    return {name: array for name, array in feeds.items() if name in runner.inputs}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,16 +24,19 @@ _LARGEST = 1e4
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
 # What computes with weights: here even a single number is one.
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
-_STATISTICS = {"BatchNormalization": (3, 4)}
+_WEIGHTED |= {*_RECURRENT}
+_STATE = {"BatchNormalization": (3, 4), **dict.fromkeys(_RECURRENT, (5, 6))}
+"""Inputs that hold running statistics, or what a layer begins with: zeros for each row, as exporters write."""
 
 
 def trained(view: View, loss: str, chosen: str | Sequence[str] | None, frozen: str | Sequence[str]) -> tuple[str, ...]:
     """The names of the float32 initializers that are trained, in the model's order.
 
     `chosen`: one glob or more on their names. Without it all on which the loss depends through gradients, but for
-    running statistics, single numbers (an epsilon, a scale) that are no weight of a product, convolution or
-    normalization, and masks (`_is_mask`). `frozen` are left out of either.
+    running statistics, initial states of recurrent layers, single numbers (an epsilon, a scale) that are no weight of a
+    product, convolution or normalization, and masks (`_is_mask`). `frozen` are left out of either.
 
     TrainingError for a glob that matches no initializer, one that is chosen and no float32, if none is left, and
     where the loss depends on half weights, which would stay as they are, and nothing says which are trained.
@@ -113,7 +116,7 @@ def _is_weight(view: View, value: Value, ways: Paths) -> bool:
     """Whether the loss has a gradient by the initializer, and the initializer looks like a weight."""
     passed = [u for u in view.uses[value.id] if value.id in ways.readers and _passes(view, value, u, ways)]
     ops = {view.ops[u.op].kind for u in passed}
-    if not passed or any(u.slot in _STATISTICS.get(view.ops[u.op].kind, ()) for u in view.uses[value.id]):
+    if not passed or any(u.slot in _STATE.get(view.ops[u.op].kind, ()) for u in view.uses[value.id]):
         return False
     assert value.tensor is not None
     array = view.model.array(value.tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.evidence.feed import Batch, Feed
 from amp_rewrite.files.model import Model
+from amp_rewrite.ort.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.train import checkpoint
 from amp_rewrite.train.loss_scale import Array
@@ -59,25 +61,46 @@ class _Seen:
     nonfinite: int = 0
 
 
-class Runs(Protocol):
-    """What carries out a step: a `Runner`, or several that share the work."""
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Where training stands: which set of the buffer is the state, and what was counted on the way.
+
+    One object, so that an interrupt finds all of it before a step or all of it after one.
+    """
+
+    side: Side = 0
+    steps: int = 0
+    micro_batch: int = 0
+    skipped: int = 0
+    nonfinite: int = 0
+
+
+class Steps(Protocol):
+    """What carries out a step: one model, or several that share the work."""
 
     @property
     def provider(self) -> str: ...
 
-    def run(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of the step's model from its inputs, by name."""
+    @property
+    def buffer(self) -> DoubleBuffer:
+        """The state, on the device."""
+        ...
+
+    def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Read the state of one side, write that of the other; loss, metrics and flags by name, until the next run."""
         ...
 
 
 class Trainer:
     """A training step with its state. Steps are deterministic on a CPU: a run that is resumed gives the same bits.
 
-    `providers`: as `Runner.open` takes them; by default CUDA where it opens, else the CPU. The CPU provider computes
-    most float16 ops in float32, so there a lowered step runs as its float32 twin that rounds (`emulate`), and
-    `emulated` is True; `emulated=False` runs it as it is.
+    `providers`, `threads`, `provider_options`: as `Runner.open` takes them; by default CUDA where it opens, else the
+    CPU, one thread for each core, and no TF32. The CPU provider computes most float16 ops in float32, so there a
+    lowered step runs as its float32 twin that rounds (`emulate`), and `emulated` is True; `emulated=False` runs it as
+    it is.
 
-    `state` is by input name; `skipped` and `nonfinite` count all steps so far, those before a checkpoint included.
+    The state stays where the step runs, in two sets: a step reads one and writes the other, so that a step that
+    fails, or is interrupted, leaves the state of the step before it.
     """
 
     def __init__(
@@ -87,46 +110,67 @@ class Trainer:
         providers: Sequence[str] | None = None,
         emulated: bool | None = None,
         threads: int = 0,
+        provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self.step = step
-        chosen = tuple(providers) if providers is not None else (CUDA, CPU) if cuda_opens() else (CPU,)
+        chosen = _opening(providers)
         self.emulated = step.lowered and chosen[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model) if self.emulated else step.model
         self._declared = _fed(step)
-        self._judge: tuple[Runner, str, tuple[str, ...]] | None = None
-        self._options: dict[str, Any] = {"providers": chosen, "threads": threads}
-        self._runner = self._opened()
-        self.state = step.initial_state()
-        self.skipped = 0
-        self.nonfinite = 0
+        self._judge: tuple[BufferedRunner, str, tuple[str, ...]] | None = None
+        # pooled, the memory of a step would be taken twice, and stay so
+        self._options: dict[str, Any] = {"providers": chosen, "threads": threads, "pooled": False}
+        self._options["provider_options"] = provider_options
+        self._stepper = self._opened()
+        self._standing = _Standing()
 
-    def _opened(self) -> Runs:
-        return Runner.open(self._model, **self._options)
+    def _opened(self) -> Steps:
+        step, runner = self.step, Runner.open(self._model, **self._options)
+        buffer = runner.double_buffer({v.input: v.initial for v in step.state})
+        told = (step.loss, *step.metrics, step.finite, step.applied)
+        return runner.buffered(buffer, {v.input: v.output for v in step.state}, told)
 
     @property
     def where(self) -> str:
         """Where steps run and how honestly, for people."""
-        low = self.step.policy.lowers
+        low, provider = self.step.policy.lowers, self._stepper.provider
         if low is None or not self.step.lowered:
-            return self._runner.provider
+            return provider
         how = "emulated: float32 kernels, rounded" if self.emulated else "as the provider computes it"
-        return f"{self._runner.provider}, {low.spelling} {how}"
+        return f"{provider}, {low.spelling} {how}"
+
+    @property
+    def state(self) -> dict[str, Array]:
+        """What the next step is fed besides batch and learning rate, by input name: copies of what is on the device."""
+        return self._stepper.buffer.arrays(self._standing.side)
 
     @property
     def steps(self) -> int:
         """How many steps were applied."""
-        return int(self._of("step"))
+        return self._standing.steps
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were not, those before a checkpoint included."""
+        return self._standing.skipped
+
+    @property
+    def nonfinite(self) -> int:
+        """How many steps had a gradient that was not finite, applied or not, those before a checkpoint included."""
+        return self._standing.nonfinite
 
     @property
     def loss_scale(self) -> float | None:
         """The loss scale that the next step uses."""
         if self.step.loss_scale is None:
             return None
-        names = [v.name for v in self.step.state]
-        return float(self._of("loss_scale") if "loss_scale" in names else self.step.loss_scale())
+        name = next((v.input for v in self.step.state if v.name == "loss_scale"), None)
+        return float(self.step.loss_scale() if name is None else self._views()[name])
 
-    def _of(self, path: str) -> Array:
-        return self.state[next(v.input for v in self.step.state if v.name == path)]
+    def _views(self) -> dict[str, Array]:
+        """The state, not copied where it is on the host; good until the next step."""
+        buffer, side = self._stepper.buffer, self._standing.side
+        return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
     # -- training --------------------------------------------------------------------------------------
 
@@ -141,7 +185,8 @@ class Trainer:
         """Train on all batches, `epochs` times; what happened.
 
         `batches`: as `Feed.of` takes them, with the step's `batch` as names; NaN and infinity are let in, and make
-        a step that is skipped or reported. TrainingError for targets that name no class and learning rates that are
+        a step that is skipped or reported. `progress(done, total)` counts runs; `amp_rewrite.progress_bar` draws it.
+        TrainingError for targets that name no class and learning rates that are
         no number of 0 or more; FeedError for data that does not fit.
         """
         if not isinstance(epochs, int) or epochs < 0:
@@ -159,17 +204,26 @@ class Trainer:
 
     def _take(self, batch: Batch, number: int, learning_rate: Rate | None, seen: _Seen) -> None:
         self._check(batch, number)
-        rate = self._rate(learning_rate)
-        last = self._completes()
-        results = self._runner.run({**batch, **self.state, self.step.learning_rate: rate})
-        self.state = self.step.next_state(results)
-        seen.losses.append(_number(results[self.step.loss]))
+        before = self._standing
+        told = self._stepper.run(before.side, {**batch, self.step.learning_rate: self._rate(learning_rate)})
+        self._standing = self._after(before, bool(told[self.step.finite]), bool(told[self.step.applied]))
+        seen.losses.append(_number(told[self.step.loss]))
         for name, values in seen.metrics.items():
-            values.append(_number(results[name]))
-        if last and not results[self.step.finite]:
-            skipped = int(not results[self.step.applied])
-            seen.nonfinite, seen.skipped = seen.nonfinite + 1, seen.skipped + skipped
-            self.nonfinite, self.skipped = self.nonfinite + 1, self.skipped + skipped
+            values.append(_number(told[name]))
+        seen.skipped += self._standing.skipped - before.skipped
+        seen.nonfinite += self._standing.nonfinite - before.nonfinite
+
+    def _after(self, before: _Standing, finite: bool, applied: bool) -> _Standing:
+        """Where training stands after a run; what was not finite counts with the last run of its step."""
+        micro_batch = (before.micro_batch + 1) % self.step.micro_batches
+        nonfinite = micro_batch == 0 and not finite
+        return _Standing(
+            side=1 if before.side == 0 else 0,
+            steps=before.steps + applied,
+            micro_batch=micro_batch,
+            skipped=before.skipped + (nonfinite and not applied),
+            nonfinite=before.nonfinite + nonfinite,
+        )
 
     def _rate(self, given: Rate | None) -> Array:
         """The learning rate of the next step. TrainingError for what would spoil the parameters."""
@@ -180,10 +234,6 @@ class Trainer:
             raise TrainingError(f"the learning rate of step {self.steps + 1} is {value!r}; give a number of 0 or more")
         return np.array(value, np.float32)
 
-    def _completes(self) -> bool:
-        """Whether the next run is the last of its step."""
-        return self.step.micro_batches == 1 or int(self._of("micro_batch")) + 1 == self.step.micro_batches
-
     def evaluate(self, batches: object) -> Scores:
         """Loss and metrics over data, with the state as it is; see `TrainingStep.evaluation` for training mode.
 
@@ -192,26 +242,27 @@ class Trainer:
         if self._judge is None:
             self._judge = self._opened_judge()
         runner, loss, metrics = self._judge
-        known = {port.name for port in runner.inputs}
-        fixed = {**self.state, self.step.learning_rate: np.array(0, np.float32)}
-        fixed = {name: value for name, value in fixed.items() if name in known}
+        rate = {self.step.learning_rate: np.array(0, np.float32)}
         sums, rows = dict.fromkeys((loss, *metrics), 0.0), 0
         for number, batch in enumerate(self._feed(batches)):
             self._check(batch, number)
-            results = runner.run({**batch, **fixed})
+            feeds = {name: array for name, array in {**batch, **rate}.items() if name in runner.inputs}
+            told = runner.run(self._standing.side, feeds)
             here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
             rows += here
             for name in sums:
-                sums[name] += _number(results[name]) * here
+                sums[name] += _number(told[name]) * here
         means = [value / rows for value in sums.values()]
         return Scores(means[0], dict(zip(self.step.metrics, means[1:], strict=True)), rows)
 
-    def _opened_judge(self) -> tuple[Runner, str, tuple[str, ...]]:
-        """What evaluates, with the names of loss and metrics there."""
+    def _opened_judge(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
+        """What evaluates, on the state where it is, with the names of loss and metrics there."""
         model, loss, metrics = self.step.evaluation()
         if model is self.step.model:
             model = self._model
-        return Runner.open(model, outputs_only=(loss, *metrics), **self._options), loss, metrics
+        told = (loss, *metrics)
+        runner = Runner.open(model, outputs_only=told, **self._options)
+        return runner.buffered(self._stepper.buffer, {}, told), loss, metrics
 
     def _feed(self, batches: object) -> Feed:
         return Feed.of(batches, self._declared, allow_nonfinite=True)
@@ -234,21 +285,29 @@ class Trainer:
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
         counts = {"count/skipped": self.skipped, "count/nonfinite": self.nonfinite}
-        state = {v.name: self.state[v.input] for v in self.step.state}
+        views = self._views()
+        state = {v.name: views[v.input] for v in self.step.state}
         state |= {name: np.array(count, np.int64) for name, count in counts.items()}
         checkpoint.save(path, state, self.step.fingerprint)
 
     def load(self, path: str | Path) -> None:
         """Go on from a checkpoint, saved with a loss scale or without; see `checkpoint.load` for the errors."""
-        step = self.step
+        step, side = self.step, self._standing.side
         found = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
-        self.state = {v.input: found[v.name] for v in self.step.state}
-        self.skipped = int(found.get("count/skipped", 0))
-        self.nonfinite = int(found.get("count/nonfinite", 0))
+        other: Side = 1 if side == 0 else 0
+        self._stepper.buffer.put(other, {v.input: found[v.name] for v in step.state})
+        counted = ("step", "micro_batch", "count/skipped", "count/nonfinite")
+        self._standing = _Standing(other, *(int(found.get(name, 0)) for name in counted))
 
     def export(self) -> Model:
         """The model with what it has learned in its initializers, in float32: ready for `convert`."""
-        return self.step.trained(self.state)
+        return self.step.trained(self._views())
+
+
+def _opening(providers: Sequence[str] | None) -> tuple[str, ...]:
+    """The providers that are asked for, or the usual ones, without a CUDA that does not open before a CPU that does."""
+    chosen = (CUDA, CPU) if providers is None else tuple(providers)
+    return chosen[1:] if chosen[:2] == (CUDA, CPU) and not cuda_opens() else chosen
 
 
 def _fed(step: TrainingStep) -> Model:

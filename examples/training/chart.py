@@ -1,11 +1,12 @@
-"""A chart of a loss scale over steps as SVG, written by hand: no plotting library is needed to look at one line."""
+"""Charts as SVG, written by hand: no plotting library is needed to look at a few lines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 WIDTH, HEIGHT, LEFT, TOP = 640, 240, 56, 28
+COLOURS = ("#2c5f9e", "#c0392b", "#3c8d40")
 
 
 def loss_scale_chart(scales: Sequence[float], skipped: Sequence[int], title: str) -> str:
@@ -29,10 +30,45 @@ def loss_scale_chart(scales: Sequence[float], skipped: Sequence[int], title: str
         for p in range(low, high + 1, every)
     )
     foot = f"step 0 to {len(powers) - 1}; red: {len(skipped)} skipped, because a float16 gradient was not finite"
+    body = (
+        f'{rules}<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-width="1.5"/>{marks}'
+        f'<text x="{LEFT}" y="{HEIGHT - 10}">{foot}</text>'
+    )
+    return _framed(body, title)
+
+
+def loss_chart(curves: Mapping[str, Sequence[Sequence[float]]], title: str) -> str:
+    """The loss of each epoch on a logarithmic axis: by name the mean over seeds, and each seed as a thin line."""
+    every = [loss for runs in curves.values() for run in runs for loss in run]
+    low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
+    epochs = max(len(run) for runs in curves.values() for run in runs)
+    wide, tall = WIDTH - LEFT - 16, HEIGHT - TOP - 36
+
+    def line(losses: Sequence[float], colour: str, width: float, opacity: float) -> str:
+        places = (
+            f"{LEFT + wide * i / max(epochs - 1, 1):.1f},{TOP + tall * (high - math.log10(loss)) / (high - low):.1f}"
+            for i, loss in enumerate(losses)
+        )
+        stroke = f'stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}"'
+        return f'<polyline points="{" ".join(places)}" fill="none" {stroke}/>'
+
+    parts = []
+    for p in range(low, high + 1):
+        at = TOP + tall * (high - p) / (high - low)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{LEFT + wide}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{10.0**p:g}</text>')
+    for number, (name, runs) in enumerate(curves.items()):
+        colour = COLOURS[number]
+        parts += [line(run, colour, 0.5, 0.35) for run in runs]
+        parts.append(line([sum(losses) / len(losses) for losses in zip(*runs, strict=True)], colour, 1.5, 1))
+        parts.append(f'<text x="{LEFT + 130 * number}" y="{HEIGHT - 10}" fill="{colour}">{name}</text>')
+    parts.append(f'<text x="{LEFT + wide}" y="{HEIGHT - 10}" text-anchor="end">epoch 1 to {epochs}</text>')
+    return _framed("".join(parts), title)
+
+
+def _framed(body: str, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
         f' font-size="11"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-        f'<text x="{LEFT}" y="18" font-size="13">{title}</text>{rules}'
-        f'<polyline points="{line}" fill="none" stroke="#2c5f9e" stroke-width="1.5"/>{marks}'
-        f'<text x="{LEFT}" y="{HEIGHT - 10}">{foot}</text></svg>\n'
+        f'<text x="{LEFT}" y="18" font-size="13">{title}</text>{body}</svg>\n'
     )

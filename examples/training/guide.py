@@ -3,6 +3,7 @@
     python examples/training/guide.py                      # fit, in float32, float16 and bfloat16
     python examples/training/guide.py --loop               # the custom loop with get_scaled_loss and so on
     python examples/training/guide.py --seeds 5            # is the accuracy the same? a table over seeds
+    python examples/training/guide.py --seeds 5 --hidden 4096 --log runs.jsonl   # an hour; goes on if it is stopped
     python examples/training/guide.py --trace scale.svg    # how the loss scale finds its place
     python examples/training/guide.py --mnist FOLDER --hidden 4096 --batch 8192 --epochs 5 --rate 0.001
 
@@ -16,14 +17,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
-from chart import loss_scale_chart
+from chart import loss_chart, loss_scale_chart
 from digits import Digits, load
 from onnx.numpy_helper import from_array
 
@@ -62,31 +64,45 @@ class Outcome:
     where: str
 
 
-def by_fit(
-    model: onnx.ModelProto, policy: str, digits: Digits, batch: int, epochs: int, rate: float, seed: int
-) -> Outcome:
+@dataclass(frozen=True)
+class Run:
+    """One training from scratch: `rate` is the learning rate, `loop` whether by the custom loop."""
+
+    seed: int
+    policy: str
+    hidden: int
+    batch: int
+    epochs: int
+    rate: float
+    loop: bool
+    origin: str
+
+    def trained(self, digits: Digits) -> Outcome:
+        return (by_loop if self.loop else by_fit)(self, digits)
+
+
+def by_fit(run: Run, digits: Digits) -> Outcome:
     """The short way: the whole step is one graph, and `fit` runs it."""
-    step = training_step(model, loss=LOSS, optimizer=RMSprop(rate), policy=policy)
+    model = network(run.hidden, run.seed)
+    step = training_step(model, loss=LOSS, optimizer=RMSprop(run.rate), policy=run.policy)
     trainer = Trainer(step)
     losses = []
-    for epoch in range(epochs):
-        history = trainer.fit(list(digits.batches(batch, seed=1000 * seed + epoch)))
+    for epoch in range(run.epochs):
+        history = trainer.fit(list(digits.batches(run.batch, seed=1000 * run.seed + epoch)))
         losses.append(statistics.fmean(history.losses))
     accuracy = trainer.evaluate(digits.test).metrics["accuracy"]
     return Outcome(losses, accuracy, trainer.skipped, trainer.where)
 
 
-def by_loop(
-    model: onnx.ModelProto, policy: str, digits: Digits, batch: int, epochs: int, rate: float, seed: int
-) -> Outcome:
+def by_loop(run: Run, digits: Digits) -> Outcome:
     """The long way, line by line that of the guide."""
-    loss = ModelLoss.of(model, LOSS, policy=policy)
+    loss = ModelLoss.of(network(run.hidden, run.seed), LOSS, policy=run.policy)
     # only float16 needs a loss scale: bfloat16 reaches as far as float32 does
-    optimizer = LossScaleOptimizer(RMSprop(rate), "dynamic" if policy == "mixed_float16" else 1)
+    optimizer = LossScaleOptimizer(RMSprop(run.rate), "dynamic" if run.policy == "mixed_float16" else 1)
     losses, skipped = [], 0
-    for epoch in range(epochs):
+    for epoch in range(run.epochs):
         seen = []
-        for rows in digits.batches(batch, seed=1000 * seed + epoch):
+        for rows in digits.batches(run.batch, seed=1000 * run.seed + epoch):
             loss_now = loss.on(rows)
             seen.append(float(loss_now()))
             scaled_loss = optimizer.get_scaled_loss(loss_now)
@@ -128,6 +144,25 @@ def trace(digits: Digits, hidden: int, batch: int, steps: int) -> tuple[list[flo
     return scales, skipped
 
 
+def logged(log: Path | None) -> dict[Run, Outcome]:
+    """The runs that a log holds, one in each line."""
+    lines = log.read_text("utf-8").splitlines() if log is not None and log.exists() else []
+    held = [json.loads(line) for line in lines]
+    return {Run(**entry["run"]): Outcome(**entry["outcome"]) for entry in held}
+
+
+def outcome_of(run: Run, digits: Digits, log: Path | None) -> Outcome:
+    """From the log if the run is there; else it is made, and written there."""
+    known = logged(log).get(run)
+    if known is not None:
+        return known
+    outcome = run.trained(digits)
+    if log is not None:
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}) + "\n")
+    return outcome
+
+
 def table(found: dict[str, list[Outcome]]) -> str:
     """Mean and deviation over seeds; differences are to float32 with the same seed."""
     lines = [
@@ -157,29 +192,36 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--rate", type=float, default=0.0003, help="learning rate; the guide's is 0.001")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--log", type=Path, metavar="JSONL", help="keep each run here, and make none that is here")
+    parser.add_argument("--curves", type=Path, metavar="SVG", help="draw the loss of each epoch under each policy")
     parser.add_argument("--loop", action="store_true", help="the custom loop instead of fit")
-    parser.add_argument("--trace", type=Path, metavar="SVG", help="draw the loss scale over 300 steps, and stop")
+    parser.add_argument("--trace", type=Path, metavar="SVG", help="draw the loss scale over --steps steps, and stop")
+    parser.add_argument("--steps", type=int, default=300, help="of --trace")
     parser.add_argument("--quick", action="store_true", help="small and short: does it run?")
     given = parser.parse_args()
     if given.quick:
-        given.hidden, given.epochs, given.rate = 64, 8, 0.001
+        given.hidden, given.epochs, given.rate, given.steps = 64, 8, 0.001, 80
     digits = load(given.mnist)
     print(f"{digits.origin}: {len(digits.x)} to train on, {len(digits.x_test)} held out")
     if given.trace:
-        scales, skipped = trace(digits, given.hidden, given.batch, 80 if given.quick else 300)
+        scales, skipped = trace(digits, given.hidden, given.batch, given.steps)
         title = f"Loss scale, 784-{given.hidden}-{given.hidden}-10, RMSprop, mixed_float16"
         given.trace.write_text(loss_scale_chart(scales, skipped, title), encoding="utf-8")
         print(f"skipped {len(skipped)} of {len(scales)} steps: {skipped}; ends at 2^{np.log2(scales[-1]):.0f}")
         return
-    train = by_loop if given.loop else by_fit
+    how = (given.hidden, given.batch, given.epochs, given.rate, given.loop, digits.origin)
     found: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
     for seed in range(given.seeds):
         for policy in POLICIES:
-            outcome = train(network(given.hidden, seed), policy, digits, given.batch, given.epochs, given.rate, seed)
+            outcome = outcome_of(Run(seed, policy, *how), digits, given.log)
             found[policy].append(outcome)
             curve = " ".join(f"{loss:.3f}" for loss in outcome.losses)
             print(f"seed {seed} {policy}: {curve}; {100 * outcome.accuracy:.2f} % {outcome.where}", flush=True)
     print(table(found))
+    if given.curves:
+        curves = {policy: [o.losses for o in outcomes] for policy, outcomes in found.items()}
+        title = f"Loss of each epoch, 784-{given.hidden}-{given.hidden}-10, RMSprop: mean, and {given.seeds} seeds"
+        given.curves.write_text(loss_chart(curves, title), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,19 @@ class LayerNormalization(OpRun):
         return (x - mean) * inverse * scale + (0 if bias is None else bias), mean, inverse
 
 
-REPAIRED = [Mean, Erf, Gelu, LayerNormalization, Pad, Conv, ConvTranspose, AveragePool]
+class LRN(OpRun):
+    """onnx's own has as many channels as there are images."""
+
+    op_domain = ""
+
+    def _run(self, x, alpha=None, beta=None, bias=None, size=None):  # type: ignore[no-untyped-def]
+        before, after = (size - 1) // 2, size // 2
+        padded = np.pad(x**2, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
+        around = sum(padded[:, at : at + x.shape[1]] for at in range(size))
+        return (x / (float(bias) + float(alpha) / size * around) ** float(beta),)
+
+
+REPAIRED = [LRN, Mean, Erf, Gelu, LayerNormalization, Pad, Conv, ConvTranspose, AveragePool]
 
 
 def _zip(x: Array, strides: Sequence[int], spans: Sequence[int]) -> list[tuple[int, int, int]]:

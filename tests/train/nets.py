@@ -14,10 +14,12 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.emulate import emulate
 from amp_rewrite.ort.runner import Runner
 from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.step import TrainingStep
+from amp_rewrite.train.step import TrainingStep, training_step
+from amp_rewrite.train.trainer import Trainer
 
 F32 = np.float32
 CROSS_ENTROPY = "cross_entropy(y, t)"
+PLACE: dict[str, Any] = {"providers": ("CPUExecutionProvider",), "threads": 1}
 SHAPES = {"w1": (8, 16), "b1": (16,), "w2": (16, 4), "b2": (4,)}
 
 
@@ -47,6 +49,16 @@ def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Arr
         yield {"x": x, "t": (x @ truth).argmax(1)}
 
 
+def step(**options: Any) -> TrainingStep:
+    """A step of `mlp`, in float16 with Adam unless told otherwise."""
+    return training_step(mlp(), **{"loss": CROSS_ENTROPY, "optimizer": "adam,lr=0.01", **options})
+
+
+def trainer(**options: Any) -> Trainer:
+    """A trainer of that step on one thread of the CPU."""
+    return Trainer(step(**options), **PLACE)
+
+
 class Run:
     """A step that is run again and again on the CPU, emulated where it is lowered."""
 
@@ -68,7 +80,9 @@ class Run:
 
 
 def same(a: dict[str, Array], b: dict[str, Array], *but: str) -> bool:
-    return all(np.array_equal(a[name], b[name], equal_nan=True) for name in a.keys() - set(but))
+    """Whether two states have the same names and bits, apart from some names."""
+    names = (a.keys() | b.keys()) - set(but)
+    return all(n in a and n in b and np.array_equal(a[n], b[n], equal_nan=True) for n in names)
 
 
 def parsed(graph: str, opset: int = 20) -> ModelProto:

@@ -96,6 +96,35 @@ def test_a_folder_without_mnist_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_runs_are_kept_in_a_log_and_not_made_again(tmp_path: Path) -> None:
+    log = tmp_path / "runs.jsonl"
+    curves = ("--curves", tmp_path / "curves.svg")
+    first, second = (printed("guide.py", "--quick", "--log", log, *drawn) for drawn in ((), curves))
+    runs = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    assert second == first
+    assert [(r["run"]["seed"], r["run"]["policy"], r["run"]["hidden"], len(r["outcome"]["losses"])) for r in runs] == [
+        (0, policy, 64, 8) for policy in ("float32", "mixed_float16", "mixed_bfloat16")
+    ]
+    lines = ElementTree.parse(tmp_path / "curves.svg").getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [8] * 6  # a seed and a mean for each policy
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_a_recurrent_network_learns_alike_under_each_policy(cell: str) -> None:
+    said = printed("rows.py", "--quick", "--cell", cell)
+    curves = re.findall(rf"^{cell} (\w+): ([\d. ]+); ([\d.]+) %", said, re.MULTILINE)
+    losses = {policy: [float(number) for number in curve.split()] for policy, curve, _ in curves}
+
+    assert list(losses) == ["float32", "mixed_float16", "mixed_bfloat16"]
+    for policy, curve in losses.items():
+        assert len(curve) == 10 and curve[-1] < 0.6 * curve[0]
+        np.testing.assert_allclose(curve, losses["float32"], atol=0.05, err_msg=policy)
+    assert min(float(accuracy) for *_, accuracy in curves) > 40  # a guess has 19 %
+
+
 # -- underflow -------------------------------------------------------------------------------------------
 
 

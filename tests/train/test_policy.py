@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
+from click.testing import CliRunner
 
+from amp_rewrite.cli import door
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.hardware import Gpu, device_advice
-from amp_rewrite.policy import Policy, deserialize, serialize
+from amp_rewrite.policy import Policy, deserialize, low_type, serialize
 from amp_rewrite.serving import process
 from amp_rewrite.serving.process import global_policy, policy_scope, set_policy
+from train.nets import mlp
 
 F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 
@@ -96,6 +102,66 @@ def test_what_is_no_loss_scale_is_refused(scale: object) -> None:
     with pytest.raises(PolicyError) as error:
         Policy("mixed_float16", loss_scale=scale)  # type: ignore[arg-type]
     assert str(error.value) == f"loss scale {scale!r} is none; use None, 'dynamic' or a finite number of 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("to", "low"),
+    [
+        ("half", F16),
+        (" BF16 ", BF16),
+        ("mixed_float16", F16),
+        ("p=f32,c=bf16,o=f32", BF16),
+        (F16, F16),
+        (Policy("mixed_bfloat16"), BF16),
+    ],
+)
+def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, low: DType) -> None:
+    assert low_type(to) is low
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "convert net.onnx --dry-run",
+        "explain net.onnx first",
+        "calibrate net.onnx --random --shape x=4,8",
+        "doctor net.onnx",
+        "lists",
+    ],
+)
+def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(mlp(), "net.onnx")
+    by_type, by_policy = (
+        CliRunner().invoke(door, [*words.split(), "--to", to]) for to in ("bfloat16", "p=f32,c=bf16,o=f32")
+    )
+
+    assert by_policy.exit_code in (0, 1) and by_policy.exit_code == by_type.exit_code
+    assert by_policy.stdout == by_type.stdout != ""
+
+
+NAMES = "use float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("float17", f"no type or policy is named 'float17'; {NAMES}"),
+        ("mixed_int8", f"no type or policy is named 'mixed_int8'; {NAMES}"),
+        ("c=f17", f"no type or policy is named 'c=f17'; {NAMES}"),
+        ("float32", "cannot lower to float32; use float16 or bfloat16"),
+        ("c=f32", "policy 'float32' lowers nothing; use mixed_float16 or mixed_bfloat16"),
+        (
+            "c=f16,o=f16",
+            "policy 'p=float32,c=float16,o=float16' does not keep results in float32; use mixed_float16, and io='low'"
+            " for low inputs and outputs",
+        ),
+    ],
+)
+def test_what_nothing_is_lowered_to_is_refused(to: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        low_type(to)
+    assert str(error.value) == message
 
 
 def test_a_policy_prints_as_in_keras() -> None:

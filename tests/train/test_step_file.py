@@ -232,6 +232,37 @@ def test_parameters_that_an_exporter_may_have_merged_are_named(folder: Path) -> 
     ]
 
 
+def test_settings_of_a_file_hold_and_the_command_line_wins(folder: Path) -> None:
+    settings = ['to = "mixed_bfloat16"', 'keep = ["first"]', 'target = "onnx"', 'io = ["low"]', "overwrite = true"]
+    Path("amp.toml").write_text("\n".join(settings))
+    words = ["train-step", "net.onnx", "--loss", CROSS_ENTROPY]
+    assert run(*words).exit_code == 0
+    by_file = load_step("net.step.onnx")
+    assert run(*words, "--policy", "mixed_float16", "--keep", "second").exit_code == 0
+    by_both = load_step("net.step.onnx")
+
+    def nodes(policy: str, keep: str) -> Any:
+        made = step(policy=policy, keep=[keep], optimizer="sgd", target="onnx")
+        return made.model.proto.graph.node
+
+    assert by_file.policy.name == "mixed_bfloat16"
+    assert by_file.model.proto.graph.node == nodes("mixed_bfloat16", "first")
+    assert by_both.model.proto.graph.node == nodes("mixed_float16", "second")
+
+
+def test_in_float32_the_file_says_nothing_about_lowering_and_the_command_line_must_not(folder: Path) -> None:
+    Path("amp.toml").write_text('to = "bfloat16"\nkeep = ["first"]\n')
+    words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
+    assert run(*words).exit_code == 0
+    assert load_step("net.step.onnx").policy.name == "float32"
+
+    refused = run(*words, "--overwrite", "--keep", "second")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "error: keep says how to lower, and policy 'float32' lowers nothing\n",
+    )
+
+
 def test_quiet_says_nothing(folder: Path) -> None:
     done = run("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--loss-scale", "none", "-q")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
@@ -260,6 +291,15 @@ def test_quiet_says_nothing(folder: Path) -> None:
         (
             "net.onnx --loss cross_entropy(y) -o net.onnx",
             "net.onnx exists; name another output, or replace it with --overwrite",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --policy float17",
+            "unknown policy 'float17'; use mixed_float16, mixed_bfloat16, an element type such as float32, or"
+            " p=f32,c=f16,o=f32",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --config no.toml",
+            "no.toml: cannot be read (No such file or directory); name a TOML file",
         ),
         ("none.onnx --loss y", "cannot read none.onnx: No such file or directory"),
     ],

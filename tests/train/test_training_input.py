@@ -148,7 +148,7 @@ def test_one_gradient_named_twice_is_one_output() -> None:
 
 
 def test_a_converted_model_is_refused_instead_of_trained_in_part() -> None:
-    half = amp_rewrite.convert(mlp()).model
+    half = amp_rewrite.convert(mlp(), placement="propagate").model
     assert message(lambda: training_step(half, loss=CROSS_ENTROPY)) == (
         "'w1', 'w2' of the model are in half precision, and trained weights are kept in float32; give the float32 model"
         " (training_step lowers it), widen this one with convert(model, keep=['*']), or name what is trained:"

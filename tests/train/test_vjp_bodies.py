@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from train.vjp_case import Case, Torch, check_against_differences, check_against_torch, every
+from train.vjp_case import Case, Torch, judged
 
 HEADS = {"q": (2, 2, 3, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 3)}
 
@@ -44,19 +42,4 @@ CASES = (
     Case("CenterCropPad", "y=CenterCropPad(x,z)", {"x": (3, 6)}, constants={"z": [4, 4]}, opsets=(18, 20)),
 )  # fmt: skip
 
-
-@every(CASES)
-def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
-    check_against_differences(case)
-
-
-@every(case for case in CASES if not case.fixed)
-def test_gradients_are_right_where_no_dim_is_known(case: Case) -> None:
-    check_against_differences(case, symbolic=True)
-
-
-@pytest.mark.torch
-@every(case for case in CASES if case.torch is not None)
-def test_gradients_are_those_of_torch(case: Case) -> None:
-    pytest.importorskip("torch")
-    check_against_torch(case)
+TestRules = judged(CASES)

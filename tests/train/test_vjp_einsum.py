@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amp_rewrite import GradientError, gradients
-from train.vjp_case import Case, Torch, check_against_differences, check_against_torch, every
+from train.vjp_case import Case, Torch, judged
 
 SIZES = dict(zip("bhijkl", (2, 3, 3, 4, 2, 5), strict=True))
 
@@ -40,22 +40,7 @@ CASES = (
     einsum("ij,jk->ik", (3, 1), (1, 2), name="a sum over one"),
 )
 
-
-@every(CASES)
-def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
-    check_against_differences(case)
-
-
-@every(case for case in CASES if not case.fixed)
-def test_gradients_are_right_where_no_dim_is_known(case: Case) -> None:
-    check_against_differences(case, symbolic=True)
-
-
-@pytest.mark.torch
-@every(case for case in CASES if case.torch is not None)
-def test_gradients_are_those_of_torch(case: Case) -> None:
-    pytest.importorskip("torch")
-    check_against_torch(case)
+TestRules = judged(CASES)
 
 
 def test_a_diagonal_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.vjp_case import Case, check_against_differences, check_against_torch, every
+from train.vjp_case import Case, check_against_torch, every, judged
 
 PAIRS = {
     "of one shape": ((3, 4), (3, 4)),
@@ -132,22 +132,7 @@ CASES = (
          torch=lambda t, x: x.exp() * x - x),
 )  # fmt: skip
 
-
-@every(CASES)
-def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
-    check_against_differences(case)
-
-
-@every(CASES)
-def test_gradients_are_right_where_no_dim_is_known(case: Case) -> None:
-    check_against_differences(case, symbolic=True)
-
-
-@pytest.mark.torch
-@every(case for case in CASES if case.torch is not None)
-def test_gradients_are_those_of_torch(case: Case) -> None:
-    pytest.importorskip("torch")
-    check_against_torch(case)
+TestRules = judged(CASES)
 
 
 TIES = (

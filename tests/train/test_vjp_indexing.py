@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from train.vjp_case import Case, check_against_differences, check_against_torch, every
+from amp_rewrite import GradientError, gradients
+from train.vjp_case import Case, check_against_torch, every, judged
 
 INT = {"i": "int"}
 
@@ -41,6 +42,14 @@ CASES = (
     Case("ScatterElements that adds", "y=ScatterElements[axis=0,reduction=add](x,i,u)",
          {"x": (3, 2), "i": (2, 2), "u": (2, 2)}, types=INT, values={"i": [[1, 0], [1, 2]]}, opsets=(16, 20),
          torch=lambda t, x, i, u: x.scatter_add(0, i, u)),
+    *(
+        Case(f"ScatterElements, the {word}", f"y=ScatterElements[axis=1,reduction={word}](x,i,u)",
+             {"x": (2, 4), "i": (2, 3), "u": (2, 3)}, types=INT, values={"i": [[1, 3, 1], [0, 2, 0]]}, opsets=(18, 20),
+             torch=lambda t, x, i, u, word=word: x.scatter_reduce(1, i, u, f"a{word}"))
+        for word in ("max", "min")
+    ),
+    Case("ScatterND, the max", "y=ScatterND[reduction=max](x,i,u)",
+         {"x": (4, 3), "i": (3, 1), "u": (3, 3)}, types=INT, values={"i": [[2], [0], [2]]}, opsets=(18, 20)),
     Case("Slice", "y=Slice(x,s,e,a)", {"x": (4, 5)}, constants={"s": [1], "e": [4], "a": [1]}, opsets=(13, 20),
          torch=lambda t, x: x[:, 1:4]),
     Case("Slice from the back", "y=Slice(x,s,e,a)", {"x": (4, 5)}, constants={"s": [-3], "e": [-1], "a": [-1]},
@@ -75,22 +84,36 @@ CASES = (
     Case("Compress of all", "y=Compress(x,c)", {"x": (2, 2), "c": (3,)}, types={"c": "bool"}, values={"c": [1, 0, 1]}),
     Case("ReverseSequence", "y=ReverseSequence[batch_axis=0,time_axis=1](x,i)", {"x": (2, 4), "i": (2,)}, types=INT,
          values={"i": [3, 2]}),
+    Case("OneHot of two values", "y=OneHot(i,d,x)", {"i": (4,), "x": (2,)}, types=INT, values={"i": [0, 2, -1, 5]},
+         constants={"d": 3}),
+    Case("OneHot of nothing", "y=OneHot(i,d,x)", {"i": (0,), "x": (2,)}, types=INT, constants={"d": 3}),
+    Case("OneHot along the first axis", "y=OneHot[axis=0](i,d,x)", {"i": (2, 2), "x": (2,)}, types=INT,
+         values={"i": [[0, 1], [2, 2]]}, constants={"d": 3}),
     Case("TopK", "y,n=TopK(x,k)", {"x": (3, 5)}, constants={"k": [2]}, torch=lambda t, x: x.topk(2)[0]),
 )  # fmt: skip
 
-
-@every(CASES)
-def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
-    check_against_differences(case)
+TestRules = judged(CASES)
 
 
-@every(case for case in CASES if not case.fixed)
-def test_gradients_are_right_where_no_dim_is_known(case: Case) -> None:
-    check_against_differences(case, symbolic=True)
+TIES = (
+    Case("ScatterElements", "y=ScatterElements[axis=0,reduction=max](x,i,u)", {"x": (3,), "i": (4,), "u": (4,)},
+         types=INT, values={"x": [1, 2, 3], "i": [0, 0, 1, 2], "u": [1, 1, 2, 0]}, opsets=(18,),
+         torch=lambda t, x, i, u: x.scatter_reduce(0, i, u, "amax")),
+)  # fmt: skip
 
 
 @pytest.mark.torch
-@every(case for case in CASES if case.torch is not None)
-def test_gradients_are_those_of_torch(case: Case) -> None:
+@every(TIES)
+def test_at_a_kink_the_gradient_is_that_of_torch(case: Case) -> None:
     pytest.importorskip("torch")
     check_against_torch(case)
+
+
+def test_a_product_of_what_comes_together_is_refused() -> None:
+    shapes = {"x": (3,), "i": (2,), "u": (2,)}
+    model = Case("", "y=ScatterElements[reduction=mul](x,i,u)", shapes, types=INT, values={"i": [0, 1]}).model(18)
+    with pytest.raises(GradientError) as caught:
+        gradients(model, "loss", ["x"])
+    assert str(caught.value) == (
+        "node 'y' (ScatterElements): no gradient with reduction 'mul', only with none, add, max and min; replace the op"
+    )

@@ -8,7 +8,7 @@ import pytest
 from cases import build
 
 from amp_rewrite import gradients
-from train.vjp_case import Case, check_against_differences, check_against_torch, every, run_float32
+from train.vjp_case import Case, judged, run_float32
 
 CHANNELS = {"s": (3,), "b": (3,), "m": (3,), "v": (3,)}
 POSITIVE = {"v": [0.5, 1.25, 2.0]}
@@ -30,6 +30,14 @@ def in_groups(model: onnx.ModelProto) -> None:
 
 
 CASES = (
+    *(
+        Case(f"LRN over {size}", f"y=LRN[size={size},alpha=0.5,beta=0.75,bias=1.5](x)", {"x": (2, 5, 2, 3)},
+             torch=lambda t, x, n=size: t.nn.functional.local_response_norm(x, n, 0.5, 0.75, 1.5))
+        for size in (1, 3, 5)
+    ),
+    Case("LRN of no images", "y=LRN[size=3](x)", {"x": (0, 3, 2, 2)}),
+    Case("LRN with its usual numbers", "y=LRN[size=3](x)", {"x": (1, 1, 2, 2)},
+         torch=lambda t, x: t.nn.functional.local_response_norm(x, 3)),
     Case("LayerNormalization", "y=LayerNormalization(x,s,b)", {"x": (2, 3, 4), "s": (4,), "b": (4,)}, opsets=(17, 20),
          torch=lambda t, x, s, b: t.nn.functional.layer_norm(x, (4,), s, b)),
     Case("LayerNormalization over two axes", "y=LayerNormalization[axis=1,epsilon=0.25](x,s,b)",
@@ -79,22 +87,7 @@ CASES = (
          constants={"r": 0.25}, values={"t": False}),
 )  # fmt: skip
 
-
-@every(CASES)
-def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
-    check_against_differences(case)
-
-
-@every(case for case in CASES if not case.fixed)
-def test_gradients_are_right_where_no_dim_is_known(case: Case) -> None:
-    check_against_differences(case, symbolic=True)
-
-
-@pytest.mark.torch
-@every(case for case in CASES if case.torch is not None)
-def test_gradients_are_those_of_torch(case: Case) -> None:
-    pytest.importorskip("torch")
-    check_against_torch(case)
+TestRules = judged(CASES)
 
 
 @pytest.mark.parametrize("training", ["a constant", "fed", "fed as false"])

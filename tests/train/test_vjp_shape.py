@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from train.vjp_case import Case, check_against_differences, check_against_torch, every
+from train.vjp_case import Case, judged
 
 CASES = (
     Case("Reshape", "y=Reshape(x,s)", {"x": (2, 3, 4)}, constants={"s": [4, -1]}, opsets=(13, 20),
@@ -52,19 +50,4 @@ CASES = (
     Case("Trilu, lower", "y=Trilu[upper=0](x)", {"x": (3, 3)}, torch=lambda t, x: x.tril()),
 )  # fmt: skip
 
-
-@every(CASES)
-def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
-    check_against_differences(case)
-
-
-@every(case for case in CASES if not case.fixed)
-def test_gradients_are_right_where_no_dim_is_known(case: Case) -> None:
-    check_against_differences(case, symbolic=True)
-
-
-@pytest.mark.torch
-@every(case for case in CASES if case.torch is not None)
-def test_gradients_are_those_of_torch(case: Case) -> None:
-    pytest.importorskip("torch")
-    check_against_torch(case)
+TestRules = judged(CASES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +13,7 @@ import pytest
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
 from amp_rewrite.kernels import load_kernels
-from amp_rewrite.train.vjp.row import Refuse, Row, Stop, row
+from amp_rewrite.train.vjp.row import Joint, Refuse, Row, Stop, row
 from amp_rewrite.train.vjp.table import VJPS
 from train import (
     test_vjp_branching,
@@ -21,9 +23,12 @@ from train import (
     test_vjp_elementwise,
     test_vjp_indexing,
     test_vjp_linear,
+    test_vjp_looping,
     test_vjp_normalization,
+    test_vjp_recurrent,
     test_vjp_reduction,
     test_vjp_resizing,
+    test_vjp_sampling,
     test_vjp_shape,
 )
 from train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32
@@ -36,9 +41,12 @@ FAMILIES = (
     test_vjp_elementwise,
     test_vjp_indexing,
     test_vjp_linear,
+    test_vjp_looping,
     test_vjp_normalization,
+    test_vjp_recurrent,
     test_vjp_reduction,
     test_vjp_resizing,
+    test_vjp_sampling,
     test_vjp_shape,
 )
 OPSET = 20
@@ -62,7 +70,7 @@ def test_a_row_has_an_entry_for_every_input_of_the_schema(key: tuple[str, str], 
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     formals = [p for p in schema.inputs if p.option != variadic]
     assert len(row.inputs) >= len(formals) or key[1] in LAST_ENTRY_GOES_ON
-    assert all(callable(e) or isinstance(e, (Stop, Refuse)) for e in row.inputs)
+    assert all(callable(e) or isinstance(e, (Joint, Stop, Refuse)) for e in row.inputs)
 
 
 def test_every_row_has_a_case() -> None:
@@ -83,7 +91,10 @@ NO_FLOAT16 = {
     "Celu of another alpha",
     "MeanVarianceNormalization",  # its function body holds float32 constants
     "ScatterElements that adds",  # the model itself has no CPU kernel
+    "ScatterElements, the max",
+    "ScatterElements, the min",
     "ScatterND that adds",
+    "ScatterND, the max",
 }
 
 
@@ -136,3 +147,11 @@ def refusals(model: Model, dtype: str) -> Iterator[str]:
         said = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         if said is not None:
             yield said
+
+
+def test_the_page_on_training_names_the_operators_that_have_gradients() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
+    table = page.partition("## Which operators have gradients")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| [a-z][a-z, ]*(?:Scan)? \| ([\w ]+) \|$", table, re.MULTILINE)
+    passing = {op for (_, op), row in VJPS.items() if row.together or not all(isinstance(e, Stop) for e in row.inputs)}
+    assert {op for names in named for op in names.split()} == passing | {"LSTM", "GRU", "RNN"}

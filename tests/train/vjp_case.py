@@ -23,6 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
+from train.float64_cells import CELLS
 from train.float64_ops import REPAIRED
 
 Feed = dict[str, np.ndarray]
@@ -134,6 +135,33 @@ def every(cases: Iterable[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", list(cases), ids=str)
 
 
+def judged(cases: Sequence[Case]) -> type:
+    """The tests of the rules behind some cases: against differences, with free dims too, and against torch."""
+
+    class Judged:
+        @every(cases)
+        def test_gradients_are_the_slopes_of_the_loss(self, case: Case) -> None:
+            check_against_differences(case)
+
+        @every(case for case in cases if not case.fixed)
+        def test_gradients_are_right_where_no_dim_is_known(self, case: Case) -> None:
+            check_against_differences(case, symbolic=True)
+
+    compared = [case for case in cases if case.torch is not None]
+    return Judged if not compared else _judged_by_torch(Judged, compared)
+
+
+def _judged_by_torch(judged: type, cases: Sequence[Case]) -> type:
+    class Compared(judged):  # type: ignore[misc]
+        @pytest.mark.torch
+        @every(cases)
+        def test_gradients_are_those_of_torch(self, case: Case) -> None:
+            pytest.importorskip("torch")
+            check_against_torch(case)
+
+    return Compared
+
+
 # -- the judges --------------------------------------------------------------------------------------------
 
 
@@ -218,9 +246,11 @@ def run(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarra
 def evaluator(model: ModelProto) -> Callable[[Feed, Sequence[str]], list[np.ndarray]]:
     """Float64: onnxruntime where it has the kernels, else onnx's reference."""
     try:
+        if {node.op_type for node in model.graph.node} & _REFUSED_LATE:
+            raise NoKernel
         session = _session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)  # fusions are less exact
     except NoKernel:
-        reference = ReferenceEvaluator(model, new_ops=REPAIRED)
+        reference = ReferenceEvaluator(model, new_ops=[*REPAIRED, *CELLS])
 
         def slow(feed: Feed, outputs: Sequence[str]) -> list[np.ndarray]:
             with np.errstate(all="ignore"):
@@ -228,6 +258,10 @@ def evaluator(model: ModelProto) -> Callable[[Feed, Sequence[str]], list[np.ndar
 
         return slow
     return lambda feed, outputs: [np.asarray(a) for a in session.run(list(outputs), feed)]
+
+
+_REFUSED_LATE = {"LSTM", "GRU", "RNN"}
+"""Ops whose kernels onnxruntime registers for float64, to say that they have none when they run."""
 
 
 def run_float32(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from amp_rewrite.train.vjp.indexing import scattered
-from amp_rewrite.train.vjp.row import Call, Rows, row
+from amp_rewrite.train.vjp.row import Call, Rows, Stop, row
 from amp_rewrite.train.vjp.window import Window, halves, window
 
 # -- Conv ----------------------------------------------------------------------------------------------------
@@ -23,12 +23,17 @@ def _of_conv(v: Call) -> tuple[Window, int]:
 
 
 def _conv_x(v: Call, slot: int) -> str:
-    return _of_conv(v)[0].widened(v, v.g, v.x(1), v.x(0))
+    """Where each place stands for itself a Conv by the turned weight, which has more kernels than a ConvTranspose."""
+    found, _ = _of_conv(v)
+    if found.group == 1 and found.pointwise:
+        turned = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + found.rank)])
+        return v.do("Conv", v.g, turned, kernel_shape=found.kernel)
+    return found.widened(v, v.g, v.x(1), v.x(0))
 
 
 def _conv_weight(v: Call, slot: int) -> str:
     found, channels = _of_conv(v)
-    return found.weight(v, v.x(0), v.g, channels)
+    return found.weight(v, v.x(0), v.g, (v.dims(1, "its gradient")[0], channels))
 
 
 def _conv_bias(v: Call, slot: int) -> str:
@@ -88,7 +93,7 @@ def _transpose_x(v: Call, slot: int) -> str:
 
 def _transpose_weight(v: Call, slot: int) -> str:
     found, channels = _of_transpose(v)
-    return found.weight(v, v.g, v.x(0), channels)
+    return found.weight(v, v.g, v.x(0), (v.dims(1, "its gradient")[0], channels))
 
 
 # -- poolings ------------------------------------------------------------------------------------------------
@@ -108,9 +113,13 @@ def _max_pool(v: Call, slot: int) -> str:
 
 
 def _average_pool(v: Call, slot: int) -> str:
-    """Each window's share to all of its places, every channel by itself."""
+    """Each window's share to all of its places."""
     found = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.b.shape(v.op.node.output[0]))
-    share = v.do("Div", v.g, _counted(v, found))
+    return _spread_alone(v, found, v.do("Div", v.g, _counted(v, found)))
+
+
+def _spread_alone(v: Call, found: Window, share: str) -> str:
+    """What each window has to all of its places, every channel by itself."""
     shape = v.b.op(
         "Slice",
         v.b.shape_of(share) if v.b.known(share) else v.b.op("Shape", share),
@@ -140,6 +149,58 @@ def _counted(v: Call, found: Window) -> str | float:
     return v.b.constant(counts[None, None])
 
 
+def _lp_pool(v: Call, slot: int) -> str:
+    """y = (Σ|x|ᵖ)^(1/p): to each place its sign·|x|ᵖ⁻¹, times what its windows give of g·y¹⁻ᵖ; 0 where y is 0."""
+    found = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.b.shape(v.op.node.output[0]))
+    return v.do("Mul", _powered(v), _spread_alone(v, found, _unpowered(v)))
+
+
+def _global_lp_pool(v: Call, slot: int) -> str:
+    return v.do("Mul", _powered(v), _unpowered(v))
+
+
+def _powered(v: Call) -> str:
+    """sign(x)·|x|ᵖ⁻¹: for a square x itself."""
+    p = v.attr("p", 2)
+    return v.x(0) if p == 2 else v.do("Mul", v.do("Sign", v.x(0)), _power(v, v.do("Abs", v.x(0)), p - 1))
+
+
+def _unpowered(v: Call) -> str:
+    """g·y¹⁻ᵖ."""
+    zero = v.do("Equal", v.y(), 0.0)
+    return v.do("Div", v.g, _power(v, v.do("Where", zero, 1.0, v.y()), v.attr("p", 2) - 1))
+
+
+def _power(v: Call, x: str, exponent: int) -> str:
+    return x if exponent == 1 else v.do("Pow", x, float(exponent))
+
+
+def _max_unpool(v: Call, slot: int) -> str:
+    """From the place where each element was put."""
+    flat = v.b.reshape(v.g, [-1])
+    if v.has(2):
+        raise v.error("no gradient with an output shape, which moves the indices; leave it out")
+    return v.do("Gather", flat, v.x(1))
+
+
+def _col2im(v: Call, slot: int) -> str:
+    """What each block sees of the image: the blocks again, tap by tap."""
+    image, block = v.constant(1), v.constant(2)
+    if image is None or block is None:
+        raise v.error("its gradient needs the image's and the block's shape as constants")
+    found = window(v, [int(k) for k in block], wide=(None, None, *[int(n) for n in image]), narrow=None)
+    ends = zip(found.wide or (), found.front, found.back, found.spans, found.strides, strict=True)
+    counts = [(n + f + e - span) // s + 1 for n, f, e, span, s in ends]
+    padded = v.do("Pad", v.g, v.b.ints([0, 0, *found.front, 0, 0, *found.back]))
+    axes, strides = v.b.ints(range(2, 2 + found.rank)), v.b.ints(found.strides)
+    taps = []
+    for tap in np.ndindex(found.kernel):
+        begin = [t * d for t, d in zip(tap, found.dilations, strict=True)]
+        end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, found.strides, strict=True)]
+        taps.append(v.b.unsqueeze(v.do("Slice", padded, v.b.ints(begin), v.b.ints(end), axes, strides), [2]))
+    return v.b.reshape_like(v.do("Concat", *taps, axis=2), v.x(0))
+
+
 def _global_average(v: Call, slot: int) -> str:
     shape = v.b.shape_of(v.x(0))
     places = v.b.op("Slice", shape, v.b.ints([2]), v.b.ints([v.rank(0)]))
@@ -154,11 +215,17 @@ def _global_max(v: Call, slot: int) -> str:
     return v.do("Where", held, v.do("Div", v.g, ties), 0.0)
 
 
+_WHOLE = Stop("places and shapes are whole numbers")
+
 ROWS: Rows = {
     ("", "Conv"): row(_conv_x, _conv_weight, _conv_bias),
     ("", "ConvTranspose"): row(_transpose_x, _transpose_weight, _conv_bias),
     ("", "MaxPool"): row(_max_pool),
     ("", "AveragePool"): row(_average_pool),
     ("", "GlobalAveragePool"): row(_global_average),
+    ("", "LpPool"): row(_lp_pool),
+    ("", "GlobalLpPool"): row(_global_lp_pool),
+    ("", "MaxUnpool"): row(_max_unpool, _WHOLE, _WHOLE),
+    ("", "Col2Im"): row(_col2im, _WHOLE, _WHOLE),
     ("", "GlobalMaxPool"): row(_global_max),
 }

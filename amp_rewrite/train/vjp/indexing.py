@@ -12,6 +12,7 @@ from amp_rewrite.train.facts import known_dims
 from amp_rewrite.train.vjp.row import Call, Partial, Rows, Stop, positive, row
 
 _FIRST_SCATTER_ADD = 16
+_EXTREMES = ("max", "min")
 _END = (1 << 63) - 1
 
 
@@ -94,24 +95,47 @@ def _top_k(v: Call, slot: int) -> str:
 
 
 def _scattered_over(v: Call, slot: int) -> str:
-    """Nothing where something was written; all where it was added."""
+    """Nothing where something was written; all where it was added; its part where it is the extreme."""
     if _reduction(v) == "add":
         return v.g
+    if _reduction(v) in _EXTREMES:
+        return v.do("Mul", _shares(v), _hits(v)[0])
     axis = v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
     return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=axis)
 
 
 def _scattered(v: Call, slot: int) -> str:
-    _reduction(v)
+    if _reduction(v) in _EXTREMES:
+        return v.do("Mul", _picked(v, _shares(v)), _hits(v)[1])
+    return _picked(v, v.g)
+
+
+def _picked(v: Call, x: str) -> str:
+    """What stands where something was scattered to."""
     if v.op.op_type == "ScatterND":
-        return v.do("GatherND", v.g, v.x(1))
-    return v.do("GatherElements", v.g, v.x(1), axis=v.attr("axis", 0))
+        return v.do("GatherND", x, v.x(1))
+    return v.do("GatherElements", x, v.x(1), axis=v.attr("axis", 0))
+
+
+def _hits(v: Call) -> tuple[str, str]:
+    """1 for each element, of what was there and of what was scattered, that is the extreme of its place; else 0."""
+    found = (v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y())))
+    there, scattered_ = (v.b.op("Cast", hit, to=v.dtype(0).code) for hit in found)
+    return there, scattered_
+
+
+def _shares(v: Call) -> str:
+    """What arrived, in equal parts for all that are the extreme of a place (as torch.scatter_reduce)."""
+    there, mine = _hits(v)
+    axis = v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
+    others = scattered(v, v.op.op_type, v.b.shape_of(v.x(0)), v.x(1), mine, repeats=True, axis=axis)
+    return v.do("Div", v.g, v.do("Add", there, others))
 
 
 def _reduction(v: Call) -> str:
     found = v.attr("reduction", "none")
-    if found not in ("none", "add"):
-        raise v.error(f"no gradient with reduction {found!r}, only with none and add; replace the op")
+    if found not in ("none", "add", *_EXTREMES):
+        raise v.error(f"no gradient with reduction {found!r}, only with none, add, max and min; replace the op")
     return str(found)
 
 
@@ -177,6 +201,15 @@ def _filling(v: Call, slot: int) -> str:
     return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 
+def _one_hot(v: Call, slot: int) -> str:
+    """Of the two values: all that arrived where the second stands, and the rest."""
+    places = v.b.constant(np.array([0, 1], v.dtype(2).numpy))
+    hot = v.b.op("OneHot", v.x(0), v.x(1), places, axis=v.attr("axis", -1))
+    on = v.b.reduce("ReduceSum", v.b.op("Mul", v.g, hot), None, keepdims=False)
+    both = v.b.reduce("ReduceSum", v.g, None, keepdims=False)
+    return v.b.op("Concat", *[v.b.unsqueeze(part, [0]) for part in (v.b.op("Sub", both, on), on)], axis=0)
+
+
 _WHERE = Stop("positions are whole numbers")
 
 ROWS: Rows = {
@@ -190,4 +223,5 @@ ROWS: Rows = {
     ("", "Compress"): row(_moved(repeats=False), _WHERE),
     ("", "ReverseSequence"): row(_moved(repeats=False), _WHERE),
     ("", "TopK"): row(_top_k, _WHERE),
+    ("", "OneHot"): row(_WHERE, _WHERE, _one_hot),
 }

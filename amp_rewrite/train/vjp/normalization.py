@@ -200,6 +200,31 @@ def _dropout(v: Call, slot: int) -> str:
 
 _NO_TRAINING = Stop("numbers that are set, not learned")
 
+
+def _local_response(v: Call, slot: int) -> str:
+    """y = x·d⁻ᵝ, d = bias + α/size·Σx² over the channels near by: g·d⁻ᵝ − 2αβ/size·x·Σ(g·y/d) over those it is near."""
+    size, alpha, beta, bias = (v.attr(n, d) for n, d in (("size", 1), ("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    before, after = (size - 1) // 2, size // 2
+    square = v.do("Mul", v.x(0), v.x(0))
+    d = v.do("Add", v.do("Mul", _near(v, square, before, after), alpha / size), bias)
+    direct = v.do("Div", v.g, v.do("Pow", d, beta))
+    around = _near(v, v.do("Div", v.do("Mul", v.g, v.y()), d), after, before)
+    return v.do("Sub", direct, v.do("Mul", v.do("Mul", v.x(0), around), 2 * alpha * beta / size))
+
+
+def _near(v: Call, x: str, before: int, after: int) -> str:
+    """The sum over so many channels before and after each, and itself."""
+    if before + after == 0:
+        return x
+    none = [0] * (v.rank(0) - 2)
+    padded = v.do("Pad", x, v.b.ints([0, before, *none, 0, after, *none]))
+    last, axes = before + after, v.b.ints([1])
+    ends = [v.b.ints([at - last if at < last else _END]) for at in range(last + 1)]
+    return v.do("Sum", *[v.do("Slice", padded, v.b.ints([at]), end, axes) for at, end in enumerate(ends)])
+
+
+_END = (1 << 63) - 1
+
 ROWS: Rows = {
     ("", "LayerNormalization"): row(
         lambda v, slot: _trailing_x(_layer(v)),
@@ -211,6 +236,7 @@ ROWS: Rows = {
         lambda v, slot: _trailing_scale(_rms(v)),
     ),
     ("", "LpNormalization"): row(_lp),
+    ("", "LRN"): row(_local_response),
     ("", "InstanceNormalization"): row(_instance_x, _instance_scale, _channel_bias),
     ("", "BatchNormalization"): row(_batch_x, _batch_scale, _batch_bias, _batch_mean, _batch_variance),
     ("", "Dropout"): row(_dropout, _NO_TRAINING, _NO_TRAINING),

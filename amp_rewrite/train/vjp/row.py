@@ -32,10 +32,18 @@ class Refuse:
     because: str
 
 
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """The gradient of this input is made with those of all others, by the row's `together`."""
+
+
 Partial = Callable[["Call", int], str]
 """Appends the gradient of one input; its name. Called with the op and the input's slot, only if it is needed."""
 
-Entry = Partial | Stop | Refuse
+Entry = Partial | Joint | Stop | Refuse
+
+Together = Callable[["Call", Sequence[int], Sequence[str]], Sequence[str]]
+"""Appends the gradients of the inputs of these slots, and of these values that bodies read; their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +51,12 @@ class Row:
     """How gradients pass one operator: an entry per formal input; the last one goes on for variadic inputs.
 
     `outputs`: gradients may arrive at that many outputs, counted from the first; at a later one they are an
-    error. `captures`, for ops with bodies: the gradients of values that the bodies read from outside.
+    error. `together`, for ops with bodies: the gradients of inputs that are `Joint`, and of what the bodies read.
     """
 
     inputs: tuple[Entry, ...]
     outputs: int = 1
-    captures: Callable[[Call, Sequence[str]], Sequence[str]] | None = None
+    together: Together | None = None
 
     def entry(self, slot: int) -> Entry:
         """The entry of an actual input."""
@@ -63,7 +71,7 @@ def row(*inputs: Entry, outputs: int = 1) -> Row:
 
 
 Backward = Callable[[Builder, Mapping[str, str], Sequence[str]], Mapping[str, str]]
-"""Appends a backward pass to a builder, from seeds by value to gradients by value (`gradients.backward`)."""
+"""Appends a backward pass to a builder, from full gradients of some values to those of others, all by name."""
 
 
 @dataclass(frozen=True, slots=True)

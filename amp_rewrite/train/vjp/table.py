@@ -5,7 +5,8 @@ How to write a row. A row has one entry per formal input (`row(…)`, see `row`)
 - a function `(v: Call, slot: int) -> str` that appends the gradient of that input and returns its name, of the
   input's shape and element type;
 - `Stop(because)`: the derivative is zero wherever it exists (Floor, indices, a mask);
-- `Refuse(because)`: there is a derivative, and no rule for it: an error where it is needed.
+- `Refuse(because)`: there is a derivative, and no rule for it: an error where it is needed;
+- `Joint()`: it is made with those of other inputs and of what bodies read, by the row's `together` (Scan, Loop).
 
 `v` is the op (`Call`): `v.g` the gradient of its first output, `v.x(i)` and `v.y(i)` names of inputs and outputs,
 `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`; `v.do(op, …)` appends an
@@ -29,9 +30,11 @@ from amp_rewrite.train.vjp import (
     elementwise,
     indexing,
     linear,
+    looping,
     normalization,
     reduction,
     resizing,
+    sampling,
     shape,
 )
 from amp_rewrite.train.vjp.row import Rows
@@ -44,8 +47,10 @@ VJPS: Rows = {
     **elementwise.ROWS,
     **indexing.ROWS,
     **linear.ROWS,
+    **looping.ROWS,
     **normalization.ROWS,
     **reduction.ROWS,
     **resizing.ROWS,
+    **sampling.ROWS,
     **shape.ROWS,
 }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from amp_rewrite.train.facts import Shape, known_dims
 from amp_rewrite.train.vjp.row import Call
+
+_MANY_CHANNELS, _MANY_TAPS = 8, 49
+"""Up to where products by tap are faster than one convolution: `benchmarks/conv_gradients.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,11 @@ class Window:
     def spans(self) -> tuple[int, ...]:
         """From the first to the last tap of one window."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each place of the narrow tensor sees the one place of the wide one."""
+        return {*self.kernel, *self.strides} == {1} and not any((*self.front, *self.back))
 
     def widened(self, v: Call, narrow: str, weight: str, like: str) -> str:
         """Each element of the narrow tensor, times the weight, added at the places that it saw.
@@ -74,12 +85,55 @@ class Window:
         pads = v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0)
         return v.do("Pad", reached, pads)
 
-    def weight(self, v: Call, wide: str, narrow: str, wide_channels: int) -> str:
+    def weight(self, v: Call, wide: str, narrow: str, channels: tuple[int, int]) -> str:
         """For each tap the sum of products of the narrow tensor with what it saw there.
 
-        [narrow channels, wide channels per group, kernel…]: the gradient of a convolution by its weight. It is
-        a convolution itself, of the wide tensor with the narrow one as weight, in which batch and channels,
-        and strides and dilations, have changed places.
+        [narrow channels, wide channels per group, kernel…]: the gradient of a convolution by its weight. `channels`
+        of the narrow tensor, and of the wide one.
+        """
+        taps = math.prod(self.kernel)
+        many = channels[1] >= _MANY_CHANNELS or taps == 1
+        if self.group == 1 and many and taps <= _MANY_TAPS and self._inside:
+            return self._by_taps(v, wide, narrow, channels)
+        return self._convolved(v, wide, narrow, channels[1])
+
+    def _by_taps(self, v: Call, wide: str, narrow: str, channels: tuple[int, int]) -> str:
+        """A product of two matrices for each tap. Channels come last, so that a tap's places lie in long rows."""
+        assert self.narrow is not None
+        x = v.do("Transpose", wide, perm=[0, *range(2, 2 + self.rank), 1])
+        if any((*self.front, *self.back)):
+            x = v.do("Pad", x, v.b.ints([0, *self.front, 0, 0, *self.back, 0]))
+        g = v.b.reshape(v.do("Transpose", narrow, perm=[1, 0, *range(2, 2 + self.rank)]), [channels[0], -1])
+        products = []
+        for tap in np.ndindex(self.kernel):
+            begin = [t * d for t, d in zip(tap, self.dilations, strict=True)]
+            end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, self.narrow, self.strides, strict=True)]
+            seen = v.b.reshape(self._cut(v, x, begin, end), [-1, channels[1]])
+            products.append(v.do("MatMul", g, seen))
+        beside = products[0] if len(products) == 1 else v.do("Concat", *products, axis=1)
+        apart = v.b.reshape(beside, [channels[0], *self.kernel, channels[1]])
+        return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
+
+    def _cut(self, v: Call, x: str, begin: Sequence[int], end: Sequence[int]) -> str:
+        """The places from `begin` to `end`, a stride apart; x itself if they are all of it."""
+        whole = [n + f + e for n, f, e in zip(self.wide or (), self.front, self.back, strict=True)]
+        if not any(begin) and list(end) == whole and set(self.strides) == {1}:
+            return x
+        axes = v.b.ints(range(1, 1 + self.rank))
+        return v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
+
+    @property
+    def _inside(self) -> bool:
+        """Whether all dims are known and there are places, none of them beyond the padding."""
+        if self.wide is None or self.narrow is None or 0 in (*self.wide, *self.narrow):
+            return False
+        sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, self.spans, strict=True)
+        return all((o - 1) * s + span <= n + f + e for n, f, e, o, s, span in sizes)
+
+    def _convolved(self, v: Call, wide: str, narrow: str, wide_channels: int) -> str:
+        """A convolution of the wide tensor with the narrow one as its weight.
+
+        Batch and channels, and strides and dilations, have changed places.
         """
         spatial = range(2, 2 + self.rank)
         x = self._grouped(v, wide, wide_channels)

@@ -1,0 +1,112 @@
+"""Readers of JSON that people may have changed: each checks a value and gives it, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+Reader = Callable[[object], Any]
+
+
+class Malformed(Exception):
+    """What is wrong with a field; the callers on the way out put the path before it."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(fact)
+        self.path = ""
+
+
+def fail(path: str, fact: str) -> NoReturn:
+    """Raise what is wrong at a path."""
+    error = Malformed(fact)
+    error.path = path
+    raise error
+
+
+def text(value: object) -> str:
+    """A text that UTF-8 can hold."""
+    if not isinstance(value, str):
+        raise Malformed(f"must be text, but is {kind(value)}")
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise Malformed("holds half a surrogate pair")
+    return value
+
+
+def integer(value: object) -> int:
+    """An integer of 64 bits."""
+    if type(value) is not int:
+        raise Malformed(f"must be an integer, but is {kind(value)}")
+    if abs(value) >= 2**63:
+        raise Malformed("does not fit in 64 bits")
+    return value
+
+
+def natural(value: object) -> int:
+    """One that is not negative."""
+    number = integer(value)
+    if number < 0:
+        raise Malformed(f"must not be negative, but is {number}")
+    return number
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise Malformed(f"must be true or false, but is {kind(value)}")
+    return value
+
+
+def optional(read: Reader) -> Reader:
+    """What `read` takes, or null."""
+    return lambda value: None if value is None else read(value)
+
+
+def list_of(read: Reader) -> Reader:
+    """A list, as a tuple."""
+
+    def reader(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise Malformed(f"must be a list, but is {kind(value)}")
+        found: list[Any] = []
+        try:
+            found.extend(map(read, value))
+        except Malformed as error:
+            error.path = f"[{len(found)}]{error.path}"
+            raise
+        return tuple(found)
+
+    return reader
+
+
+def map_of(read: Reader) -> Reader:
+    """An object of any names."""
+
+    def reader(value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Malformed(f"must be an object, but is {kind(value)}")
+        found = {}
+        for key, item in value.items():
+            try:
+                found[text(key)] = read(item)
+            except Malformed as error:
+                error.path = f".{key}{error.path}"
+                raise
+        return found
+
+    return reader
+
+
+def kind(value: object) -> str:
+    """What a value of JSON is, in words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number out of range"
+    names = {
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), "null")

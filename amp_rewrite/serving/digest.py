@@ -1,0 +1,128 @@
+"""The digest of a model's whole content, and a memory of those that need not be computed again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import Sources, is_stub, source
+
+_RACY = 2_000_000_000  # nanoseconds: the coarsest resolution of times on file systems in use (FAT)
+_MOST = 1000  # digests that are remembered
+_DIGITS = 64
+
+
+def digest_of(model: Model) -> str:
+    """The sha256 of all that a model says, in hexadecimal: the same whether its weights are in memory, in its file or
+    in another. Weights are streamed; O(bytes)."""
+    digest = hashlib.sha256()
+    for piece in _content(model):  # dims and types, which come first, say where a tensor ends
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """A folder that remembers the digests of models whose weights lie in files, as long as these do not change.
+
+    A file is known by its path, device, inode, size, and times of writing and of change, all of it to the nanosecond.
+    As in git's index, a file that was changed so recently that another change might bear the same time is hashed
+    again. Any number of processes may use the folder; it holds a thousand digests, the oldest given up first.
+    """
+
+    folder: Path
+
+    def of(self, model: Model) -> str:
+        """`digest_of(model)`, from memory if nothing has changed since."""
+        identity = _identity(model)
+        if identity is None:
+            return digest_of(model)
+        known = self._known(identity)
+        if known is None:
+            known = digest_of(model)
+            self._remember(identity, known)
+        return known
+
+    def _known(self, identity: str) -> str | None:
+        try:
+            text = (self.folder / identity).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if len(text) == _DIGITS and set(text) <= set("0123456789abcdef") else None
+
+    def _remember(self, identity: str, digest: str) -> None:
+        """Nothing is said where that fails: a cache may be one that can only be read."""
+        with suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch = self.folder / f"scratch-{secrets.token_hex(8)}"
+            scratch.write_text(digest, encoding="ascii")
+            scratch.replace(self.folder / identity)
+            every = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
+            for path in every[:-_MOST]:
+                path.unlink(missing_ok=True)
+
+
+def _identity(model: Model) -> str | None:
+    """A sha256 of all but the weights that lie in files, and of these files' states; None where there are no such
+    weights, or a file was changed a moment ago, or is gone."""
+    stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
+    light = wire.pieces(model.proto, lambda tensor: [_place(tensor)] if is_stub(tensor) else None)
+    if not stubs or light is None:
+        return None
+    digest = hashlib.sha256()
+    for piece in light:
+        if not isinstance(piece, bytes):
+            return None
+        digest.update(piece)
+    now = time.time_ns()
+    for path in sorted({source(stub).path for stub in stubs}):
+        try:
+            found = os.stat(path)  # noqa: PTH116 a path of a stub is text
+        except OSError:
+            return None
+        if max(found.st_mtime_ns, found.st_ctime_ns) > now - _RACY:
+            return None
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        digest.update(f"{path}\0{state}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _place(stub: onnx.TensorProto) -> bytes:
+    """What a stub says, and where its bytes lie: part of that is the state in which the model was loaded."""
+    whole: bytes = stub.SerializeToString(deterministic=True)
+    return whole
+
+
+def _content(model: Model) -> Iterator[bytes | memoryview]:
+    light = wire.pieces(model.proto, lambda tensor: [_head(tensor)] if _raw(tensor) else None)
+    if light is None:
+        yield model.proto.SerializeToString(deterministic=True)
+        return
+    yield b"".join(piece for piece in light if isinstance(piece, bytes))
+    with Sources() as sources:
+        for tensor in wire.tensors(model.proto):
+            if _raw(tensor):
+                yield from tensors.payload(tensor, sources)
+
+
+def _raw(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values have a raw form."""
+    return DType.of(tensor.data_type) not in (None, DType.STRING)
+
+
+def _head(tensor: onnx.TensorProto) -> bytes:
+    bare = tensors.without_values(tensor)
+    bare.ClearField("data_location")
+    head: bytes = bare.SerializeToString(deterministic=True)
+    return head

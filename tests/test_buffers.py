@@ -1,0 +1,80 @@
+"""State that goes round on the device: two sets, one read while the other is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ort.buffers import BufferedRunner
+from amp_rewrite.ort.runner import Runner
+
+F32 = np.float32
+COUNTING = """<ir_version: 10, opset_import: ["": 20]>
+net (float[N] x, float[2] s, float t) => (float[2] new_s, float[] new_t, float[] sum) {
+  sum = ReduceSum <keepdims = 0> (x)
+  new_s = Add (s, sum)
+  new_t = Identity (t)
+}"""
+
+
+def opened(text: str, **state: object) -> BufferedRunner:
+    runner = Runner.open(Model.load(onnx.parser.parse_model(text)), pooled=False)
+    buffer = runner.double_buffer({name: np.array(value, F32) for name, value in state.items()})
+    return runner.buffered(buffer, {name: f"new_{name}" for name in state}, ["sum"])
+
+
+def test_a_run_reads_one_side_and_writes_the_other() -> None:
+    made = opened(COUNTING, s=[1, 2], t=5)
+    seen = [float(made.run(side, {"x": np.array([3, 4], F32)})["sum"]) for side in (0, 1, 0)]
+
+    assert seen == [7, 7, 7]
+    assert {n: a.tolist() for n, a in made.buffer.arrays(0).items()} == {"s": [1 + 14, 2 + 14], "t": 5}
+    assert {n: a.tolist() for n, a in made.buffer.arrays(1).items()} == {"s": [1 + 21, 2 + 21], "t": 5}
+
+
+def test_what_is_read_is_never_where_something_is_written() -> None:
+    made = opened(COUNTING, s=[1, 2], t=5)
+    places = [value.data_ptr() for side in made.buffer.sides for value in side.values()]
+    made.run(0, {"x": np.ones(1, F32)})
+
+    assert len(set(places)) == 4
+    assert made.buffer.arrays(0)["s"].tolist() == [1, 2]  # the side that was read is as it was
+    assert places == [value.data_ptr() for side in made.buffer.sides for value in side.values()]
+
+
+def test_inputs_may_change_their_size_and_their_arrays_may_be_used_again() -> None:
+    made = opened(COUNTING, s=[0, 0], t=0)
+    x = np.ones(4, F32)
+    seen = []
+    for size in (4, 2, 0, 3):
+        seen.append(float(made.run(0, {"x": x[:size]})["sum"]))
+        x *= 2
+
+    assert seen == [4, 4, 0, 24]
+
+
+def test_what_a_node_writes_in_place_is_shielded() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> net (float[N,1] x, float[1] s) => (float[N,1] y)
+      <float[1] one = {1}, float[1] zero = {0}, float[1] var = {1}> {
+      y, moved_s, moved_var = BatchNormalization <training_mode = 1, momentum = 0.5> (x, one, zero, s, var)
+    }"""
+    runner = Runner.open(Model.load(onnx.parser.parse_model(text)))
+    made = runner.buffered(runner.double_buffer({"s": np.array([8], F32)}), {}, ["y"])
+    for _ in range(3):
+        made.run(0, {"x": np.zeros((2, 1), F32)})
+
+    assert made.buffer.arrays(0)["s"].tolist() == [8]
+
+
+def test_outputs_that_are_none_and_arrays_that_are_no_input_are_refused() -> None:
+    runner = Runner.open(Model.load(onnx.parser.parse_model(COUNTING)))
+    with pytest.raises(ModelError) as error:
+        runner.buffered(runner.double_buffer({}), {}, ["loss"])
+    assert str(error.value) == "the model has no output 'loss'; it has 'new_s', 'new_t', 'sum'"
+    made = opened(COUNTING, s=[0, 0], t=0)
+    with pytest.raises(ModelError) as error:
+        made.run(0, {"s": np.zeros(2, F32)})
+    assert str(error.value) == "'s' is not to be fed; the model takes x"
