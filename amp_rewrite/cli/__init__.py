@@ -7,6 +7,7 @@ configuration or I/O; 130 interrupted.
 from __future__ import annotations
 
 import gc
+import os
 
 from amp_rewrite.cli.benching import bench
 from amp_rewrite.cli.commands import door
@@ -28,6 +29,8 @@ door.add_command(bench)
 
 def main() -> None:
     """Run the command line of this process, and exit."""
+    # No matrix is multiplied by numpy here, and the threads that it would start for that spin for a tenth of a second.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         door.main()
     finally:
