@@ -333,7 +333,6 @@ def _data_files(path: Path) -> list[Path]:
         return []
     for tensor in wire.tensors(proto):
         given = [entry.value for entry in tensor.external_data if entry.key == "location"]
-        names |= {
-            name for name in given if isinstance(name, str) and "\0" not in name
-        }  # protobuf gives bytes for what is not UTF-8
+        # protobuf gives bytes for what is not UTF-8
+        names |= {name for name in given if isinstance(name, str) and "\0" not in name}
     return [path.parent / name for name in sorted(names)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.cone import MOVES, numbers
+from amp_rewrite.fuse.cone import moves_behind, numbers
 from amp_rewrite.fuse.fusion import alone
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, ValueId, View
@@ -217,10 +217,9 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
     held = numbers(view, condition)
     if held is not None:
         return np.asarray(held == shows)
-    moved, kinds = condition, set()
-    while (op := view.producer(moved)) is not None and op.kind in MOVES and op.inputs[0] is not None:
-        moved = op.inputs[0]
-        kinds.add(op.kind)
+    kinds = set()
+    for move, moved in moves_behind(view, condition):
+        kinds.add(move.kind)
         held = numbers(view, moved)
         if held is not None and bool((held == shows).all()):
             return np.ones((), bool)

@@ -14,7 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.cone import MOVES, computed, cone
+from amp_rewrite.fuse.cone import computed, cone, moves_behind
 from amp_rewrite.fuse.shapes import Dims
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, ScopeId, ValueId, View
@@ -95,10 +95,9 @@ class _Made:
 
 def _sources(view: View, dims: AllDims, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Made | None]]:
     """The values of four axes behind moves, nearest first, with the moves and what these make of them."""
-    entry, moves = value, list[Op]()
-    while (op := view.producer(entry)) is not None and op.kind in MOVES and op.inputs[0] is not None:
-        moves.insert(0, op)
-        entry = op.inputs[0]
+    moves = list[Op]()
+    for move, entry in moves_behind(view, value):
+        moves.insert(0, move)
         known = dims_at(view, dims, entry)
         if known is not None and len(known) == RANK:
             steps = tuple(_step(view, dims, op) for op in moves)

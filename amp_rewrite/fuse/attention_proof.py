@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx.numpy_helper
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.proof import Arrays, doubt, run, runs_of
 
@@ -41,7 +42,7 @@ def _trials(site: Site, written: Written) -> Iterator[tuple[Arrays, Arrays, floa
     """What the ops read, what the nodes read, and the magnitude of the result, in float64."""
     view, form, rng = site.view, site.form, np.random.default_rng(0)
     names = [view.value_name(v) for v in (form.queries, site.keys.value, site.values.value)]
-    constants = {w.name: _double(onnx.numpy_helper.to_array(w)) for w in written.weights}
+    constants = {w.name: double(onnx.numpy_helper.to_array(w)) for w in written.weights}
     for spread in _SPREADS:
         q, k, v = _operands(site, rng, spread, square=site.causal or len(set(names)) < len(names))
         read = dict(zip(names, (q, k.transpose(np.argsort(site.keys.perm)), v), strict=True))
@@ -50,7 +51,7 @@ def _trials(site: Site, written: Written) -> Iterator[tuple[Arrays, Arrays, floa
         wide = [np.repeat(x, site.keys.groups, axis=1) for x in (k, v)]
         turned = wide[0].swapaxes(-1, -2)
         before = {names[0]: q, view.value_name(form.keys): turned, view.value_name(form.values): wide[1]}
-        masks, shown = _masks(site, rng, (*q.shape[:3], k.shape[2]))
+        masks, shown = masks_of(site, rng, (*q.shape[:3], k.shape[2]))
         after = {**constants, **read, **masks}
         if written.shown is not None:
             after[written.shown] = shown
@@ -66,7 +67,7 @@ def _operands(site: Site, rng: np.random.Generator, spread: float, *, square: bo
     return q, k, rng.standard_normal((_BATCH, _HEADS, _KEYS, width))
 
 
-def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
+def masks_of(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
     """What is fed for mask and bias by the model's names, and where keys are shown."""
     view, form = site.view, site.form
     shown = np.ones(scores[-2:], bool)
@@ -76,10 +77,8 @@ def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tup
             shown = np.tri(*scores[-2:], dtype=bool)
         elif site.hides:
             shown = _random_mask(site, rng, scores)
-        hiding = form.hiding
-        name = view.value_name(hiding.value)
-        added = view.dtype(hiding.value) is not None and view.dtype(hiding.value).floating  # type: ignore[union-attr]
-        fed[name] = np.where(shown, 0.0, hiding.fill) if added else shown == hiding.shows
+        hiding, boolean = form.hiding, view.dtype(form.hiding.value) is DType.BOOL
+        fed[view.value_name(hiding.value)] = shown == hiding.shows if boolean else np.where(shown, 0.0, hiding.fill)
     if form.bias is not None:
         fed[view.value_name(form.bias)] = rng.standard_normal(scores[-2:])
     return fed, shown
@@ -97,5 +96,6 @@ def _random_mask(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) 
     return shown
 
 
-def _double(array: Array) -> Array:
+def double(array: Array) -> Array:
+    """The same numbers, floats in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" else array

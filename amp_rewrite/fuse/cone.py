@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.proof import Arrays, runs_of
-from amp_rewrite.view import OpId, ValueId, View
+from amp_rewrite.schema import RANDOM_OPS
+from amp_rewrite.view import Op, OpId, ValueId, View
 
 MOVES = ("Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 """Ops that only move or repeat what they read."""
 _MOST_OPS = 64
 _MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is computed from constants
-_RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform")
-UNREPEATABLE = frozenset((*_RANDOM, "RandomUniformLike"))
+UNREPEATABLE = RANDOM_OPS | {"Dropout"}
 """Ops that give something else each time."""
+
+
+def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
+    """The moves that a value comes through, the nearest first, each with what it moves."""
+    while (op := view.producer(value)) is not None and op.kind in MOVES and op.inputs[0] is not None:
+        value = op.inputs[0]
+        yield op, value
 
 
 def cone(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:

@@ -9,15 +9,14 @@ import numpy as np
 import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.attention import Site
+from amp_rewrite.fuse.attention_proof import double, masks_of
 from amp_rewrite.fuse.contrib_formula import computed
 from amp_rewrite.fuse.proof import Arrays, doubt, run, runs_of
 
 _SPREADS = (1.0, 1e-3, 4.0)
 _BATCH, _QUERIES, _KEYS = 2, 3, 5
-_SHOWN = 0.6  # of the keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +86,14 @@ def _feeds(trial: Trial) -> Iterator[tuple[Arrays, Arrays, float]]:
     names = [site.view.value_name(v) for v in (form.queries, form.keys, form.values)]
     heads, width, depth = trial.sizes
     length = _KEYS if site.causal else _QUERIES
-    constants = {w.name: _double(onnx.numpy_helper.to_array(w)) for w in trial.weights}
+    constants = {w.name: double(onnx.numpy_helper.to_array(w)) for w in trial.weights}
     for spread in _SPREADS:
         drawn = {
             "queries": spread * rng.standard_normal((_BATCH, heads, length, width)),
             "keys": rng.standard_normal((_BATCH, heads, _KEYS, width)),
             "values": rng.standard_normal((_BATCH, heads, _KEYS, depth)),
         }
-        masks = _masks(site, rng, (_BATCH, heads, length, _KEYS))
+        masks, _ = masks_of(site, rng, (_BATCH, heads, length, _KEYS))
         turned = drawn["keys"].swapaxes(-1, -2)
         before = {**dict(zip(names, (drawn["queries"], turned, drawn["values"]), strict=True)), **masks}
         after = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in trial.bases.items()}
@@ -116,31 +115,3 @@ def _turned(array: Array) -> Array:
 
 
 _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {"packed": _packed, "heads": _heads, "turned": _turned}
-
-
-def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> dict[str, Array]:
-    """What mask and bias hold, by the model's names; a row that sees nothing where there may be one."""
-    view, form = site.view, site.form
-    fed: dict[str, Array] = {}
-    if form.bias is not None:
-        fed[view.value_name(form.bias)] = rng.standard_normal(scores[-2:])
-    if form.hiding is None:
-        return fed
-    shown = np.ones(scores[-2:], bool)
-    if site.causal:
-        shown = np.tri(*scores[-2:], dtype=bool)
-    elif site.hides:
-        shape = [1 if d == 1 else size for d, size in zip(site.mask, scores, strict=True)]
-        shown = rng.random(shape) < _SHOWN
-        shown[..., 0] = True
-        if site.empty:
-            shown[(0,) * (len(shape) - 1)] = False
-    boolean = view.dtype(form.hiding.value) is DType.BOOL
-    fed[view.value_name(form.hiding.value)] = (
-        shown == form.hiding.shows if boolean else np.where(shown, 0.0, form.hiding.fill)
-    )
-    return fed
-
-
-def _double(array: Array) -> Array:
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
