@@ -213,7 +213,7 @@ class Sources:
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
         self.memory, self.made = fresh_memory(), fresh_memory()
-        """For what is read and for what is made of it; for one `chunks` or `payload` at a time."""
+        """For what is read to be cast, and for what is given away; for one `chunks` or `payload` at a time."""
 
     def __enter__(self) -> Sources:
         return self
@@ -328,7 +328,7 @@ def raw(place: Source, sources: Sources) -> bytes:
 def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
     """The tensor's values in raw form, piece by piece, the pending cast done. Not for strings.
 
-    A piece is good until the next one is asked for.
+    A piece may lie in what is `sources.made` when it is asked for.
     """
     if not is_stub(tensor):
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
@@ -339,7 +339,7 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
             yield cast(chunk, kind, sources.made).view(np.uint8).data
         return
     for at in range(0, place.length, _COPIED):
-        part = sources.memory[: min(_COPIED, place.length - at)]
+        part = sources.made[: min(_COPIED, place.length - at)]
         sources.fill(place, at, part.data)
         yield part.data
 
