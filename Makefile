@@ -74,8 +74,8 @@ lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml al
 	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
 
 gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
-	$(BIN)/python -m pytest -m gpu $(ARGS)
-	$(BIN)/python benchmarks/gpu.py --out $(OUT)
+	code=0; $(BIN)/python -m pytest -m gpu $(ARGS) || code=$$?; \
+	$(BIN)/python benchmarks/gpu.py --out $(OUT) && exit $$code
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
 	@set -e; for target in model text lists config report pattern; do \

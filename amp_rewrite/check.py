@@ -39,7 +39,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
         )
     if isinstance(fault, onnx.checker.ValidationError):
         raise ModelError(_invalid(source, before))
-    return (Finding("unchecked", "shapes", f"onnx can not infer the model's own shapes: {_line(before)}"),)
+    return (Finding("unchecked", "shapes", f"onnx cannot infer the model's own shapes: {_line(before)}"),)
 
 
 _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | UnicodeDecodeError

@@ -6,32 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from onnx import ModelProto
 
 from amp_rewrite.check import check, check_source
 from amp_rewrite.cycles import uncollected
-from amp_rewrite.draft import Draft, ListSource, Request
-from amp_rewrite.dtypes import DType
+from amp_rewrite.draft import Draft
 from amp_rewrite.evidence.guard import HEADROOM, Guarded, guard
 from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.fuse.canonical import Fuse
-from amp_rewrite.lists import Level
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.plan import Plan
-from amp_rewrite.policy import Placement, Policy, Safety, Target
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
+from amp_rewrite.request import Options, Request, takes_options
 from amp_rewrite.rewrite import apply
 from amp_rewrite.version import VERSION
 from amp_rewrite.view import View
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.ranges import Ranges
-    from amp_rewrite.opset import Opset
 
 METADATA_KEY = "amp_rewrite"
 """The metadata entry of a converted model: by which version, to which type, with which lists and settings."""
@@ -60,61 +56,41 @@ class Converted:
         self.result.save(path, overwrite=overwrite, external_data=external_data)
 
 
+@takes_options
 @uncollected()
 def convert(
     model: object,
     *,
-    to: str | DType | Policy = "float16",
-    lists: Sequence[ListSource] | ListSource = (),
-    level: str | Level | None = None,
-    target: str | Target = "ort-cuda",
-    safety: str | Safety = "default",
-    keep: Sequence[str] = (),
-    lower: Sequence[str] = (),
-    io: str | Sequence[str] | None = None,
-    gray_follows_allow: bool | None = None,
-    fuse: str | Fuse = "basic",
-    opset: Opset | None = None,
-    placement: str | Placement | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     folder: str | Path | None = None,
+    **options: Unpack[Options],
 ) -> Converted:
     """A float32 model in mixed precision, with a report that says why each op is what it is.
 
     `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
     onnx_ir.Model; it is never changed. `to`: "float16", "bfloat16" or a policy such as "mixed_float16".
-    `lists`: YAML files, mappings or shipped names on top of the default lists. `keep`, `lower`: patterns for ops that
-    stay float32, or that are lowered.
-    `io`: "keep", "low" or globs such as "past_*=float16". `ranges`: what `calibrate` saw, or its file; an op that
-    would read or make a value that does not fit `to` with a factor `headroom` to spare stays float32.
-    `placement`: "propagate" spreads colours as TensorFlow does; "auto" then moves the border between the types to where
-    Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32, too,
-    where low ones gain less than their Casts cost (`Placement`). Unasked "auto"; "propagate" without safety rules.
+    `lists`: YAML files, mappings or shipped names on top of the default lists. `level`: how far to go, by TensorFlow's
+    names or "lower-all" (`Level`). `target`: what will run the model, "ort-cuda", "onnx" or "tensorrt" (`Target`).
+    `safety`: "none" for TensorFlow's rules alone. `keep`, `lower`: patterns for ops that stay float32, or that are
+    lowered. `io`: "keep", "low" or globs such as "past_*=float16". `gray_follows_allow`: whether a gray op right after
+    an allow op is lowered; None: to bfloat16 only.
     `fuse`: "basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"
     does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone. `opset`: "auto" for the
     one that the target serves best, or a number; by default the model's own.
+    `placement`: "propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where
+    Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32, too,
+    where low ones gain less than their Casts cost (`Placement`). Unasked "auto"; "propagate" without safety rules.
+    `ranges`: what `calibrate` saw, or its file; an op that would read or make a value that does not fit `to` with a
+    factor `headroom` to spare stays float32.
+
     AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are
     read here, and an argument wins over them.
 
     Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
     A model with nothing to lower comes back unchanged.
     """
-    request = Request.of(
-        to=to,
-        lists=lists,
-        level=level,
-        target=target,
-        safety=safety,
-        keep=keep,
-        lower=lower,
-        io=io,
-        gray_follows_allow=gray_follows_allow,
-        fuse=fuse,
-        opset=opset,
-        placement=placement,
-    )
-    draft = Draft.of(model, request, folder=folder)
+    draft = Draft.of(model, Request.of(**options), folder=folder)
     seen = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else Guarded()
     return finish(draft, draft.paint(seen.pins), seen.findings)
 

@@ -20,6 +20,7 @@ from amp_rewrite.exact import exact
 from amp_rewrite.expand import inlined
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
+from amp_rewrite.names import claimed
 from amp_rewrite.rewrite import import_standard
 from amp_rewrite.schema import (
     DTYPE_ATTRIBUTES,
@@ -46,7 +47,7 @@ _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimpl
 def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
     """The model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
 
-    `model`: a Model, or what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their
+    `model`: what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their
     low type: "numpy" float16 ones, while bfloat16 ones, which numpy cannot hold, become float32; "same" all;
     "float32" none. What is fed in float32 is rounded on entry. Sequences and optionals become float32 always,
     and their elements are taken to be of the low type already. Local functions are inlined, and training_info
@@ -64,7 +65,7 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     view = View.of(_inlined(source))
     proto = ModelProto()
     proto.CopyFrom(view.model.proto)
@@ -113,10 +114,7 @@ class _Twin:
         return self.names.get(value, self.view.value_name(value))
 
     def _fresh(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
+        return claimed(name, self.taken)
 
     def _low_name(self, value: ValueId) -> str:
         """The name of a value in its low type: its own at an edge that keeps its type."""

@@ -23,6 +23,8 @@ class Color(Enum):
     DENY = "deny"
     UNLISTED = "unlisted"
 
+    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -82,14 +84,14 @@ class Entry:
         return spell(self.domain, self.op_type)
 
 
-def canonical(domain: str) -> str:
-    """The domain with ai.onnx as "", its other spelling."""
+def normal_domain(domain: str) -> str:
+    """The domain, with "" for ai.onnx, which has both spellings."""
     return "" if domain == "ai.onnx" else domain
 
 
 def spell(domain: str, op_type: str) -> str:
     """`Op`, or `domain::Op` outside ai.onnx."""
-    return f"{domain}::{op_type}" if canonical(domain) else op_type
+    return f"{domain}::{op_type}" if normal_domain(domain) else op_type
 
 
 def parse_name(text: str, where: str) -> tuple[str, str]:
@@ -97,7 +99,7 @@ def parse_name(text: str, where: str) -> tuple[str, str]:
     match = re.fullmatch(r"(?:([^\s:,]+)::)?([^\s:,]+)", text.strip())
     if match is None:
         raise ListError(f"{where}: {text!r} is no op; write Op or domain::Op")
-    return canonical(match[1] or ""), match[2]
+    return normal_domain(match[1] or ""), match[2]
 
 
 def check_known(domain: str, op_type: str, where: str, known: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -112,7 +114,7 @@ def check_known(domain: str, op_type: str, where: str, known: Callable[[], Itera
     names = set(known())
     if (domain, op_type) in names:
         return
-    names |= {(canonical(schema.domain), schema.name) for schema in onnx.defs.get_all_schemas()}
+    names |= {(normal_domain(schema.domain), schema.name) for schema in onnx.defs.get_all_schemas()}
     hint = _nearest(op_type, names)
     advice = f"did you mean {hint!r}?" if hint else "a custom op needs its domain, as in my.domain::Op"
     raise ListError(f"{where}: no such op as {spell(domain, op_type)!r}; {advice}")
@@ -128,7 +130,7 @@ def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> No
     if attribute in names:
         return
     for schema in onnx.defs.get_all_schemas_with_history():
-        if schema.name == op_type and canonical(schema.domain) == domain:
+        if schema.name == op_type and normal_domain(schema.domain) == domain:
             names |= set(schema.attributes)
     if attribute not in names:
         near = difflib.get_close_matches(attribute, sorted(names), 1)

@@ -8,7 +8,7 @@
     ├── PolicyError        an unknown or contradictory precision policy, level or target
     ├── FeedError          data to feed a model is missing, damaged, or does not fit its inputs
     ├── EvidenceError      measured ranges cannot be read, or are those of another model or type
-    ├── ReportError        a report file cannot be read
+    ├── ReportError        a report file cannot be read or written
     ├── GradientError      a gradient is asked for that does not exist, or that no rule gives
     ├── TrainingError      a loss scale, optimizer, training step or checkpoint is malformed; also a ValueError
     ├── MachineError       this machine lacks what something needs: a library, a registry that can be read
@@ -53,7 +53,7 @@ class EvidenceError(AmpRewriteError):
 
 
 class ReportError(AmpRewriteError):
-    """A report file cannot be read."""
+    """A report file cannot be read or written."""
 
 
 class TrainingError(AmpRewriteError, ValueError):

@@ -16,14 +16,17 @@ import onnx.numpy_helper
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
+from amp_rewrite.biased_masks import scored
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import Array
 from amp_rewrite.finding import Finding
 from amp_rewrite.index import bodies
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.lists import OpLists
+from amp_rewrite.names import unused
 from amp_rewrite.painting.painter import paint
 from amp_rewrite.policy import Target
 from amp_rewrite.schema import attribute, normal_domain, signature
@@ -52,7 +55,7 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
-        raise ModelError(f"the model's local functions can not be inlined: {' '.join(str(cause).split())}") from cause
+        raise ModelError(f"the model's local functions cannot be inlined: {' '.join(str(cause).split())}") from cause
 
 
 def _one_opset(proto: ModelProto) -> ModelProto:
@@ -128,7 +131,7 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
 
 
 def _expanded(view: View, op_type: str) -> View | None:
-    """A view with the ops of one type inlined; None where onnx can not build their body, or builds a broken one.
+    """A view with the ops of one type inlined; None where onnx cannot build their body, or builds a broken one.
 
     What is new bears the type's name, so that it is called the same whatever else is inlined: ranges are found by it.
     """
@@ -180,12 +183,13 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
 
     In float32 both give the same: beside 1e30 scores are lost, whatever they are. In the low type a sum leaves the
     range once more, to −inf, and makes NaN of a row that is masked throughout; a selection keeps every score finite.
-    For a sum that a softmax reads whose mask is made by a Where between two scalars, or is a constant. A constant that
-    masks no row throughout is still added, with a fill that stays in range: runtimes fuse such a sum with the softmax.
+    For a sum that a softmax reads whose mask is made by a Where between two scalars, or is a constant. One that never
+    changes and masks no row throughout is still added, with a fill that stays in range: runtimes fuse such a sum with
+    the softmax.
     """
     if view.opsets.get("", 1) < _FIRST_WHERE or view.model.proto.ir_version < _FIRST_FREE_INITIALIZERS:
         return view, ()
-    sums = {op.id: mask for op in view.ops if op.kind == "Add" and (mask := _mask_of(view, op)) is not None}
+    sums = {op.id: mask for op in scored(view) if (mask := _mask_of(view, op)) is not None}
     if not sums:
         return view, ()
     proto = onnx.ModelProto()
@@ -197,7 +201,7 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
         node = copies[op_id]
         if mask.added:
             if mask.value not in bounded:
-                bounded[mask.value] = _bounded(view, mask.value, proto.graph)
+                bounded[mask.value] = _bounded(view, mask, proto.graph)
             node.input[mask.slot] = bounded[mask.value]
             continue
         if mask.value not in chosen:
@@ -240,30 +244,36 @@ class _Mask:
 
 
 def _mask_of(view: View, op: Op) -> _Mask | None:
-    """The mask among the operands of an Add whose result a softmax reads."""
-    result = op.outputs[0]
-    if result is None or view.dtype(result) is not DType.FLOAT:
-        return None
-    if not any(reader.kind in ("Softmax", "LogSoftmax") for reader in view.readers(result)):
-        return None
+    """The mask among the operands of a scored sum."""
     for slot, value in enumerate(op.inputs):
         shows = _shows(view, value) if value is not None and value != op.inputs[1 - slot] else None
         if value is not None and shows is not None:
-            return _Mask(value, slot, shows, _in_each_row(view, op, value))
+            return _Mask(value, slot, shows, _in_each_row(view, op, value, shows))
     return None
 
 
-def _in_each_row(view: View, op: Op, value: ValueId) -> bool:
-    """Whether a mask is a constant that shows something in each row of every softmax that reads the sum."""
-    tensor, result = view.constant(value), op.outputs[0]
-    if tensor is None or result is None:
+def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
+    """Whether a mask never changes and shows something in each row of every softmax that reads the sum."""
+    shown, result = _shown(view, value, shows), op.outputs[0]
+    if shown is None or result is None:
         return False
     for reader in view.readers(result):
         axis = attribute(reader.node, "axis")
         last = axis is None or axis.i == -1
         if reader.kind != "Softmax" or view.opsets.get("", 1) < _FIRST_SOFTMAX_OF_ROWS or not last:
             return False
-    return bool((view.model.array(tensor) == 0).any(axis=-1).all())
+    return bool(shown.any(axis=-1).all())
+
+
+def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
+    """Where a mask is 0, if it never changes: a constant, or a Where by a constant condition."""
+    made_by = view.producer(value)
+    chosen = made_by is not None and made_by.kind == "Where"
+    tensor = view.constant(made_by.inputs[0] if made_by is not None and chosen else value)
+    if tensor is None or len(tensor.dims) == 0 or not 0 < math.prod(tensor.dims) <= _LARGEST_MASK:
+        return None
+    shown: Array = view.model.array(tensor) == (shows if chosen else 0)
+    return shown
 
 
 def _shows(view: View, value: ValueId) -> bool | None:
@@ -304,37 +314,42 @@ def _condition(view: View, mask: _Mask, main: GraphProto) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _bounded(view: View, value: ValueId, main: GraphProto) -> str:
+def _bounded(view: View, mask: _Mask, main: GraphProto) -> str:
     """The name of a constant mask whose fill stays in range, made here."""
-    tensor = view.constant(value)
-    assert tensor is not None
-    name = _fresh(view, f"{view.value_name(value)}_bounded")
-    values = np.where(view.model.array(tensor) == 0, np.float32(0), np.float32(_BOUNDED_FILL))
+    shown = _shown(view, mask.value, mask.shows)
+    assert shown is not None
+    name = _fresh(view, f"{view.value_name(mask.value)}_bounded")
+    values = np.where(shown, np.float32(0), np.float32(_BOUNDED_FILL))
     main.initializer.append(onnx.numpy_helper.from_array(values, name))
     return name
 
 
 def _fresh(view: View, name: str) -> str:
-    while name in view.names:
-        name += "_"
-    return name
+    return unused(name, view.names)
 
 
 def _drop_unread(view: View, masks: Iterable[ValueId], sums: Collection[OpId], main: GraphProto) -> None:
     """Remove from the main graph the nodes and initializers of masks that nothing reads any more."""
-    gone = {
-        view.value_name(value)
-        for value in masks
-        if view.values[value].scope == MAIN
-        and not view.values[value].public
-        and value not in view.yielded
-        and all(use.op in sums for use in view.uses[value])
-    }
+    mine = [value for value in masks if _inner(view, value) and all(use.op in sums for use in view.uses[value])]
+    gone = {view.value_name(value) for value in mine}
+    makers = [op for value in mine if (op := view.producer(value)) is not None]
+    last = {op.id for op in makers}
+    for value in {v: None for op in makers for v in op.inputs if v is not None}:
+        if view.constant(value) is not None and _inner(view, value) and all(u.op in last for u in view.uses[value]):
+            gone.add(view.value_name(value))
+    stay = (node for node in _nodes_by_op(view, main).values() if not gone.intersection(node.output))
+    gone -= {name for node in stay for name in node.input}
     for at in reversed([i for i, node in enumerate(main.node) if gone.intersection(node.output)]):
         del main.node[at]
     for named in (main.initializer, main.value_info):
         for at in reversed([i for i, held in enumerate(named) if held.name in gone]):
             del named[at]
+
+
+def _inner(view: View, value: ValueId) -> bool:
+    """Whether a value of the main graph is nobody's outside of its nodes."""
+    held = view.values[value]
+    return held.scope == MAIN and not held.public and not held.overridable and value not in view.yielded
 
 
 def _input(op: Op) -> ValueId:
@@ -373,7 +388,7 @@ def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
 
 
 def _body(view: View, op: Op) -> FunctionProto | None:
-    """The function body behind a node; None where onnx can not build it from types alone."""
+    """The function body behind a node; None where onnx cannot build it from types alone."""
     schema = onnx.defs.get_schema(op.op_type, view.opsets.get("", 1), "")
     if schema.has_function:  # type: ignore[attr-defined]
         return schema.function_body

@@ -129,17 +129,30 @@ def _listed(nvml: Any, index: int) -> Gpu:
     return Gpu(name.value.decode(errors="replace"), (major.value, minor.value))
 
 
+_NVML_ASKED = (
+    "nvmlShutdown",
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetCudaComputeCapability",
+)
+
+
 class _Nvml:
     """NVIDIA's management library, open while the body runs; None where there is none."""
 
     def __init__(self, load: Loader) -> None:
         try:
             self._library = load(_NVML)
-        except OSError:
+            self._init = self._library.nvmlInit_v2
+            for name in _NVML_ASKED:
+                getattr(self._library, name)
+        except (OSError, AttributeError):  # AttributeError: a library of another kind, or a very old one
             self._library = None
 
     def __enter__(self) -> Any:
-        opened = self._library is not None and self._library.nvmlInit_v2() == 0
+        opened = self._library is not None and self._init() == 0
         self._open = opened
         return self._library if opened else None
 

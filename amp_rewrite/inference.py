@@ -86,7 +86,7 @@ def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _binding(signature: Signature, given: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
-    """The type of each variable that inputs of these types bind; words for the error where they can not be."""
+    """The type of each variable that inputs of these types bind; words for the error where they cannot be."""
     found: dict[str, ValueType] = {}
     first: dict[str, int] = {}
     for slot, actual in enumerate(given):

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.entry import Color, Condition, Entry, canonical, check_known, parse_name, spell
+from amp_rewrite.entry import Color, Condition, Entry, check_known, normal_domain, parse_name, spell
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.listfile import SHIPPED, ListFile, read_file, read_mapping, read_shipped
 
@@ -91,7 +91,7 @@ class OpLists:
         `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
         """
         entries = self.entries_of(domain, op_type)
-        domain = canonical(domain)
+        domain = normal_domain(domain)
         for entry in entries:
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
                 return entry
@@ -100,7 +100,7 @@ class OpLists:
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
         """All that the lists say about an op, in order of precedence; empty if nothing."""
-        return self.entries.get((canonical(domain), op_type), ())
+        return self.entries.get((normal_domain(domain), op_type), ())
 
     def ops(self, color: Color) -> tuple[str, ...]:
         """The sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""

@@ -24,8 +24,9 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.attention import KIND as ATTENTION
 from amp_rewrite.fuse.attention import sites
-from amp_rewrite.fuse.shapes import dims_of
+from amp_rewrite.fuse.dimensions import known_dims
 from amp_rewrite.index import bodies
+from amp_rewrite.names import claimed
 from amp_rewrite.painting.gate import Gate
 from amp_rewrite.policy import Target
 from amp_rewrite.safety.cluster import clusters
@@ -60,7 +61,7 @@ def at_opset(
     `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
 
     "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
-    itself if that is its own. A number: that opset. ModelError if the model can not be moved there, saying why.
+    itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
     """
     current = view.opsets.get("", 0)
     if wanted == current or not current:
@@ -69,7 +70,7 @@ def at_opset(
         moved = _moved(view, wanted)
         if isinstance(moved, str):
             raise ModelError(
-                f"the model can not be moved to opset {wanted}: {moved}; leave --opset out, or export again"
+                f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again"
             )
         return moved, (_told(view, moved, _Judge.of(view, to, target, fusing)),)
     return _best(view, _Judge.of(view, to, target, fusing))
@@ -111,7 +112,7 @@ class _Judge:
 def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
     """The ops that some opset has one op for, and what that computes."""
     if target is not Target.TENSORRT:
-        for _, site in sites(view, to, cache(lambda: dims_of(view))):
+        for _, site in sites(view, to, cache(lambda: known_dims(view))):
             if not isinstance(site, str):
                 yield from ((op, ATTENTION) for op in site.form.ops)
     for cluster in clusters(view):
@@ -207,7 +208,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _moved(view: View, opset: int) -> View | str:
-    """The view at another opset; or why it can not be moved there. The result passes onnx's checker and inference."""
+    """The view at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
     current = view.opsets[""]
     if current < FIRST:
         return f"opset {current} is older than {FIRST}"
@@ -252,7 +253,7 @@ class _Mover:
     names: set[str]
 
     def graph(self, graph: GraphProto) -> str | None:
-        """Move the nodes of a copied graph in place; why one can not be moved."""
+        """Move the nodes of a copied graph in place; why one cannot be moved."""
         for node in graph.node:
             if normal_domain(node.domain) == "":
                 fault = self._node(node)
@@ -292,10 +293,7 @@ class _Mover:
             node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
 
     def _fresh(self, name: str) -> str:
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        return name
+        return claimed(name, self.names)
 
 
 _WITH_SIZES = 2

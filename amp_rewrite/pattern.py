@@ -1,4 +1,4 @@
-"""Patterns: ops chosen by name, type and position, and rules for the types of public values.
+"""Patterns: ops chosen by name, type and position.
 
 A pattern is one or more terms, separated by commas outside brackets (`\\,` is a comma of the term itself);
 an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive, and `*` crosses "/".
@@ -26,10 +26,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PatternError, PolicyError
-from amp_rewrite.schema import TENSOR
-from amp_rewrite.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.errors import PatternError
+from amp_rewrite.view import Op, OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +37,6 @@ class Term:
     key: str
     text: str
     expression: re.Pattern[str]
-
-
-@dataclass(frozen=True, slots=True)
-class IoRule:
-    """Public values and the type they shall have; `dtype` None is the type that the model is lowered to.
-
-    `side` is "in", "out", or "" for both. `strict` rules must match something.
-    """
-
-    text: str
-    side: str
-    glob: str
-    dtype: DType | None
-    strict: bool
 
 
 def parse_pattern(text: str) -> tuple[Term, ...]:
@@ -67,7 +51,11 @@ def parse_pattern(text: str) -> tuple[Term, ...]:
     return tuple(terms)
 
 
-def select(view: View, pattern: str) -> tuple[OpId, ...]:
+Before = Callable[[], View]
+"""The model as it was given, where what is looked at was expanded: for an error that says what became of an op."""
+
+
+def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
     """The ops that a pattern matches, in order. PatternError if there are none, or the pattern is malformed.
 
     O(nodes + uses) per term.
@@ -76,52 +64,23 @@ def select(view: View, pattern: str) -> tuple[OpId, ...]:
     found = [_CRITERIA[term.key](view, term.expression) for term in terms]
     chosen = frozenset.intersection(*found)
     if not chosen:
-        raise PatternError(_nothing_matched(view, pattern, terms, found))
+        raise PatternError(_nothing_matched(view, pattern, terms, found, before))
     return tuple(sorted(chosen))
 
 
-def overrides(view: View, keep: Sequence[str], lower: Sequence[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
+def overrides(
+    view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
+) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
     """The ops that `keep` and `lower` patterns name, each with the first pattern that names it.
 
     PatternError if an op is named by both, or a pattern matches nothing.
     """
-    kept, lowered = _first_pattern(view, keep), _first_pattern(view, lower)
+    kept, lowered = _first_pattern(view, keep, before), _first_pattern(view, lower, before)
     for op in kept:
         if op in lowered:
             clash = f"by keep {kept[op]!r} and by lower {lowered[op]!r}"
             raise PatternError(f"node {view.ops[op].name!r} is named {clash}; narrow one")
     return kept, lowered
-
-
-def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """The io rules in order: "keep", "low" or "GLOB=TYPE", each with "in:" or "out:" before it if wanted.
-
-    PatternError for anything else.
-    """
-    texts = [] if rules is None else [rules] if isinstance(rules, str) else rules
-    return tuple(_io_rule(text.strip()) for text in texts)
-
-
-def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """The float32 inputs and outputs of the model whose type changes, and the type that they get.
-
-    The last rule that matches a value wins. PatternError for a glob that matches no float32 input or output,
-    and for a type that is neither float32 nor the one that the model is lowered to.
-    """
-    main = view.scopes[MAIN]
-    sides = {"in": _float32(view, main.inputs), "out": _float32(view, main.outputs)}
-    chosen: dict[ValueId, DType] = {}
-    for rule in rules:
-        if rule.dtype not in (None, DType.FLOAT, to):
-            raise PatternError(
-                f"io {rule.text!r}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here"
-            )
-        wanted = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
-        matched = [v for v in wanted if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
-        if rule.strict and not matched:
-            raise PatternError(_no_public_value(view, rule, wanted))
-        chosen.update(dict.fromkeys(matched, rule.dtype or to))
-    return {value: dtype for value, dtype in sorted(chosen.items()) if dtype is not DType.FLOAT}
 
 
 # What a value passes through on its way to an op without becoming another quantity. The second column says
@@ -278,22 +237,53 @@ def _torch_scopes(text: str) -> Iterator[str]:
         yield from (_path(scope) for scope in scopes if isinstance(scope, str) and scope)
 
 
-def _first_pattern(view: View, patterns: Sequence[str]) -> dict[OpId, str]:
+def _first_pattern(view: View, patterns: Sequence[str], before: Before | None) -> dict[OpId, str]:
     chosen: dict[OpId, str] = {}
     for pattern in patterns:
-        for op in select(view, pattern):
+        for op in select(view, pattern, before):
             chosen.setdefault(op, pattern)
     return dict(sorted(chosen.items()))
 
 
-def _nothing_matched(view: View, pattern: str, terms: Sequence[Term], found: Sequence[Selected]) -> str:
+def _nothing_matched(
+    view: View, pattern: str, terms: Sequence[Term], found: Sequence[Selected], before: Before | None
+) -> str:
     for term, ops in zip(terms, found, strict=True):
         if not ops:
-            what = _SUBJECT[term.key].format(term.text)
-            return f"pattern '{pattern}' matches nothing: {what}; {_hint(view, term)}"
+            expanded = _expanded(view, before(), term) if before is not None else None
+            why = expanded or f"{_SUBJECT[term.key].format(term.text)}; {_hint(view, term)}"
+            return f"pattern '{pattern}' matches nothing: {why}"
     counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, found, strict=True))
     return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
 
+
+def _expanded(view: View, before: View, term: Term) -> str | None:
+    """What became of the first op that a term means in the model as it was given; None if it means none there."""
+    criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
+    gone = min(criterion(before, term.expression), default=None)
+    made = _in_place_of(before.ops[gone], before, view) if gone is not None else ()
+    if gone is None or not made:
+        return None
+    named = ", ".join(f"{op.name!r} ({op.kind})" for op in made[:_LISTED])
+    more = f" and {len(made) - _LISTED} more" if made[_LISTED:] else ""
+    old = before.ops[gone]
+    return f"{old.name!r} ({old.kind}) is expanded before ops are chosen; name what takes its place: {named}{more}"
+
+
+def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
+    """The ops of a view that make what an op of an earlier one made, out of values that were there before."""
+    values = {value.name: value.id for value in view.values}
+    made: set[OpId] = set()
+    pending = [view.producer(values.get(name)) for name in old.node.output]
+    while pending:
+        op = pending.pop()
+        if op is not None and op.id not in made:
+            made.add(op.id)
+            pending += [view.producer(v) for v in op.inputs if v is not None and view.value_name(v) not in before.names]
+    return tuple(view.ops[op] for op in sorted(made))
+
+
+_LISTED = 5
 
 _SUBJECT = {
     "name": "no node is named '{}'",
@@ -318,11 +308,11 @@ def _hint(view: View, term: Term) -> str:
         candidates = [value.name for value in view.values]
     else:
         candidates = kinds
-    near = _closest(term.text, candidates)
+    near = closest(term.text, candidates)
     return f"did you mean {near!r}?" if near else "see the names that 'amp-rewrite report -v' prints"
 
 
-def _closest(text: str, candidates: Iterable[str]) -> str | None:
+def closest(text: str, candidates: Iterable[str]) -> str | None:
     """The candidate most like a glob, in any case and domain."""
     bare = re.sub(r"[*?]", "", text).lower().strip("/")
     spellings: dict[str, str] = {}
@@ -331,31 +321,3 @@ def _closest(text: str, candidates: Iterable[str]) -> str | None:
         spellings.setdefault(candidate.rpartition("::")[2].lower(), candidate)
     near = difflib.get_close_matches(bare, spellings, 1)
     return spellings[near[0]] if near else None
-
-
-def _io_rule(text: str) -> IoRule:
-    prefix, colon, rest = text.partition(":")
-    side, body = (prefix, rest) if colon and prefix in ("in", "out") else ("", text)
-    if body in ("keep", "low"):
-        return IoRule(text, side, "*", DType.FLOAT if body == "keep" else None, False)
-    glob, equals, spelling = body.rpartition("=")
-    if not equals or not glob.strip():
-        near = difflib.get_close_matches(body, ("keep", "low"), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "write keep, low or GLOB=TYPE, with in: or out: before it"
-        raise PatternError(f"io {text!r} is no rule; {hint}")
-    try:
-        return IoRule(text, side, glob.strip(), DType.parse(spelling), True)
-    except PolicyError as error:
-        raise PatternError(f"io {text!r}: {error}") from error
-
-
-def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
-    return [v for v in values if (t := view.types[v]) is not None and t.container == TENSOR and t.dtype is DType.FLOAT]
-
-
-def _no_public_value(view: View, rule: IoRule, wanted: Sequence[ValueId]) -> str:
-    kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    names = [view.value_name(v) for v in wanted]
-    near = _closest(rule.glob, names)
-    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names[:5]) or 'none'}"
-    return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}"

@@ -1,4 +1,4 @@
-"""Pins: ops that are held in float32, and groups of ops that must share one colour."""
+"""Pins: ops that are held in float32, and groups of ops that must share one color."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Ops that compute one thing together ("layer_normalization", "softmax" …) and must share one colour.
+    """Ops that compute one thing together ("layer_normalization", "softmax" …) and must share one color.
 
-    `entry` is the value that is normalised or activated, before any Cast that the cluster starts with.
+    `entry` is the value that is normalized or activated, before any Cast that the cluster starts with.
     `tail` are the scale Mul and bias Add that end a normalization, Casts between them included; they stand in
     `ops` too. onnxruntime fuses a decomposed normalization into one node whose input is `entry`, looking past
     the Casts, and then refuses the model unless scale and bias have the type of that input.

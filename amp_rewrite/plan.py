@@ -1,4 +1,4 @@
-"""From colours to a list of changes: retypes, casts, baked weights, rewired uses."""
+"""From colors to a list of changes: retypes, casts, baked weights, rewired uses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
+from amp_rewrite.names import numbered
 from amp_rewrite.painting.color import RAISED, Coloring
 from amp_rewrite.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, TENSOR, attribute
 from amp_rewrite.view import Op, OpId, Role, ScopeId, Use, ValueId, View
@@ -106,15 +107,21 @@ class _Planner:
         self.rename: dict[ValueId, str] = {}
         self.names = set(view.names)
         self.folds: dict[OpId, ValueId] = {}
+        self.origins: dict[ValueId, ValueId] = {}
+        """Of results of folded casts that go, what they are casts of."""
         self.versions: dict[ValueId, dict[DType, str]] = {}
 
     def plan(self) -> Plan:
         homes = {v.id: home for v in self.view.values if (home := self._home(v.id)) is not None}
-        needs: _Needs = {v: {} for v in homes}
-        for value in homes:
+        needs: _Needs = {}
+        for value, home in homes.items():
+            by_type = needs[value] = {}
             for use in self.view.uses[value]:
-                needed = self._needed(use, homes[value])
-                needs[value].setdefault(needed, []).append(use)
+                needed = self._needed(use, home)
+                if needed in by_type:
+                    by_type[needed].append(use)
+                else:
+                    by_type[needed] = [use]
         self._fold(homes, needs)
         made = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
         for value, home in made.items():
@@ -139,6 +146,8 @@ class _Planner:
     def _provide(self, value: ValueId, home: DType, needs: dict[DType, list[Use]]) -> None:
         """Give a value a version of each type that is wanted of it, by a bake or a Cast."""
         fixed = self._fixed(value)
+        if (fixed is None or fixed is home) and needs.keys() <= {home}:
+            return  # as of most values
         name = self.view.value_name(value)
         if home is not fixed is not None:
             self.rename[value] = self._fresh(name, home)
@@ -169,17 +178,17 @@ class _Planner:
         found = self.view.values[value]
         if found.role is Role.INPUT or found.overridable:
             return self.io.get(value, dtype) if found.public else dtype
-        op = self.view.producer(value)
+        op = self.view.ops[found.producer] if found.producer is not None else None
         if op is None or op.signature is None or op.bodies:
             return dtype
         return self.coloring.dtype(op.id, op.signature.output_variable(op.outputs.index(value))) or dtype
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
-        if _is_cast(op):
+        if op.kind == "Cast":
             return home  # widening first would change no bit of what a Cast gives
         named = op.signature.input_variable(use.slot) if op.signature is not None and not op.bodies else None
-        return self.coloring.dtype(op.id, named) or self._own(op.inputs[use.slot])
+        return self.coloring.dtype(use.op, named) or self._own(op.inputs[use.slot])
 
     def _own(self, value: ValueId | None) -> DType:
         """The type that a value has in the model."""
@@ -201,40 +210,51 @@ class _Planner:
     # -- casts that the model has already ------------------------------------------------------------
 
     def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
-        """Find the model's own Casts that changes around them made superfluous, and read past them.
+        """Find the model's own Casts that do nothing, or that changes around them made superfluous, and read past them.
 
-        A Cast whose source is made in its type already would round what is rounded, or copy: its readers read the
-        source. Two of the same source are one too many.
+        A Cast whose source is made in its type already, of whatever type, would round what is rounded, or copy: its
+        readers read the source. Two of the same source are one too many.
         """
         alike: dict[tuple[ValueId, DType], list[Op]] = {}
         for op in self.view.ops:
             source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
-            if source is None or result is None or result not in homes:
+            if source is None or result is None:
                 continue
-            made = homes[result]
-            if homes.get(source) is made:
-                if made is self.to or self._changed(homes, source) or self._changed(homes, result):
-                    self.folds[op.id] = source
-            elif not self._outlives(op):
+            made = homes.get(result) or self.view.dtype(result)
+            if made is not None and (homes.get(source) or self.view.dtype(source)) is made:
+                self.folds[op.id] = source
+                needs.setdefault(result, {made: list(self.view.uses[result])})
+            elif made in _TYPES and not self._outlives(op):
                 alike.setdefault((source, made), []).append(op)
-        for op_id in reversed(self.folds):  # a chain of them from its end
-            self._hand_on(needs, op_id)
+        self._trace()
+        for op_id, source in self.folds.items():
+            origin = self.origins.get(source, source)
+            if origin in needs:
+                self._hand_on(needs, op_id, origin)
         for (source, made), ops in alike.items():
             changed = [op for op in ops if op.outputs[0] is not None and self._changed(homes, op.outputs[0])]
             if source not in homes:
                 self._fold_repeated(source, made, changed)
             elif len(changed) > 1 or made in needs[source]:
+                self._move(needs[source], [Use(op.id, 0) for op in ops], homes[source], made)
                 for op in ops:
                     self.folds[op.id] = source
-                    self._move(needs[source], Use(op.id, 0), homes[source], made)
-                    self._hand_on(needs, op.id, but=made)
+                    self._hand_on(needs, op.id, source, but=made)
+        self._trace()
+
+    def _trace(self) -> None:
+        """Follow chains of folded casts to where they begin."""
+        for op_id in sorted(self.folds):  # what an op reads is made before it
+            result, source = self.view.ops[op_id].outputs[0], self.folds[op_id]
+            if result is not None and self._dropped(op_id):
+                self.origins[result] = self.origins.get(source, source)
 
     def _changed(self, homes: Mapping[ValueId, DType], value: ValueId) -> bool:
         return homes[value] is not self.view.dtype(value)
 
-    def _hand_on(self, needs: _Needs, op: OpId, but: DType | None = None) -> None:
+    def _hand_on(self, needs: _Needs, op: OpId, source: ValueId, but: DType | None = None) -> None:
         """Whoever reads the result of a Cast that goes needs that version of its source."""
-        result, source = self.view.ops[op].outputs[0], self.folds[op]
+        result = self.view.ops[op].outputs[0]
         if result is not None and self._dropped(op):
             for dtype, uses in needs[result].items():
                 if dtype is not but:
@@ -254,14 +274,15 @@ class _Planner:
             scope = self.view.scopes[scope].parent
         return scope == outer
 
-    def _move(self, needs: dict[DType, list[Use]], use: Use, before: DType, to: DType) -> None:
-        needs[before].remove(use)
+    def _move(self, needs: dict[DType, list[Use]], uses: list[Use], before: DType, to: DType) -> None:
+        moved = frozenset(uses)
+        needs[before] = [use for use in needs[before] if use not in moved]
         if not needs[before]:
             del needs[before]
-        needs.setdefault(to, []).append(use)
+        needs.setdefault(to, []).extend(uses)
 
     def _outlives(self, op: Op) -> bool:
-        """Whether the op's first result is named by an edge of a graph, so that the op can not go."""
+        """Whether the op's first result is named by an edge of a graph, so that the op cannot go."""
         result = op.outputs[0]
         return result is not None and (self.view.values[result].public or result in self.view.yielded)
 
@@ -277,17 +298,12 @@ class _Planner:
     # -- names ---------------------------------------------------------------------------------------
 
     def _fresh(self, name: str, dtype: DType) -> str:
-        wanted = f"{name}_{dtype.spelling}"
-        count = 1
-        found = wanted
-        while found in self.names:
-            count += 1
-            found = f"{wanted}_{count}"
-        self.names.add(found)
-        return found
+        return numbered(f"{name}_{dtype.spelling}", self.names)
 
     def _rewired(self, needs: _Needs) -> Iterator[tuple[Use, str]]:
         for value, by_type in needs.items():
+            if value not in self.versions and value not in self.origins:
+                continue  # it has one name
             for dtype, uses in by_type.items():
                 name = self._name(value, dtype)
                 if name != self.view.value_name(value):
@@ -295,10 +311,8 @@ class _Planner:
 
     def _name(self, value: ValueId, dtype: DType) -> str:
         """The name of one version of a value, past folded casts."""
-        made_by = self.view.values[value].producer
-        if made_by is not None and self._dropped(made_by):
-            return self._name(self.folds[made_by], dtype)
-        return self.versions.get(value, {}).get(dtype, self.view.value_name(value))
+        origin = self.origins.get(value, value)
+        return self.versions.get(origin, {}).get(dtype, self.view.value_name(origin))
 
     # -- words ---------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
@@ -47,7 +47,7 @@ class Safety(_Choice):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How the border between the types is found: `roof` is None for TensorFlow's way, which spreads colours.
+    """How the border between the types is found: `roof` is None for TensorFlow's way, which spreads colors.
 
     With a roof it is the minimum cut for that GPU: what Casts, float32 and lost fusions cost there. `islands`: whether
     ops of the allow list, too, stay float32 where being low gains less than that costs.
@@ -101,8 +101,6 @@ class Policy:
 
     name: str
     loss_scale: LossScaleSpec = _BY_NAME
-
-    PARTS: ClassVar[tuple[str, ...]] = ("param", "compute", "output")
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

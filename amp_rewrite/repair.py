@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.convert import Converted, finish, guarded, ranges_for
-from amp_rewrite.draft import Draft, ListSource, Request
+from amp_rewrite.draft import Draft
 from amp_rewrite.dtypes import DType
 from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.feed import Feed
-from amp_rewrite.evidence.guard import HEADROOM, Guarded, carried, check_headroom, made_low, read_low
-from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance, criterion
+from amp_rewrite.evidence.guard import HEADROOM, Guarded, carried, check_headroom
+from amp_rewrite.evidence.metric import Criterion, Tolerance, criterion
 from amp_rewrite.evidence.probe import Vertex, switchboard
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import fewest
@@ -27,19 +25,14 @@ from amp_rewrite.evidence.shadow import own_errors
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import verify
-from amp_rewrite.exact import exact
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.fuse.canonical import Fuse
-from amp_rewrite.lists import Color, Level
-from amp_rewrite.opset import Opset
 from amp_rewrite.ort.runner import Runner
 from amp_rewrite.painting.color import Coloring
-from amp_rewrite.pin import Pin
-from amp_rewrite.policy import Placement, Policy, Safety, Target
+from amp_rewrite.region import Region, regions_of, suspicion
 from amp_rewrite.reports.render import count
-from amp_rewrite.view import Op, OpId, View
+from amp_rewrite.request import Options, Request, takes_options
 
 _ROUNDS = 8
 """How often a search starts again with a margin. What was tried is known, so that each round costs few trials."""
@@ -51,27 +44,6 @@ Progress = Callable[[str, int, int], None]
 """Called with the stage ("calibrate", "own errors", "search", "verify"), what is done of it, and its total."""
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Ops that are pinned together: one op, or a cluster. `error` is the largest that one of them makes by itself.
-
-    `name` is that op's, by which people know the region; `kind` its type, or the cluster's kind. `root`: it is on the
-    allow list, so that it costs most to pin it.
-    """
-
-    name: str
-    kind: str
-    ops: tuple[OpId, ...]
-    error: float
-    root: bool
-
-    @property
-    def because(self) -> str:
-        """Why it is suspected, in one line."""
-        what = "makes infinity of finite numbers" if np.isinf(self.error) else f"errs by {self.error:.2g} by itself"
-        return f"{self.name!r} ({self.kind}) {what}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +88,7 @@ class Repaired:
         return "everything that can be pinned is pinned: float32 itself is not nearer, or inputs and outputs are low"
 
 
+@takes_options
 def repair(
     model: object,
     data: object,
@@ -125,30 +98,20 @@ def repair(
     metric: str | Callable[[Array, Array], float] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
-    to: str | DType | Policy = "float16",
-    lists: Sequence[ListSource] | ListSource = (),
-    level: str | Level | None = None,
-    target: str | Target = "ort-cuda",
-    safety: str | Safety = "default",
-    keep: Sequence[str] = (),
-    lower: Sequence[str] = (),
-    io: str | Sequence[str] | None = None,
-    gray_follows_allow: bool | None = None,
-    fuse: str | Fuse = "basic",
-    opset: Opset | None = None,
-    placement: str | Placement | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     budget: int = BUDGET,
     allow_nonfinite: bool = False,
     folder: str | Path | None = None,
     progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Repaired:
     """A conversion whose outputs on `data` are near enough to the model's own in float32, with few ops pinned to that.
 
     What decides: `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`; with none of them what the data
-    shows is guarded against, and nothing else is done. `data`: what `Feed.of` takes, or a Feed. The other arguments
-    are `convert`'s; without `ranges` the data is calibrated on first.
+    shows is guarded against, and nothing else is done. `data`: what `Feed.of` takes, or a Feed, with NaN and infinity
+    only if `allow_nonfinite`. Without `ranges` the data is calibrated on first. `progress(stage, done, total)` follows
+    the work. The other arguments are `convert`'s.
 
     What the ranges forbid with `headroom` is pinned whatever the outputs say. Then regions are pinned, single ops or
     clusters, as few as are enough: those that err most by themselves (`own_errors`) are tried first. A trial is one run
@@ -159,27 +122,12 @@ def repair(
 
     Raises what `convert`, `calibrate` and `verify` raise; PolicyError also for a budget below 1.
     """
-    bounds = {"rtol": rtol, "atol": atol, "at_least": at_least, "at_most": at_most}
-    asked = metric is not None or any(bound is not None for bound in bounds.values())
-    by = criterion(metric=metric, **bounds) if asked else None
+    near: dict[str, Any] = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
+    by = criterion(**near) if any(said is not None for said in near.values()) else None
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
-    request = Request.of(
-        to=to,
-        lists=lists,
-        level=level,
-        target=target,
-        safety=safety,
-        keep=keep,
-        lower=lower,
-        io=io,
-        gray_follows_allow=gray_follows_allow,
-        fuse=fuse,
-        opset=opset,
-        placement=placement,
-    )
-    draft = Draft.of(model, request, folder=folder)
+    draft = Draft.of(model, Request.of(**options), folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if ranges is None:
         seen = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=progress)
@@ -189,7 +137,7 @@ def repair(
     if by is None:
         converted = finish(draft, draft.paint(found.pins), found.findings)
         return Repaired(converted, None, seen, (), False, 0, budget, (), True)
-    return _Repair(draft, feed, by, seen, found, budget, progress).repaired()
+    return _Repair(draft, feed, near, by, seen, found, budget, progress).repaired()
 
 
 def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
@@ -207,10 +155,11 @@ def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progr
 
 @dataclass(frozen=True)
 class _Repair:
-    """One search, on a draft whose ranges are seen to."""
+    """One search, on a draft whose ranges are seen to. `near`: what `verify` is told, and `by`: what that comes to."""
 
     draft: Draft
     feed: Feed
+    near: Mapping[str, Any]
     by: Criterion
     ranges: Ranges
     guarded: Guarded
@@ -253,7 +202,7 @@ class _Repair:
     @property
     def _half(self) -> bool:
         """Whether the model holds a low type already."""
-        return any(t is not None and t.dtype is not None and t.dtype.low for t in self.draft.view.types)
+        return bool(self.draft.view.low_types)
 
     def _reference(self) -> Model:
         """The model in float32 throughout: of a half model the widened twin."""
@@ -281,15 +230,15 @@ class _Repair:
 
     def _regions(self, base: Coloring, low: Model, reference: Model) -> list[Region]:
         """What can be pinned, that which errs most first; of equals the first in the model."""
-        if not _regions(self.draft, base, {}):
+        if not regions_of(self.draft, base, {}):
             return []
         whole = reference if self._half else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
         errors = own_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
-        return sorted(_regions(self.draft, base, errors), key=_suspicion)
+        return sorted(regions_of(self.draft, base, errors), key=suspicion)
 
-    def _painted(self, regions: Sequence[Region]) -> Coloring:
-        pins = tuple(_pins(regions))
+    def _painted(self, chosen: Sequence[Region]) -> Coloring:
+        pins = tuple(pin for region in chosen for pin in region.pins)
         moved = carried(self.draft.view, pins) if self._half else ()
         return self.draft.paint((*self.guarded.pins, *pins, *moved))
 
@@ -306,7 +255,8 @@ class _Repair:
         made = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
         converted = finish(self.draft, self._painted(pinned), findings, made)
         names = (_name(self.draft), "the conversion")
-        verdict = _verified(reference, converted.result, self.feed, self.by, names, _stage(self.progress, "verify"))
+        telling = _stage(self.progress, "verify")
+        verdict = verify(reference, converted.result, self.feed, **self.near, names=names, progress=telling)
         return Repaired(
             converted,
             verdict,
@@ -345,66 +295,3 @@ def _compact(by: Criterion) -> str:
     if isinstance(by, Tolerance):
         return f"rtol:{by.rtol:g},atol:{by.atol:g}"
     return f"{by.measure.name}:{by.limit:g}"
-
-
-def _verified(
-    reference: Model,
-    result: Model,
-    feed: Feed,
-    by: Criterion,
-    names: tuple[str, str],
-    progress: Callable[[int, int], None] | None,
-) -> Verdict:
-    """The verdict of `verify` by a criterion that is already made."""
-    if isinstance(by, Tolerance):
-        return verify(reference, result, feed, rtol=by.rtol, atol=by.atol, names=names, progress=progress)
-    metric = by.measure.name if MEASURES.get(by.measure.name) is by.measure else by.measure.function
-    least, most = (by.limit, None) if by.higher else (None, by.limit)
-    return verify(reference, result, feed, metric=metric, at_least=least, at_most=most, names=names, progress=progress)
-
-
-# -- regions -----------------------------------------------------------------------------------------
-
-
-def _regions(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
-    """What can be pinned, in the order of the model: low ops that round, each with its cluster.
-
-    What only moves values gets its colour from its neighbours; what the user lowered is not raised.
-    """
-    cluster_of = {op: cluster for cluster in draft.clusters for op in cluster.ops}
-    found: dict[tuple[OpId, ...], Region] = {}
-    for op in draft.view.ops:
-        if op.id in draft.lower or not _rounds(draft.view, coloring, op):
-            continue
-        cluster = cluster_of.get(op.id)
-        ops = cluster.ops if cluster is not None else (op.id,)
-        kind = cluster.kind if cluster is not None else op.kind
-        root = coloring.entries[op.id].color is Color.ALLOW
-        region = Region(op.name, kind, ops, errors.get(op.name, 0.0), root)
-        known = found.get(ops)
-        if known is None or known.error < region.error:
-            found[ops] = region
-    return list(found.values())
-
-
-def _suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
-    """What comes first: larger errors by powers of two, then what gains least by a low type, then larger errors."""
-    power = math.frexp(region.error)[1] if math.isfinite(region.error) and region.error else -math.inf
-    power = math.inf if math.isinf(region.error) else power
-    return -power, region.root, -region.error, region.ops
-
-
-def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
-    """Whether an op computes in a low type, or reads weights in it."""
-    if op.signature is None or op.bodies or op.kind in ("Cast", "CastLike", "Constant"):
-        return False
-    reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]
-    makes = any(made_low(view, coloring, op, v) for v in op.outputs if v is not None)
-    if not reads and not makes:
-        return False
-    return not exact(op) or any(view.constant(op.inputs[slot]) is not None for slot in reads)
-
-
-def _pins(regions: Sequence[Region]) -> Iterator[Pin]:
-    for region in regions:
-        yield from (Pin(op, "repair", None, region.because, raises=True) for op in region.ops)

@@ -12,6 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
+from amp_rewrite.names import unused
 from amp_rewrite.plan import Bake, Cast, Plan
 from amp_rewrite.schema import (
     DTYPE_ATTRIBUTES,
@@ -59,6 +60,8 @@ class _Emitter:
         for use, name in plan.rewire.items():
             self.rewired.setdefault(use.op, []).append((use.slot, name))
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
+        unknown = (op for op in view.ops if op.signature is None and not op.bodies)
+        self.strange = {result for op in unknown for result in op.outputs}
         self.in_scope: dict[ScopeId, list[Value]] = {}
         for value in view.values:
             self.in_scope.setdefault(value.scope, []).append(value)
@@ -114,9 +117,7 @@ class _Emitter:
 
     def _node_name(self, name: str) -> str:
         """Made from a value name that is unique in the model, so unique itself but for a user's own choice."""
-        while name in self.view.names:
-            name += "_"
-        return name
+        return unused(name, self.view.names)
 
     # -- one node ------------------------------------------------------------------------------------
 
@@ -226,22 +227,21 @@ class _Emitter:
             if value is not None and value.id not in self.plan.rename and (dtype := self._declared(value)):
                 set_element_type(info.type, dtype)
             listed.append(info)
-        known = set(types)
         for value in values:
-            if value.id not in gone:
-                listed.extend(self._new_infos(value, types, known))
-                listed.extend(self._learned(value, known))
+            if value.id in gone:
+                continue
+            if value.name in types:
+                listed.extend(self._new_infos(value, types))
+            elif value.id in self.strange:
+                listed.extend(self._learned(value))
         fresh = GraphProto()
         fresh.value_info.extend(listed)
         graph.ClearField("value_info")
         graph.value_info.MergeFrom(fresh.value_info)
 
-    def _learned(self, value: Value, known: set[str]) -> Iterator[ValueInfoProto]:
+    def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
         """What an unknown op gives is declared if only its readers told: they may read a Cast of it now."""
         vtype = self.view.types[value.id]
-        made_by = self.view.producer(value.id)
-        if value.name in known or made_by is None or made_by.signature is not None or made_by.bodies:
-            return
         if vtype is not None and vtype.dtype is not None and vtype.container == TENSOR:
             yield onnx.helper.make_tensor_value_info(value.name, vtype.dtype.code, None)
 
@@ -251,16 +251,14 @@ class _Emitter:
             return bake.to
         return self.plan.retype.get(value.id) or self.view.dtype(value.id)
 
-    def _new_infos(self, value: Value, types: dict[str, TypeProto], known: set[str]) -> Iterable[ValueInfoProto]:
-        source = types.get(value.name)
-        if source is None:
-            return
+    def _new_infos(self, value: Value, types: dict[str, TypeProto]) -> Iterable[ValueInfoProto]:
+        source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
             made = self.plan.retype.get(value.id) or self.view.dtype(value.id)
             fresh.append((self.plan.rename[value.id], made or DType.FLOAT))
         for name, dtype in fresh:
-            if name not in known and source.WhichOneof("value") == "tensor_type":
+            if name not in types and source.WhichOneof("value") == "tensor_type":
                 info = ValueInfoProto(name=name)
                 info.type.CopyFrom(source)
                 set_element_type(info.type, dtype)

@@ -46,6 +46,12 @@ class View(Index):
         found = self.types[value]
         return found.dtype if found else None
 
+    @cached_property
+    def low_types(self) -> tuple[DType, ...]:
+        """The low types that the model holds, that of its first low value first."""
+        found = {t: None for t in self.types if t is not None and t.dtype is not None and t.dtype.low}
+        return tuple(dict.fromkeys(t.dtype for t in found if t.dtype is not None))
+
     def value_name(self, value: ValueId) -> str:
         return self.values[value].name
 
@@ -85,7 +91,10 @@ class View(Index):
     def _variables_of(self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]) -> tuple[Variable, ...]:
         if op.signature is None or op.bodies:
             return ()
-        present = op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
+        if None in op.inputs or None in op.outputs:
+            present = op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
+        else:
+            present = op.signature, (False,) * len(op.inputs), (False,) * len(op.outputs)
         ports = known.get(present)
         if ports is None:
             ports = known[present] = _ports(*present)

@@ -4,8 +4,9 @@
     python benchmarks/gpu.py --out DIR --provider cpu --tiny     # the same road without a GPU, on small models
 
 Each row runs in a process of its own and is written to DIR as soon as it is there, so that a run that is cut keeps
-what it has. A second run with the same DIR goes on where the first one ended. DIR/gpu.json holds everything,
-DIR/gpu.md the tables. What goes first matters most: float16 of all models, then the other ways.
+what it has. A second run with the same DIR goes on where the first one ended: what was measured in the same way, on the
+same device and by the same versions is not repeated. DIR/gpu.json holds everything, DIR/gpu.md the tables. What goes
+first matters most: float16 of all models, then the other ways.
 
 - latency of float32, float32 with TF32, and of each way of making a model half, in turns: amp-rewrite to float16 and to
   bfloat16, `module.half()` exported by PyTorch, onnxruntime.transformers' float16 (`--peers`: an interpreter that has
@@ -28,12 +29,14 @@ import datetime
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,10 @@ import measure
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 LIMITS = {"export": 300, "latency": 240, "emulation": 90, "training": 240, "fit": 300}
 """Seconds after which a row is given up."""
-PACKAGES = ("onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
+DEPENDS = ("device", "driver", "cuda", "versions")
+"""What else a row depends on, beside its job; as `about` names it."""
+PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
+EXPORTS_NEED = ("torch", "transformers", "onnxscript")
 FITTED = {"dense": (512, 2048, 8192), "digits_vit": (32, 256, 2048)}
 FIT_LIMIT = 10**9
 
@@ -115,9 +121,16 @@ class Suite:
             self.write(todo)
 
     def row(self, job: Job) -> dict[str, Any] | None:
-        """What was measured, or why not; None: not yet."""
-        file = self._file(job, ".row.json")
-        return json.loads(file.read_text("utf-8")) if file.exists() else None
+        """What was measured, or why not; None: not yet, or of another machine, other versions or settings."""
+        try:
+            asked, row = (json.loads(self._file(job, suffix).read_text("utf-8")) for suffix in (".json", ".row.json"))
+        except (OSError, ValueError):  # ValueError: its process was killed while it wrote
+            return None
+        return row if asked == self._asked(job) else None
+
+    def _asked(self, job: Job) -> Job:
+        """A job with all that its row depends on."""
+        return json.loads(json.dumps({**job, "on": {key: self.about.get(key) for key in DEPENDS}}))
 
     def _file(self, job: Job, suffix: str) -> Path:
         return self.out / "rows" / (job["name"].replace(" ", "_").replace("/", "-") + suffix)
@@ -126,11 +139,14 @@ class Suite:
         """The row of a process of its own, which may fail, die or take too long without any other row's loss."""
         file = self._file(job, ".json")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(job), encoding="utf-8")
+        self._file(job, ".row.json").unlink(missing_ok=True)
+        file.write_text(json.dumps(self._asked(job)), encoding="utf-8")
         left = max(self.deadline - time.monotonic(), 1)
         limit = min(LIMITS[job["kind"]], left)
         command = [sys.executable, str(Path(__file__).with_name("gpu_rows.py")), str(file)]
         code, said = ended(command, limit)
+        for scratch in Path(job["cache"]).glob(f"amp-rewrite-{os.getpid()}-*"):  # of a process that was stopped
+            shutil.rmtree(scratch, ignore_errors=True)
         if code is None and limit == left:
             return {"fault": "the time was up"}  # no row is left, so that the next run tries again
         fault = f"stopped after {limit:.0f} s" if code is None else f"its process ended with {code}: {said}"
@@ -157,6 +173,9 @@ def ended(command: Sequence[str], limit: float) -> tuple[int | None, str]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # its own children too: they may hold the device
             return None, ""
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)  # in a session of its own it has not heard of it
+            raise
     return process.returncode, (errors.strip().splitlines() or ["without a word"])[-1][:300]
 
 
@@ -198,15 +217,25 @@ def main() -> None:
     given = parser.parse_args()
     given.rounds, given.warm = given.rounds or (1 if given.tiny else 10), given.warm or (1 if given.tiny else 10)
     given.cache = (given.cache or given.out / "models").resolve()
+    given.cache = given.cache / "tiny" if given.tiny else given.cache  # small models bear the names of the real ones
     given.cache.mkdir(parents=True, exist_ok=True)
     from amp_rewrite.ort.runner import cuda_opens
 
     if given.provider == "cuda" and not cuda_opens():
-        sys.exit("no CUDA provider opens here, so nothing was measured; --provider cpu --tiny goes the same road")
+        sys.exit(
+            "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
+            " --provider cpu --tiny goes the same road"
+        )
     if given.autocast is None:
         print("AutoCast is left out: --autocast PYTHON names an interpreter with nvidia-modelopt[onnx]")
+    if not given.tiny and any(find_spec(name) is None for name in EXPORTS_NEED):
+        print(f"the large models cannot be made: they need {', '.join(EXPORTS_NEED)}; `make extras` brings them")
     suite = Suite(given.out, about(given.provider, given.tiny), time.monotonic() + 60 * given.minutes)
-    suite.run([job for job in jobs(given) if job["kind"] in given.kinds])
+    try:
+        suite.run([job for job in jobs(given) if job["kind"] in given.kinds])
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured by now stays in {given.out}, and the same command goes on", flush=True)
+        sys.exit(130)  # as shells report death by SIGINT
     print(f"wrote {given.out / 'gpu.md'}")
 
 

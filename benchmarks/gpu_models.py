@@ -172,9 +172,12 @@ def by_peer(tool: str, interpreter: str) -> Callable[[str, Path, Path, Mapping[s
             raise LookupError(f"no interpreter for it was named; add --{interpreter} PYTHON")
         target = folder / f"{name}.{tool}.onnx"
         driver = Path(__file__).with_name("peer_tools.py")
-        ran = subprocess.run(
-            [python, str(driver), tool, str(source), str(target)], capture_output=True, text=True, check=False
-        )
+        try:
+            ran = subprocess.run(
+                [python, str(driver), tool, str(source), str(target)], capture_output=True, text=True, check=False
+            )
+        except OSError as cause:
+            raise LookupError(f"{python}, which --{interpreter} names, does not start: {cause.strerror}") from cause
         if ran.returncode:
             raise LookupError(f"it failed: {(ran.stderr.strip().splitlines() or ['without a word'])[-1][:200]}")
         return target

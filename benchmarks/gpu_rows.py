@@ -8,6 +8,7 @@ batch within some memory).
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -181,12 +182,15 @@ def main(path: Path) -> None:
     from amp_rewrite import AmpRewriteError
 
     job = json.loads(path.read_text("utf-8"))
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=job["cache"]) as name:
+    # whoever stops this process knows the folder by its own number
+    with tempfile.TemporaryDirectory(prefix=f"amp-rewrite-{os.getppid()}-", dir=job["cache"]) as name:
         try:
             row = KINDS[job["kind"]](job, Path(name))
         except (AmpRewriteError, LookupError, ImportError) as fault:
             row = {"fault": " ".join(str(fault).split())[:400]}
-    path.with_suffix(".row.json").write_text(json.dumps(row), encoding="utf-8")
+    scratch = path.with_suffix(".row.part")  # a process that is killed leaves no half row
+    scratch.write_text(json.dumps(row), encoding="utf-8")
+    scratch.replace(path.with_suffix(".row.json"))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def _done(rows: Rows, kind: str) -> Iterator[tuple[Mapping[str, Any], Mapping[st
 
 
 def _latencies(rows: Rows) -> list[str]:
-    table = [_latency(job["model"], job["way"], row) for job, row in _done(rows, "latency")]
+    order = list(dict.fromkeys(job["model"] for job in rows if job["kind"] == "latency"))
+    done = sorted(_done(rows, "latency"), key=lambda pair: order.index(pair[0]["model"]))  # ways in the order they ran
+    table = [_latency(job["model"], job["way"], row) for job, row in done]
     head = ("model", "batch", "way", "low", "ms", "µs a sample", "vs float32", "vs TF32", "with copies, ms")
     more = ("float32, ms", "TF32, ms", "memory", "error L2", "error max", "not finite")
     notes = [

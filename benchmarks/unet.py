@@ -89,7 +89,8 @@ class UNet(nn.Module):
         self.norm, self.exit = nn.GroupNorm(32, WIDTHS[0]), nn.Conv2d(WIDTHS[0], 4, 3, padding=1)
 
     def forward(self, sample: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
-        time = self.time2(F.silu(self.time1(_phases(timestep, WIDTHS[0]))))
+        phases = _phases(timestep, WIDTHS[0]).to(self.time1.weight.dtype)  # angles are float32 whatever the rest is
+        time = self.time2(F.silu(self.time1(phases)))
         x = self.entry(sample)
         kept = []
         for i, (residual, mix) in enumerate(zip(self.down, self.down_mix, strict=True)):

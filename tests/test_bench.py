@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyErr
 from amp_rewrite.benchmark.batches import BatchAxis, batch_axis
 from amp_rewrite.benchmark.bench import parse_sizes
 from amp_rewrite.benchmark.child import Job, Outcome, apart, found
-from amp_rewrite.benchmark.contender import told_apart
+from amp_rewrite.benchmark.contender import Contender, told_apart
 from amp_rewrite.benchmark.device import GpuMemory
 from amp_rewrite.benchmark.memory import largest, parse_bytes
 from amp_rewrite.benchmark.plot import check_plot, plot
@@ -283,6 +283,17 @@ def test_a_process_that_dies_is_an_outcome_not_an_end(tmp_path: Path, monkeypatc
     assert apart(tmp_path / "m.onnx", {"x": X}, CPU).fault == "its process ended with signal 9: out of memory"
 
 
+def test_a_process_of_its_own_imports_nothing_from_the_folder_that_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
+    for module in ("json", "amp_rewrite", "numpy"):
+        (tmp_path / f"{module}.py").write_text("open('was_here', 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert apart(tmp_path / "m.onnx", {"x": X}, CPU).fault == ""
+    assert not (tmp_path / "was_here").exists()
+
+
 def test_an_input_may_be_called_file(tmp_path: Path) -> None:
     onnx.save(
         onnx.parser.parse_model(HEAD + "g (float[1] file) => (float[1] y) { y = Neg (file) }"), tmp_path / "m.onnx"
@@ -419,6 +430,16 @@ def test_each_model_gets_the_batch_in_the_types_of_its_inputs() -> None:
         ({"sizes": [0]}, "a batch size is 0, and that measures nothing; give at least 1"),
         ({"names": ["a"]}, "1 names are given for 2 models; give as many, or none"),
         ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
+        ({"provider": ""}, "this onnxruntime has no provider ''; use one of "),
+        ({"threads": 1025}, "threads is 1025; give at most 1024, or leave it out for one per core"),
+        (
+            {"rounds": 10**6, "runs": 11},
+            "1000000 rounds of 11 runs after 1 are more than 10000000 runs; give fewer",
+        ),
+        (
+            {"warm": 10**12, "runs": 1},
+            "2 rounds of 1 runs after 1000000000000 are more than 10000000 runs; give fewer",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) -> None:
@@ -430,6 +451,54 @@ def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) 
 def test_no_model_is_nothing_to_time() -> None:
     with pytest.raises(PolicyError, match=r"^there is no model to time; give at least one$"):
         amp_rewrite.bench([], {"x": X})
+
+
+@pytest.mark.parametrize("huge", [10**13, 10**20])
+def test_a_size_that_no_memory_holds_leaves_a_fault_and_the_others_go_on(
+    huge: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amp_rewrite.benchmark.batches.main_memory", lambda: 10**9)
+    found = _small(sizes=[1, huge], profile=False)
+    one, other = found.entries[0].sweep
+    assert one.timing is not None
+    assert other.timing is None
+    assert re.fullmatch(rf"the inputs of {huge} items take \d+\.\d TB, and this machine has 1\.0 GB", other.fault)
+
+
+def test_a_batch_whose_inputs_alone_do_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def weighed(contender: Contender, batch: Mapping[str, np.ndarray]) -> Outcome:
+        tried.append(len(batch["x"]))
+        return Outcome(1)
+
+    monkeypatch.setattr(Contender, "weighed", weighed)
+    found = _small(limit=100 * X[0].nbytes, profile=False)
+    assert [entry.largest for entry in found.entries] == [Largest(1200, 100, 104)] * 2
+    assert max(tried) <= 100
+
+
+def test_a_batch_that_does_not_run_is_not_one_that_does_not_fit() -> None:
+    picky = HEAD + "g (float[n, 3] x) => (float[2, 3] y) <int64[2] s = {2, 3}> { y = Reshape (x, s) }"
+    often = {"rounds": 1, "runs": 1, "warm": 1}
+    found = amp_rewrite.bench(
+        [parsed(picky)], {"x": X}, provider=CPU, limit=10**9, memory=False, profile=False, **often
+    )
+    largest_found = found.entries[0].largest
+    assert largest_found is not None and (largest_found.items, largest_found.too_large) == (2, 3)
+    assert largest_found.fault.startswith("onnxruntime cannot run the model: ")
+    assert (
+        "largest batch of model 0 within 1.0 GB: 2 (3 does not run: onnxruntime cannot run the model: " in found.text()
+    )
+
+
+def test_numbers_that_are_none_are_told() -> None:
+    log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
+    given = np.array([[1, -1, 0]], np.float32)
+    found = amp_rewrite.bench(
+        [parsed(log)], {"x": given}, provider=CPU, rounds=1, runs=1, warm=1, memory=False, profile=False
+    )
+    assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 numbers; `amp-rewrite verify` compares",)
 
 
 def test_sizes_for_a_model_of_one_size_are_refused() -> None:
@@ -565,6 +634,8 @@ def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkey
     assert refusal(x) == f"cannot draw to {x}: a picture's suffix says what it is; take .svg, .png, .pdf"
     y = tmp_path / "none" / "x.svg"
     assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
+    (tmp_path / "d.svg").mkdir()
+    assert refusal(tmp_path / "d.svg") == f"cannot draw to {tmp_path / 'd.svg'}: it is a folder; name a file"
     monkeypatch.setattr("amp_rewrite.benchmark.plot.find_spec", lambda name: None)
     missing = "matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'"
     assert refusal(tmp_path / "x.svg") == missing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cases
 import numpy as np
 import onnx.parser
+import onnx.shape_inference
 import onnxruntime
 import pytest
 
@@ -54,6 +55,59 @@ def test_a_cube_outside_of_a_gelu_stays_float32() -> None:
     assert dtype(amp_rewrite.convert(proto), "p") == "float32"
 
 
+SNAKE = "u=Conv(x,w);r=Mul(u,a);s=Sin(r);p=Pow(s,two);t=Mul(p,b);v=Add(u,t);y=Conv(v,w)"
+SLOPES = np.array([0.5, 1, 4, 16]).reshape(1, 4, 1)
+
+
+def snake(
+    text: str = SNAKE, slopes: object = SLOPES, factors: object = 1 / SLOPES, level: str = "default"
+) -> Converted:
+    constants = {"a": slopes, "b": factors, "two": 2.0}
+    proto = cases.build(text, ["y"], shapes={"x": (1, 4, 9), "w": (4, 4, 1)}, constants=constants)
+    return amp_rewrite.convert(proto, level=level)
+
+
+@pytest.mark.parametrize(
+    "text", [SNAKE, SNAKE.replace("Pow(s,two)", "Mul(s,s)"), "c=Identity(a);" + SNAKE.replace(",a)", ",c)")]
+)
+def test_a_snake_activation_is_lowered_as_a_whole_and_its_sine_is_no_position(text: str) -> None:
+    assert {row.dtype for row in snake(text).report.rows} == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "slopes", "factors"),
+    [
+        (SNAKE, SLOPES * 2, 0.5 / SLOPES),  # its angle leaves float16 soon
+        (SNAKE, SLOPES, 8 / SLOPES),  # the square weighs more than the sum
+        (SNAKE.replace("Add(u,t)", "Add(x,t)"), SLOPES, 1 / SLOPES),  # a sum with something else
+        (SNAKE.replace("Pow(s,two)", "Pow(s,a)"), SLOPES, 1 / SLOPES),  # another power
+    ],
+)
+def test_another_sine_stays_float32(text: str, slopes: object, factors: object) -> None:
+    assert dtype(snake(text, slopes, factors), "Sin") == "float32"
+
+
+def test_a_level_that_lowers_less_lowers_no_snake() -> None:
+    assert dtype(snake(level="tensor-cores-only"), "Sin") == "float32"
+
+
+def test_a_snake_is_off_by_no_more_than_its_sum_rounds() -> None:
+    """x and a·x round by 2⁻¹² each, the sine, its square, their product and the sum by one more each."""
+    x = np.linspace(-300, 300, 4001, dtype=np.float32).reshape(1, 1, -1) * np.ones((1, 4, 1), np.float32)
+    text = SNAKE.replace("u=Conv(x,w)", "u=MatMul(w,x)").replace("y=Conv(v,w)", "y=MatMul(w,v)")
+    constants = {"a": SLOPES, "b": 1 / SLOPES, "two": 2.0}
+    proto = cases.build(text, ["y"], shapes={"x": (1, 4, 4001), "w": (4, 4)}, constants=constants)
+    converted = amp_rewrite.convert(proto)
+    assert dtype(converted, "Sin") == "float16"
+    models = (amp_rewrite.emulate(converted.model).to_proto(), proto)
+    feed = {"x": x, "w": np.eye(4, dtype=np.float32)}
+    found, wanted = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for m in models
+    )
+    assert (np.abs(found - wanted) <= 6 * 2.0**-11 * (np.abs(x) + 1 / SLOPES)).all()
+
+
 MAPS = {"x": (1, 4, 8, 8), "w": (4, 4, 1, 1), "v": (4, 4)}
 AVERAGE = "a=Conv(x,w);m=ReduceMean[axes={axes}](a);"
 
@@ -63,18 +117,47 @@ AVERAGE = "a=Conv(x,w);m=ReduceMean[axes={axes}](a);"
     [
         (AVERAGE.format(axes="2 3") + "b=Conv(m,w)", "float16"),
         (AVERAGE.format(axes="-1 -2") + "f=Flatten(m);b=Gemm(f,v)", "float16"),
-        (AVERAGE.format(axes="1 2") + "b=Conv(m,u)", "float32"),
+        (AVERAGE.format(axes="1 2") + "b=Conv(m,u)", "float16"),
+        (AVERAGE.format(axes="2 3") + "n=Add(a,m);b=Conv(n,w)", "float16"),
         (AVERAGE.format(axes="2 3") + "s=Sub(a,m);b=Conv(s,w)", "float32"),
         ("a=Conv(x,w);p=Mul(a,a);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "float32"),
-        (AVERAGE.format(axes="2 3") + "c=Conv(m,w);b=Exp(m)", "float32"),
+        (AVERAGE.format(axes="2 3") + "r=Reshape(m,one);s=Sub(a,r);b=Conv(s,w)", "float32"),
+        ("a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=-1](g);n=Mul(a,m);b=Conv(n,w)", "float32"),
+        ("a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=2](g);n=Mul(a,m);b=Conv(n,w)", "float16"),
+        ("a=Conv(x,w);p=Pow(a,two);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "float32"),
     ],
 )
-def test_a_mean_over_whole_feature_maps_is_lowered_only_where_layers_alone_read_it(text: str, held: str) -> None:
+def test_a_mean_is_lowered_that_is_neither_subtracted_nor_a_variance(text: str, held: str) -> None:
     shapes = {**MAPS, "u": (4, 1, 1, 1)}
     last = text.split(";")[-1].split("=")[0]
-    outputs = ("c", "b") if "c=" in text else (last,)
-    proto = cases.build(text, outputs, shapes=shapes)
+    constants = {"one": np.array([1, 4, 1, 1]), "two": 2.0}
+    proto = onnx.shape_inference.infer_shapes(cases.build(text, [last], shapes=shapes, constants=constants))
     assert dtype(amp_rewrite.convert(proto), "m") == held
+
+
+@pytest.mark.parametrize(
+    ("size", "to", "held"), [(64, "float16", "float16"), (65, "float16", "float32"), (65, "bfloat16", "bfloat16")]
+)
+def test_the_sum_behind_a_mean_has_to_fit(size: int, to: str, held: str) -> None:
+    """4096 numbers may be 16 on the average, more of them less: the sum is stored before it is divided."""
+    text = "a=MatMul(x,u);m=ReduceMean[axes=2 3](a);f=Flatten(m);b=MatMul(f,v)"
+    proto = cases.build(text, ["b"], shapes={**MAPS, "x": (1, 4, size, 64), "u": (64, 64)})
+    assert dtype(amp_rewrite.convert(onnx.shape_inference.infer_shapes(proto), to=to), "m") == held
+
+
+@pytest.mark.parametrize(("tokens", "held"), [(256, "float16"), (257, "float32")])
+def test_of_a_stream_fewer_numbers_are_averaged_than_of_maps_that_are_pooled(tokens: int, held: str) -> None:
+    text = "a=MatMul(x,u);m=ReduceMean[axes=1](a);n=Add(a,m);b=MatMul(n,u)"
+    proto = onnx.shape_inference.infer_shapes(cases.build(text, ["b"], shapes={"x": (1, tokens, 8), "u": (8, 8)}))
+    assert dtype(amp_rewrite.convert(proto), "m") == held
+
+
+def test_a_mean_of_maps_of_unknown_size_stays_float32() -> None:
+    text = "a=Conv(x,w);m=ReduceMean[axes=2 3](a);f=Flatten(m);b=Gemm(f,v)"
+    proto = cases.build(text, ["b"], shapes=MAPS)
+    for axis, name in ((2, "H"), (3, "W")):
+        next(i for i in proto.graph.input if i.name == "x").type.tensor_type.shape.dim[axis].dim_param = name
+    assert dtype(amp_rewrite.convert(onnx.shape_inference.infer_shapes(proto)), "m") == "float32"
 
 
 TABLE = "e=Gather(table,i);n=LayerNormalization(e,scale);b=MatMul(n,w)"

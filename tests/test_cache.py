@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,19 +186,84 @@ def test_what_is_stored_is_found_again(tmp_path: Path) -> None:
     assert names(cache) == [A]
 
 
-@pytest.mark.parametrize("file", ["model.onnx", "report.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_damaged_entry_is_none_and_can_be_made_again(tmp_path: Path, file: str, damage: str) -> None:
+def gone(file: Path) -> None:
+    file.unlink()
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-50])
+
+
+def zeroed(file: Path) -> None:
+    """What a power failure may leave of the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+
+
+def binary(file: Path) -> None:
+    file.write_bytes(b"\xff")
+
+
+def a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "report.json", "seal"])
+@pytest.mark.parametrize("damage", [gone, cut, zeroed, binary, a_folder, a_pipe])
+def test_a_damaged_entry_is_none_and_can_be_made_again(
+    tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
     cache = Cache(tmp_path)
     cache.store(A, Model.load(product()), "x")
-    path = tmp_path / "models-1" / A / file
-    path.write_bytes(b"\xff" if file == "report.json" else path.read_bytes()[:-50])
-    if damage == "gone":
-        path.unlink()
+    damage(tmp_path / "models-1" / A / file)
     assert cache.load(A) is None
     cache.store(A, Model.load(product()), "y")
     kept = cache.load(A)
     assert kept is not None and kept.report == "y"
+
+
+def test_another_model_in_the_place_of_an_entry_is_not_taken_for_it(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.store(A, Model.load(product()), "x")
+    small().save(tmp_path / "models-1" / A / "model.onnx", overwrite=True)
+    assert cache.load(A) is None
+
+
+def test_a_file_where_an_entry_belongs_goes(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    (tmp_path / "models-1").mkdir()
+    (tmp_path / "models-1" / A).write_text("no entry")
+    assert cache.load(A) is None
+    assert names(cache) == []
+    cache.store(A, small(), "x")
+    assert cache.load(A) is not None
+
+
+def test_an_entry_is_hashed_once(tmp_path: Path, hashed: list[Model]) -> None:
+    cache = Cache(tmp_path)
+    cache.store(A, Model.load(product()), "x")
+    hashed.clear()
+    for file in (tmp_path / "models-1" / A).iterdir():
+        os.utime(file, (1, 1))
+    for _ in range(3):
+        assert cache.load(A) is not None
+    assert len(hashed) == 1
+
+
+def test_a_cache_that_is_emptied_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanished(*_: object) -> None:
+        raise FileNotFoundError("models-1")
+
+    monkeypatch.setattr(Cache, "_give_up", vanished)
+    Cache(tmp_path).store(A, small(), "x")
+    assert Cache(tmp_path).load(A) is not None
 
 
 def test_many_may_store_the_same_at_once(tmp_path: Path) -> None:

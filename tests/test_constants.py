@@ -9,7 +9,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
 from amp_rewrite.safety.constants import epsilon, statistics, underflow
-from amp_rewrite.safety.hazards import NOTHING, Rule, hazards
+from amp_rewrite.safety.hazards import Hazards, Rule, hazards
 from amp_rewrite.safety.mask import overflow, saturated
 from amp_rewrite.view import View
 
@@ -45,6 +45,30 @@ def test_a_weight_that_overflows_float16_fits_bfloat16() -> None:
     text = "g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, -1e6, 3}> { y = MatMul (x, w) }"
     assert pinned(overflow, text) == {"y": "constant_range"}
     assert pinned(overflow, text, BF16) == {}
+
+
+@pytest.mark.parametrize(
+    ("stated", "held"),
+    [
+        ("values_floats = [1.0, 65504.0]", {}),
+        ("values_floats = [1.0, 1e6]", {"u": "constant_range", "y": "constant_range"}),
+        ("values_floats = [1.0, 2.0], default_float = -1e6", {"u": "constant_range", "y": "constant_range"}),
+        ("values_tensor = float[2] {1, 1e6}", {"u": "constant_range", "y": "constant_range"}),
+        ("values_floats = [7e4, 2.0], default_float = 65504.0", {"u": "constant_range", "y": "constant_range"}),
+    ],
+)
+def test_what_reads_numbers_that_a_label_encoder_states_stays_float32_where_they_overflow(
+    stated: str, held: dict[str, str]
+) -> None:
+    head = '<ir_version: 9, opset_import: ["": 20, "ai.onnx.ml": 4]>\n'
+    text = f"""g (int64[2,2] x, float[2,2] w) => (float[2,2] y) {{
+        l = ai.onnx.ml.LabelEncoder <keys_int64s = [1, 2], {stated}> (x)
+        u = Transpose (l)
+        y = MatMul (u, w)
+    }}"""
+    view = View.of(Model.load(onnx.parser.parse_model(head + text)))
+    assert {view.ops[pin.op].node.output[0]: pin.rule for pin in overflow(view, F16)} == held
+    assert list(overflow(view, BF16)) == []
 
 
 def test_copies_of_an_overflowing_constant_stay_float32_with_their_readers_and_no_others() -> None:
@@ -281,4 +305,4 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
 
 
 def test_a_model_without_hazards_has_none() -> None:
-    assert hazards(view_of("g (float[N] x) => (float[N] y) { y = Relu (x) }"), F16) == NOTHING
+    assert hazards(view_of("g (float[N] x) => (float[N] y) { y = Relu (x) }"), F16) == Hazards()

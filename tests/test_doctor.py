@@ -18,10 +18,12 @@ import stub
 from click.testing import CliRunner
 from fake_driver import H200, P100, Driver, Nvml, Shelf
 
-from amp_rewrite import Checkup, MachineError, PolicyError, doctor
+from amp_rewrite import Checkup, MachineError, Model, PolicyError, doctor
 from amp_rewrite.cli import door
-from amp_rewrite.doctor.checkup import Check, asked, write_kernels
-from amp_rewrite.hardware import Gpu
+from amp_rewrite.doctor import apart
+from amp_rewrite.doctor.apart import asked, machine_asked, write_kernels
+from amp_rewrite.doctor.checkup import Check
+from amp_rewrite.hardware import Gpu, Hardware
 from amp_rewrite.kernels import load_kernels
 
 TOLD = {"version": "1.31.1", "cuda": "13.0", "providers": [], "opens": True}
@@ -158,6 +160,7 @@ def test_the_libraries_of_a_release_that_is_not_known_are_unknown_and_no_finding
     ("packages", "told", "state", "fact"),
     [
         ({}, {"failure": "x"}, "finding", "not installed"),
+        ({}, {**TOLD, "cuda": None, "opens": False}, "finding", "onnxruntime 1.31.1 is built without CUDA"),
         (
             {"onnxruntime": "1.31.1"},
             {**TOLD, "cuda": None, "opens": False},
@@ -413,6 +416,31 @@ def test_too_few_shapes_give_no_estimate() -> None:
     assert (check.state, check.remedy) == ("unknown", "export the model with known shapes")
 
 
+def test_of_an_op_that_no_schema_describes_nothing_is_claimed() -> None:
+    head = '<ir_version: 10, opset_import: ["": 20, "my.ops": 1]> '
+    text = "g (float[n, 16] x) => (float[n, 16] y) { t = MatMul (x, x)  u = my.ops.Odd (t)  y = my.ops.Odd (u) }"
+    found = checked(model=Model.load(onnx.parser.parse_model(head + text)))
+    fact = "2 ops that no schema here describes (my.ops::Odd): where it runs is not known"
+    assert Check("placement", "unknown", fact, "a runtime without that op does not open the model") in found.checks
+
+
+def test_free_dimensions_without_a_name_are_named_by_a_question_mark() -> None:
+    model = parsed("g (float[?, 8] x, float[8, 8] w) => (float[?, 8] y) { y = MatMul (x, w) }")
+    one, many = (about(checked(model=model, dimensions={"?": n}), "speed")[0] for n in (1, 1 << 20))
+    assert one.fact != many.fact
+    assert many.remedy.startswith("assumes ?=1048576, ")
+
+
+def test_a_dimension_that_cannot_be_is_refused() -> None:
+    model = parsed("g (float[n, 8] x) => (float[n, 8] y) { y = Neg (x) }")
+    for number in (0, -1, 1 << 63):
+        with pytest.raises(PolicyError) as error:
+            checked(model=model, dimensions={"n": number})
+        said = f"dimension 'n' cannot be {number}; give a number from 1 to 9223372036854775807"
+        assert str(error.value) == said
+    assert about(checked(model=model, dimensions={"n": (1 << 63) - 1}), "speed")[0].state == "ok"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -458,11 +486,85 @@ def test_a_runtime_that_dies_is_a_finding_and_no_crash(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_imported_from_the_folder_that_one_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in ("json", "dataclasses", "amp_rewrite", "numpy"):
+        (tmp_path / f"{module}.py").write_text("open('was_here', 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert "failure" not in asked()
+    assert "process" not in str(machine_asked().absence)
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_a_process_that_cannot_ask_the_driver_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, "import sys; sys.exit('no room')")
+    said = "the process that was to ask the NVIDIA driver ended with 1: no room"
+    assert machine_asked() == Hardware(absence=said)
+
+
 def test_onnxruntime_is_asked_in_another_process() -> None:
     import onnxruntime
 
     told = asked()
     assert (told["version"], told["providers"]) == (onnxruntime.__version__, onnxruntime.get_available_providers())
+
+
+RUN = subprocess.run
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Whoever is asked in another process, this runs instead."""
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: RUN([command[0], "-c", program], **options))
+
+
+def test_a_runtime_that_chatters_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, "print('hello {')")
+    assert asked() == {"failure": "onnxruntime answered with something else than what was asked"}
+
+
+def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Hardware((H200, Gpu("Odd", (8, 0))), (13, 2), "580.65.06")
+    told = {
+        "gpus": [
+            {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
+            {"name": "Odd", "capability": [8, 0], "memory": None},
+        ],
+        "cuda": [13, 2],
+        "driver": "580.65.06",
+        "absence": None,
+    }
+    saying(monkeypatch, f"print({json.dumps(told)!r})")
+    assert machine_asked() == found
+    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "driver": null, "absence": "none"}\')')
+    assert machine_asked() == Hardware(absence="none")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "the NVIDIA driver ended the process that asked it (SIGSEGV)",
+        ),
+        ("import os; os.kill(os.getpid(), 40)", "the NVIDIA driver ended the process that asked it (signal 40)"),
+        ("import time; time.sleep(60)", "the NVIDIA driver does not answer in 1 seconds"),
+        ("print('{}')", "what the NVIDIA driver says makes no sense"),
+        ("print('cuInit')", "what the NVIDIA driver says makes no sense"),
+    ],
+)
+def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
+    saying(monkeypatch, program)
+    monkeypatch.setattr(apart, "_DRIVER_SECONDS", 1.0)
+    found = doctor(ask=lambda: TOLD, installed={"onnxruntime-gpu": "1.31.1"}.get)
+    assert about(found, "GPU") == [
+        Check(
+            "GPU",
+            "finding",
+            f"{said}; restart the machine, or install the driver anew",
+            "on a CPU float16 is slower, not faster",
+        )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -527,6 +629,18 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
         (
             ["m.onnx", "--dimension", "batch=0"],
             "--dimension 'batch=0' is no NAME=N with a positive number; write batch=8",
+        ),
+        (
+            ["m.onnx", "--dimension", "batch=99999999999999999999"],
+            "--dimension 'batch=99999999999999999999' is no NAME=N with a positive number; write batch=8",
+        ),
+        (
+            ["m.onnx", "--dimension", "batch=8", "--dimension", "batch=9"],
+            "--dimension gives 'batch' twice, as 8 and as 9; leave one out",
+        ),
+        (
+            ["m.onnx", "--dump-kernels", "k.json"],
+            "--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out",
         ),
     ],
 )

@@ -82,6 +82,12 @@ def test_without_nvidias_management_library_nothing_is_claimed(shelf: Shelf) -> 
     assert (driver_version(shelf), listed_gpus(shelf)) == (None, ())
 
 
+def test_a_library_of_that_name_that_is_another_one_is_none() -> None:
+    shelf = Shelf(driver=Driver(H200), nvml=object())
+    assert hardware(shelf) == Hardware((H200,), (13, 2), None, None)
+    assert (driver_version(shelf), listed_gpus(shelf)) == (None, ())
+
+
 def test_gpus_are_listed_without_touching_cuda() -> None:
     nvml = Nvml(H200, P100)
     assert listed_gpus(Shelf(nvml=nvml)) == (Gpu("NVIDIA H200", (9, 0)), Gpu("Tesla P100", (6, 0)))

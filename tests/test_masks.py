@@ -130,6 +130,30 @@ def test_a_constant_that_masks_no_row_throughout_is_still_added_and_fits_float16
     assert onnx.numpy_helper.to_array(stored).tolist() == np.where(np.tri(3) > 0, 0.0, -32752.0).tolist()
 
 
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("mask = Where (tri, zero, least)", np.tri(3, dtype=bool)),
+        ("mask = Where (tri, least, zero)", ~np.tri(3, dtype=bool)),
+    ],
+)
+def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condition: NDArray[np.bool_]) -> None:
+    proto = model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(condition, "tri"))
+    view = selected(proto)
+    assert kinds(view) == "MatMul Add Softmax"
+    assert run(view.model.proto).tobytes() == run(proto).tobytes()
+    stored = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in view.model.proto.graph.initializer}
+    assert list(stored) == ["ten", "fair", "mask_bounded"]  # what only the mask was made of is gone
+    assert stored["mask_bounded"] == np.where(np.tri(3) > 0, 0.0, -32752.0).tolist()
+
+
+def test_a_constant_condition_that_masks_a_row_throughout_selects() -> None:
+    proto = model("mask = Where (rows, zero, least)")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(SHOWN, "rows"))
+    assert kinds(selected(proto)) == "MatMul Where Softmax"
+
+
 def test_in_float16_what_it_masks_is_0_and_the_rest_as_in_float32() -> None:
     converted = amp_rewrite.convert(causal(), lower=["op=Softmax"])
     assert [row.dtype for row in converted.report.rows] == ["float16"] * 3

@@ -116,6 +116,11 @@ def test_whatever_has_a_model_proto_is_a_model():
     assert Model.load(program).proto == model()
 
 
+def test_a_model_is_given_back_as_it_is():
+    found = Model.load(model())
+    assert Model.load(found) is found
+
+
 def test_an_onnx_ir_model_is_a_model(scattered):
     onnx_ir = pytest.importorskip("onnx_ir")
     proto = one(numpy_helper.from_array(values(90, 90), "w"))

@@ -1,4 +1,4 @@
-"""Operators that only move numbers give what onnx's reference gives; nothing where they do more, or can not run."""
+"""Operators that only move numbers give what onnx's reference gives; nothing where they do more, or cannot run."""
 
 from __future__ import annotations
 

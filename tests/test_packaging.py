@@ -76,7 +76,7 @@ def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         by_name = {Path(name).name: archive.read(name).decode() for name in archive.namelist()}
     assert by_name["LICENSE"] == (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert "amp-rewrite = amp_rewrite.cli:main" in by_name["entry_points.txt"]
+    assert "amp-rewrite = amp_rewrite.__main__:main" in by_name["entry_points.txt"]
     assert "License-Expression: Apache-2.0" in by_name["METADATA"]
 
 

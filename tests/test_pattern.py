@@ -3,10 +3,12 @@
 import onnx
 import pytest
 
+from amp_rewrite import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError
 from amp_rewrite.files.model import Model
-from amp_rewrite.pattern import io_types, overrides, parse_io, parse_pattern, select
+from amp_rewrite.io_rule import io_types, parse_io
+from amp_rewrite.pattern import overrides, parse_pattern, select
 from amp_rewrite.view import View
 
 BLOCK = """
@@ -230,3 +232,37 @@ def test_an_io_rule_that_makes_no_sense_is_an_error_with_the_way_out(block: View
         io_types(block, parse_io([rule]), DType.FLOAT16)
 
     assert str(caught.value) == message
+
+
+EXPANDED = """
+<ir_version: 9, opset_import: ["" : 20, "local" : 1]>
+g (float[2,2] x, float[2,2] w) => (float[2,2] y, float[2,2] z) {
+  [act] y = local.Gated (x, w)
+  [like] c = CastLike (x, w)
+  [top] z = Relu (c)
+}
+<domain: "local", opset_import: ["" : 20]>
+Gated (x, w) => (y) {
+  [product] a = MatMul (x, w)
+  [gate] y = Sigmoid (a)
+}
+"""
+FUNCTION = "'act' (local::Gated) is expanded before ops are chosen; name what takes its place: 'product__1' (MatMul), "
+LIKE = "'like' (CastLike) is expanded before ops are chosen; name what takes its place: 'like' (Identity)"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("op=local::*", f"{FUNCTION}'gate__1' (Sigmoid)"),
+        ("act", f"{FUNCTION}'gate__1' (Sigmoid)"),
+        ("op=CastLike", LIKE),
+        ("op=Relu,fed_by=CastLike", LIKE),
+        ("op=CastLke", "no op is of type 'CastLke'; see the names that 'amp-rewrite report -v' prints"),
+    ],
+)
+def test_a_pattern_for_what_was_expanded_is_told_what_took_its_place(pattern: str, message: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        convert(onnx.parser.parse_model(EXPANDED), keep=[pattern])
+
+    assert str(caught.value) == f"pattern '{pattern}' matches nothing: {message}"

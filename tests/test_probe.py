@@ -19,7 +19,7 @@ from test_fixtures import FIXTURES, LOW, batch, source
 from test_properties import bounded
 
 from amp_rewrite.convert import finish
-from amp_rewrite.draft import Draft, Request
+from amp_rewrite.draft import Draft
 from amp_rewrite.dtypes import DType
 from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import ModelError
@@ -27,6 +27,7 @@ from amp_rewrite.evidence.probe import Switchboard, switchboard
 from amp_rewrite.files.model import Model
 from amp_rewrite.ort.runner import Runner
 from amp_rewrite.pin import Pin
+from amp_rewrite.request import Request
 
 Array = NDArray[Any]
 

@@ -91,7 +91,7 @@ def test_an_op_in_a_local_function_can_be_named() -> None:
     assert written(convert(model).model) == written(model)
 
 
-# -- what can not be in two types ------------------------------------------------------------------------
+# -- what cannot be in two types ------------------------------------------------------------------------
 
 HELD = """<float16 two = {16384}, float16 eps = {1024},
     float16[4] gain = {15360, 15360, 15360, 15360}, float16[4] shift = {0, 0, 0, 0}>"""
@@ -123,14 +123,14 @@ def test_a_norm_that_is_written_out_is_raised_whole() -> None:
 @pytest.mark.parametrize(
     ("keep", "expected"),
     [
-        ("op=Pow", BODY_OF_NORM),  # what is normalised is float16
+        ("op=Pow", BODY_OF_NORM),  # what is normalized is float16
         ("op=Mul", BODY_OF_NORM),
-        ("op=Neg", {"Neg_0", "Mul_8", "Add_9"}),  # what is normalised is float32
+        ("op=Neg", {"Neg_0", "Mul_8", "Add_9"}),  # what is normalized is float32
         ("*", {"Neg_0", "Relu_10", "Mul_8", "Add_9"} | BODY_OF_NORM),
         ("op=Relu", {"Relu_10"}),
     ],
 )
-def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalised(keep: str, expected: set[str]) -> None:
+def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalized(keep: str, expected: set[str]) -> None:
     """From opset 17 on onnxruntime fuses it to one LayerNormalization, and refuses a model that differs there."""
     ort = pytest.importorskip("onnxruntime")
     result = raised(norm(opset=17), keep)
@@ -143,7 +143,7 @@ def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalised(keep: str,
 def test_a_scale_that_must_stay_low_says_why() -> None:
     (finding, *_) = [f for f in raised(norm(opset=17), "op=Mul").report.findings if f.kind == "unraised"]
     assert finding.subject == "Add_9"
-    assert finding.message == "what layer_normalization normalises is float16, and onnxruntime fuses both"
+    assert finding.message == "what layer_normalization normalizes is float16, and onnxruntime fuses both"
 
 
 # -- what the gate says ----------------------------------------------------------------------------------

@@ -33,11 +33,19 @@ def test_the_first_of_several_rules_speaks_for_an_op_and_each_op_has_one_pin() -
 
 
 def test_every_rule_is_run() -> None:
-    text = """g (int64[N] n, float[N] x, float[1,2,H,W] image, float[N] m, float[N] wave, int64 trips, bool yes)
+    text = """g (int64[N] n, float[N] x, float[1,2,H,W] image, float[N] m, float[N] wave, int64 trips, bool yes,
+           float[M,4] features, float[4,16] w)
         => (float[K] y, bool[N] z, float[N] sine, float[1,2,H,W] normal, float[N] p, float[N] big, float[N] small,
-            float[N] root, float[N] last, float[N] share)
+            float[N] root, float[N] last, float[N] share, float table,
+            float[M,16] at, float[M,16] away)
         <float seven = {7}, float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float far = {-3.4e38}, float huge = {1e6},
-         float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1}> {
+         float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1},
+         float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {
+        boxes = MatMul (features, w)
+        at = Add (boxes, grid)
+        square = ReduceSumSquare (features, k)
+        scores = MatMul (features, w)
+        away = Sub (square, scores)
         e = Exp (x)
         i = Cast <to = 7> (e)
         y = Expand (x, i)
@@ -56,6 +64,7 @@ def test_every_rule_is_run() -> None:
         elements = Size (image)
         held = Cast <to = 1> (elements)
         share = Div (wave, held)
+        table = Mul (seven, seven)
         last = Loop (trips, yes, x) <
             body = l (int64 at, bool go, float[N] state) => (bool more, float[N] next) {
                 more = Identity (go)
@@ -80,8 +89,12 @@ def test_every_rule_is_run() -> None:
         "small": "constant_range",
         "a": "epsilon",
         "root": "epsilon",
+        "table": "folded",
+        "at": "places",
+        "scores": "distance",
+        "away": "distance",
     }
-    assert len(RULES) == 9
+    assert len(RULES) == 12
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:

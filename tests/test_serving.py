@@ -25,6 +25,7 @@ from amp_rewrite.hardware import Gpu, Hardware
 from amp_rewrite.ort.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
 from amp_rewrite.serving import digest, process
 from amp_rewrite.serving import session as home
+from amp_rewrite.serving.arguments import IGNORE_PERFORMANCE, chosen_cache
 from amp_rewrite.serving.digest import digest_of
 
 CNN = Path(__file__).parent.parent / "examples" / "models" / "digits_cnn.onnx"
@@ -51,13 +52,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
     monkeypatch.setattr(process, "_process", process._Process())
     monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
-    monkeypatch.setattr(home, "_chosen", _not_the_users_own(tmp_path / "cache"))
-    monkeypatch.delenv(home.IGNORE_PERFORMANCE, raising=False)
+    monkeypatch.setattr(home, "chosen_cache", _not_the_users_own(tmp_path / "cache"))
+    monkeypatch.delenv(IGNORE_PERFORMANCE, raising=False)
     yield monkeypatch
 
 
 def _not_the_users_own(folder: Path) -> Any:
-    chosen = home._chosen
+    chosen = home.chosen_cache
     return lambda cache: chosen(folder if cache is True else cache)
 
 
@@ -200,7 +201,7 @@ def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> Non
 
 
 def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(home.IGNORE_PERFORMANCE, "1")
+    machine.setenv(IGNORE_PERFORMANCE, "1")
     assert amp_rewrite.enable_mixed_precision_graph_rewrite() is None
     assert Session(mlp()).converted
     assert not Session(mlp(), policy="float32").converted
@@ -209,15 +210,15 @@ def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) 
 
 
 def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(home.IGNORE_PERFORMANCE, "1")
+    machine.setenv(IGNORE_PERFORMANCE, "1")
     Session(mlp())
     Session(mlp(), policy="mixed_float16")
-    with pytest.warns(UserWarning, match="^1 sessions were opened before the mixed precision graph rewrite"):
+    with pytest.warns(UserWarning, match="^1 session was opened before the mixed precision graph rewrite"):
         amp_rewrite.enable_mixed_precision_graph_rewrite()
 
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv(home.IGNORE_PERFORMANCE, "1")
+    machine.setenv(IGNORE_PERFORMANCE, "1")
     machine.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
@@ -286,8 +287,7 @@ def test_a_conversion_is_made_for_the_provider_that_runs_it(machine: pytest.Monk
     session = quietly(mlp(), providers=[TENSORRT, CPU], policy="mixed_float16", ignore_performance=True)
     assert session.report is not None and session.report.model.target == "tensorrt"
     assert [note.partition(";")[0] for note in session.notes] == [
-        f"the model runs on {CPU}: onnxruntime cannot open the model: Please install TensorRT libraries as mentioned in"
-        " the GPU requirements page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported"
+        f"the model runs on {CPU}: onnxruntime cannot open the model: it cannot load the libraries of TensorRT"
     ]
 
 
@@ -317,7 +317,6 @@ def count(machine: pytest.MonkeyPatch) -> list[str]:
         return convert(model, **options)
 
     machine.setattr(home, "convert", counted)
-    machine.setattr(home, "_check_options", lambda options: None)
     return made
 
 
@@ -382,7 +381,8 @@ def test_a_file_that_is_unchanged_is_hashed_for_the_first_session_alone(
         file, cache = tmp_path / "m.onnx", tmp_path / "cache"
         assert quietly(file, policy="mixed_float16", ignore_performance=True, cache=cache).converted
 
-    assert (len(hashed), len(list((tmp_path / "cache" / "models-1").iterdir()))) == (1, 1)
+    assert len(hashed) == 2  # what was given, and what is kept of it
+    assert len(list((tmp_path / "cache" / "models-1").iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Path) -> None:
@@ -393,6 +393,58 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Pa
         f"the model is converted anew each time: {tmp_path}/file/models-1: Not a directory; name a folder that can be"
         " written",
     )
+
+
+def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    machine.setattr(Path, "home", homeless)
+    machine.delenv("XDG_CACHE_HOME", raising=False)
+    machine.setattr(home, "chosen_cache", chosen_cache)
+    session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
+    assert session.converted
+    assert session.notes == (
+        "the model is converted anew each time: this user has no home folder to keep it in; set XDG_CACHE_HOME, or give"
+        " cache='folder' or cache=None",
+    )
+    assert quietly(mlp()).notes == ()  # who converts nothing misses no cache
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threads": -1}, "threads is -1; give how many may work on one op, at most 1024, or 0 for one per core"),
+        (
+            {"threads": 1025},
+            "threads is 1025; give how many may work on one op, at most 1024, or 0 for one per core",
+        ),
+        ({"threads": "all"}, "threads is 'all'; give how many may work on one op, at most 1024, or 0 for one per core"),
+        ({"ignore_performance": "no"}, "ignore_performance is 'no'; give True or False"),
+        ({"tf32": "off"}, "tf32 is 'off'; give True or False"),
+        ({"cuda_graph": 2}, "cuda_graph is 2; give True or False"),
+        ({"providers": CPU}, f"providers is the text {CPU!r}; give a list, as in [{CPU!r}]"),
+        (
+            {"providers": [None]},
+            f"None is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})",
+        ),
+        (
+            {"providers": [(CPU, {}, 1)]},
+            f"({CPU!r}, {{}}, 1) is no provider; name one, as in {CPU!r}, or give it with options, as in"
+            f" ({CPU!r}, {{}})",
+        ),
+        (
+            {"providers": [(CPU, None)]},
+            f"({CPU!r}, None) is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})",
+        ),
+        ({"cache": 3}, "cache is 3; give a folder, a Cache, True for the user's own, or None"),
+        ({"cache": ""}, "cache is ''; give a folder, a Cache, True for the user's own, or None"),
+    ],
+)
+def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Session(mlp(), **given)
+    assert str(error.value) == message
 
 
 # -- running -------------------------------------------------------------------------------------------
@@ -460,6 +512,8 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
     [
         ({"q": IMAGES}, None, "the model has no input 'q'; it has 'x'"),
         ({"x": IMAGES}, ["q"], "the model has no output 'q'; it has 'y'"),
+        ({}, None, "nothing is fed to input 'x'; give an array for each of ['x']"),
+        ([IMAGES], None, "inputs are fed by name, and this is list; give {name: array}"),
         (
             {"x": np.zeros((2, 2), np.float16)},
             None,
@@ -467,7 +521,7 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
         ),
     ],
 )
-def test_what_cannot_be_bound_is_told(feeds: dict[str, Any], outputs: list[str] | None, message: str) -> None:
+def test_what_cannot_be_bound_is_told(feeds: Any, outputs: list[str] | None, message: str) -> None:
     with pytest.raises(ModelError) as error:
         Session(mlp()).bind(feeds, outputs)
     assert str(error.value) == message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.mapped import casting_in_graph
-from amp_rewrite.evidence.weights import WeightFit, check_weights, weights_json, weights_text
+from amp_rewrite.evidence.weights import WeightFit, check_weights, weights_text
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub, source
@@ -120,34 +119,6 @@ def test_the_table_shows_the_worst_first_and_how_many_lose_less() -> None:
         "  … and 1 more weight\n"
     )
     assert weights_text((), "float16") == "0 weights to float16: 0 lose values to saturation or zero\n"
-
-
-def test_the_json_says_all() -> None:
-    found = check_weights(model(fits=FITS), "float16")
-    assert json.loads(weights_json(found, "float16")) == {
-        "schema": 1,
-        "to": "float16",
-        "weights": [
-            {
-                "name": "fits",
-                "scope": "",
-                "dtype": "float32",
-                "shape": [3],
-                "max_rel": 0.0,
-                "error": 0.0,
-                "fit": {
-                    "count": 3,
-                    "nonfinite": 0,
-                    "absmax": 2.0,
-                    "absmin": 0.5,
-                    "overflow": 0,
-                    "flushed": 0,
-                    "subnormal": 0,
-                },
-            }
-        ],
-    }
-    assert weights_json((), "float16") == '{\n  "schema": 1,\n  "to": "float16",\n  "weights": []\n}\n'
 
 
 # -- pending casts that become nodes -----------------------------------------------------------------------

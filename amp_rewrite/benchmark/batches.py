@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_rewrite.benchmark.device import main_memory
+from amp_rewrite.errors import FeedError
 from amp_rewrite.ort.runner import Port
+from amp_rewrite.reports.render import size as in_words
 from amp_rewrite.schema import TENSOR
 
 Array = NDArray[Any]
@@ -28,8 +31,20 @@ class BatchAxis:
         name, axis = self.places[0]
         return int(batch[name].shape[axis])
 
+    def nbytes(self, batch: Batch, size: int) -> int:
+        """Bytes of the inputs of the batch with that many items, told before they are made."""
+        shares = {name: array.nbytes for name, array in batch.items()}
+        for name, axis in self.places:
+            shares[name] = shares[name] * size // batch[name].shape[axis]
+        return sum(shares.values())
+
     def resized(self, batch: Batch, size: int) -> dict[str, Array]:
-        """The batch with that many items: those it has, over and over."""
+        """The batch with that many items: those it has, over and over. FeedError where no memory holds them."""
+        needed, there = self.nbytes(batch, size), main_memory()
+        if there and needed > there:
+            raise FeedError(
+                f"the inputs of {size} items take {in_words(needed)}, and this machine has {in_words(there)}"
+            )
         found = dict(batch)
         for name, axis in self.places:
             array = found[name]

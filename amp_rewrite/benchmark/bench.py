@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+
+import numpy as np
 
 from amp_rewrite.benchmark.batches import BatchAxis, batch_axis
 from amp_rewrite.benchmark.contender import Contender, contenders
@@ -16,15 +18,17 @@ from amp_rewrite.benchmark.device import device_name
 from amp_rewrite.benchmark.memory import Tell, Weigher
 from amp_rewrite.benchmark.profile import changes
 from amp_rewrite.benchmark.result import Benchmark, Changed, Entry, Sized
-from amp_rewrite.benchmark.timing import Seconds, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.benchmark.timing import MOST_RUNS, Seconds, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence.feed import Feed
-from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.ort.runner import CPU, CUDA, MOST_THREADS, Runner, cuda_opens
 from amp_rewrite.version import VERSION
 
 _Calls = dict[str, Callable[[], object]]
 
 _LEAST_ROUNDS = 3
+_MOST = 10**7  # runs of a model: a day of those that take 10 ms
 _SWEEP_SHARE = 4  # one in so many rounds for each size of a sweep
 
 
@@ -49,9 +53,9 @@ def bench(
     """How long models take on the first batch of `data`, what memory they need, and which ops got slower.
 
     `models`: what `Model.load` takes; the first one is the baseline. On CUDA a float32 baseline runs twice, without
-    TF32 and with it; whatever else is float32 runs without. `data`: what `Feed.of` takes; each model gets it in the
-    types of its inputs. `names`: what the result calls the models. `provider`: the one that must open; None: CUDA
-    where it opens, else the CPU. `threads` for one op; 0: one per core.
+    TF32 and with it; whatever else is float32 runs without. `data`: what `Feed.of` takes, with NaN and infinity only if
+    `allow_nonfinite`; each model gets it in the types of its inputs. `names`: what the result calls the models.
+    `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
 
     Latency is that of single runs: `warm` of each model first, then `rounds` in which all take turns, with `runs` of
     each (None: as many as take 50 ms), once with inputs and outputs that stay on the device, once with copies.
@@ -62,7 +66,8 @@ def bench(
     ModelError, naming the model, for one that does not open or run; FeedError and PolicyError for what does not fit.
     """
     _check(models, names, sizes, {"rounds": rounds, "runs": runs, "warm": warm, "limit": limit})
-    chosen = provider or (CUDA if cuda_opens() else CPU)
+    _check_amount(rounds, runs or MOST_RUNS, warm, threads)
+    chosen = (CUDA if cuda_opens() else CPU) if provider is None else provider
     tell = progress or _untold
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         taking_part = contenders(models, names, data, chosen, threads, allow_nonfinite, Path(folder))
@@ -72,6 +77,7 @@ def bench(
         if sizes or limit:
             _check_axis(axis, first.name)
         entries, per_round = _timed(taking_part, opened, (rounds, runs, warm), seed, tell)
+        ill = [note for pair in zip(taking_part, opened, strict=True) for note in _nonfinite(*pair)]
         if axis is not None and sizes:
             fewer = max(rounds // _SWEEP_SHARE, _LEAST_ROUNDS)
             swept = _swept(taking_part, opened, axis, sorted(set(sizes)), fewer, warm, tell)
@@ -81,7 +87,7 @@ def bench(
         entries = weigher.weighed(entries) if memory else entries
         entries = weigher.largest(entries, limit) if limit else entries
         changed = _changed(taking_part, tell) if profile else ()
-    notes = _notes(entries, chosen, data, changed)
+    notes = (*ill, *_notes(entries, chosen, data, changed))
     ran = chosen, device_name(chosen), _versions(), _fed(data, first)
     return Benchmark(*ran, rounds, per_round, warm, tuple(entries), changed, notes)
 
@@ -154,7 +160,7 @@ def _at_size(
             call = runner.bind(axis.resized(contender.batch, items)).run
             latencies.append(warm_up(call, warm))
             calls[contender.name] = call
-        except ModelError as error:  # too large for the device, or a shape that the model does not take
+        except (ModelError, FeedError) as error:  # too large here, or a shape that the model does not take
             faults[contender.name] = str(error)
     seconds = interleaved(calls, rounds=rounds, runs=runs_per_round(latencies)) if calls else {}
     timings = {name: Timing.of(taken) for name, taken in seconds.items()}
@@ -175,6 +181,16 @@ def _changed(taking_part: Sequence[Contender], tell: Tell) -> tuple[Changed, ...
         profiles.append(outcome.ops)
         tell("profile", done + 1, len(others) + 1)
     return tuple(Changed(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
+
+
+def _nonfinite(contender: Contender, runner: Runner) -> Iterator[str]:
+    """A note if a model gives what is no number on its batch: how fast it is says little then."""
+    found = [value for value in runner.run(contender.batch).values() if isinstance(value, np.ndarray)]
+    floating = [value for value in found if value.dtype.kind == "f" or value.dtype == DType.BFLOAT16.numpy]
+    bad = sum(int(np.count_nonzero(~np.isfinite(value))) for value in floating)
+    if bad:
+        numbers = sum(value.size for value in floating)
+        yield f"{contender.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
 
 
 def _notes(entries: Sequence[Entry], provider: str, data: object, changed: Sequence[Changed]) -> tuple[str, ...]:
@@ -228,6 +244,13 @@ def _check(
     for name, number in (*counts.items(), *(("a batch size", size) for size in sizes)):
         if number is not None and number < 1:
             raise PolicyError(f"{name} is {number}, and that measures nothing; give at least 1")
+
+
+def _check_amount(rounds: int, runs: int, warm: int, threads: int) -> None:
+    if max(rounds * runs, warm) > _MOST:
+        raise PolicyError(f"{rounds} rounds of {runs} runs after {warm} are more than {_MOST} runs; give fewer")
+    if threads > MOST_THREADS:
+        raise PolicyError(f"threads is {threads}; give at most {MOST_THREADS}, or leave it out for one per core")
 
 
 def _check_axis(axis: BatchAxis | None, name: str) -> None:

@@ -1,7 +1,5 @@
 """One model in a process of its own: what memory it takes, or how long each of its ops.
 
-    python -m amp_rewrite.benchmark.child JOB.json
-
 Memory counts from a clean start, and a model that takes too much ends its own process, not the benchmark.
 """
 
@@ -10,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +20,7 @@ from amp_rewrite.benchmark.batches import Batch
 from amp_rewrite.benchmark.device import GpuMemory, resident, resident_peak
 from amp_rewrite.benchmark.profile import OpTime, read_profile
 from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.ort.apart import command
 from amp_rewrite.ort.runner import CPU, CUDA, Runner, has_provider
 
 _SKIPPED, _RUNS = 3, 10  # runs of a profile
@@ -60,9 +58,9 @@ def apart(model: Path, batch: Batch, provider: str, **more: Any) -> Outcome:
         np.savez(folder / "batch.npz", **arrays)
         job = Job(os.fspath(model.resolve()), str(folder / "batch.npz"), provider, **more)
         (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
-        command = [sys.executable, "-m", "amp_rewrite.benchmark.child", str(folder / "job.json")]
+        words = command("from amp_rewrite.benchmark.child import main; main(sys.argv[1])", str(folder / "job.json"))
         environment = os.environ | (_BLOCKING if job.profile else {})
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+        ended = subprocess.run(words, env=environment, capture_output=True, text=True, errors="replace", check=False)
         result = folder / "outcome.json"
         if not result.exists():
             return Outcome(fault=_ending(ended.returncode, ended.stderr))
@@ -130,7 +128,3 @@ def main(file: str) -> None:
     path = Path(file)
     outcome = found(Job(**json.loads(path.read_text("utf-8"))), path.parent)
     (path.parent / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -73,7 +73,7 @@ def contenders(
     found: list[Contender] = []
     fed: Feed | None = None
     for number, (given, name) in enumerate(zip(models, told_apart(models, names), strict=True)):
-        model = given if isinstance(given, Model) else Model.load(given)
+        model = Model.load(given)
         fed = fed or Feed.of(data, model, allow_nonfinite=nonfinite)
         batch = _fitting(next(iter(fed)), model, name)
         file = _file(given, model, to / f"{number}.onnx")

@@ -59,6 +59,14 @@ class GpuMemory:
             raise OSError(f"the NVIDIA driver refused {name} with error {code}")
 
 
+def main_memory() -> int:
+    """Bytes of main memory of this machine; 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 def resident() -> int:
     """Bytes of this process in main memory now; 0 where the system does not tell."""
     return _of_status("VmRSS:")

@@ -51,14 +51,21 @@ class Weigher:
         for done, (contender, entry) in enumerate(zip(self.contenders, entries, strict=True)):
             assert self.axis is not None
             start = self.axis.size(contender.batch)
-            most = largest(partial(self._fits, contender, limit), start, _MOST_ITEMS)
-            found.append(replace(entry, largest=Largest(limit, *most)))
+            faults: dict[int, str] = {}
+            good, bad = largest(partial(self._fits, contender, limit, faults), start, _MOST_ITEMS)
+            fault = "" if bad is None else faults.get(bad, "")
+            found.append(replace(entry, largest=Largest(limit, good, bad, fault)))
             self.tell("largest batch", done + 1, len(entries))
         return found
 
-    def _fits(self, contender: Contender, limit: int, items: int) -> bool:
-        memory = self._of(contender, items).memory
-        return memory is not None and memory <= limit
+    def _fits(self, contender: Contender, limit: int, faults: dict[int, str], items: int) -> bool:
+        assert self.axis is not None
+        if self.axis.nbytes(contender.batch, items) > limit:
+            return False
+        outcome = self._of(contender, items)
+        if outcome.fault:
+            faults[items] = outcome.fault
+        return outcome.memory is not None and outcome.memory <= limit
 
     def _of(self, contender: Contender, items: int) -> Outcome:
         assert self.axis is not None

@@ -16,6 +16,8 @@ def check_plot(file: Path) -> None:
     """Nothing, where a picture can be written to this file; ReportError, saying what is in the way, elsewhere."""
     if file.suffix.lower() not in SUFFIXES:
         raise ReportError(f"cannot draw to {file}: a picture's suffix says what it is; take {', '.join(SUFFIXES)}")
+    if file.is_dir():
+        raise ReportError(f"cannot draw to {file}: it is a folder; name a file")
     if not file.parent.is_dir():
         raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if find_spec("matplotlib") is None:

@@ -31,11 +31,13 @@ class Sized:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest batch that fits into `limit` bytes, 0 if not one item does, and the smallest tried that does not."""
+    """The largest batch that fits into `limit` bytes, 0 if not one item does, and the smallest tried that does not;
+    `fault` says why that one does not even run, if so."""
 
     limit: int
     items: int
     too_large: int | None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,10 @@ def _swept(entry: Entry) -> Iterator[Sequence[str]]:
 
 
 def _most(found: Largest) -> str:
+    why = f"does not run: {found.fault}" if found.fault else "does not fit"
     if not found.items:
-        return "none: not one item fits"
-    return f"{found.items}" + (f" ({found.too_large} does not fit)" if found.too_large else ", the most that was tried")
+        return f"none: not one item fits; it {why}" if found.fault else "none: not one item fits"
+    return f"{found.items}" + (f" ({found.too_large} {why})" if found.too_large else ", the most that was tried")
 
 
 def _slower(changed: Changed) -> list[str]:

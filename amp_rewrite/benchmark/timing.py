@@ -19,7 +19,8 @@ Seconds = NDArray[Any]
 _RESAMPLES = 2000  # of the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
 _ROUND = 0.05  # seconds that the runs of the slowest take in a round, where that is left to us
-_MOST_RUNS = 50
+MOST_RUNS = 50
+"""Runs in a round, where that is left to us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _fill(seconds: Seconds, call: Callable[[], object], clock: Callable[[], floa
 
 def runs_per_round(latencies: Sequence[float]) -> int:
     """How many runs make a round of some length, for calls that take this many seconds."""
-    return min(max(round(_ROUND / max(max(latencies), 1e-9)), 1), _MOST_RUNS)
+    return min(max(round(_ROUND / max(max(latencies), 1e-9)), 1), MOST_RUNS)
 
 
 def warm_up(call: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter) -> float:

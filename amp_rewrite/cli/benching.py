@@ -39,9 +39,10 @@ _TIMING = (
     click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json asks for."),
 )
 def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
-    """Time models side by side on the same batch: latency, throughput, memory, and which op got slower.
+    """Time models side by side: latency, throughput, memory, ops.
 
-    The first model is the baseline. On a CPU half precision is slower: what counts is a run on a GPU.
+    All run on the same batch, and the first is the baseline: it is shown which op got slower. On a CPU half precision
+    is slower: what counts is a run on a GPU.
     """
     feeding = Feeding.taken(given).needed()
     if plot is not None:

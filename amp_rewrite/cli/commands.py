@@ -13,7 +13,7 @@ from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.door import FOUND, Door
 from amp_rewrite.cli.measuring import MEASURING, Measuring
 from amp_rewrite.cycles import uncollected
-from amp_rewrite.errors import ModelError, ReportError
+from amp_rewrite.errors import ReportError
 from amp_rewrite.policy import low_type
 from amp_rewrite.version import VERSION
 
@@ -64,7 +64,8 @@ def convert(
     if report_file:
         _check_report_file(report_file, model, output)
     if not dry_run:
-        _check_target(output, model, settings, asked)  # before the work, not after it
+        lost = f"what its weights have beyond {settings.to}"
+        options.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
     left = [] if dry_run else _foreign_data(output)
     with terminal.stages(model.name, quiet=quiet) as tell:
         converted, repaired = measuring.converted(model, _wanted(settings), tell)
@@ -90,17 +91,20 @@ def convert(
 @door.command()
 @options.take(options.model, options.as_json, options.verbose)
 def report(model: Path, as_json: bool, verbose: bool) -> None:
-    """Print what MODEL is made of: ops, element types, casts and bytes. MODEL may be a report, too."""
+    """Print what MODEL is made of: ops, types, casts and bytes.
+
+    MODEL may be a report, too.
+    """
     terminal.show(_printed(_told(model), as_json=as_json, verbose=verbose))
 
 
 @door.command()
 @options.take(options.model, click.argument("node"), *options.CONVERSION, *MEASURING)
 def explain(model: Path, node: str, **given: Any) -> None:
-    """Print why NODE gets its type, back to the op that decides. MODEL may be a report, too.
+    """Print why NODE gets its type, back to the op that decides.
 
-    NODE is an op, or a value of the model, for the op that makes it. With the options of `convert`, those for data
-    among them, it says what `convert` would do.
+    MODEL may be a report, too. NODE is an op, or a value of the model, for the op that makes it. With the options of
+    `convert`, those for data among them, it says what `convert` would do.
     """
     from amp_rewrite.reports.explain import explain, makers
 
@@ -136,7 +140,10 @@ def diff(a: Path, b: Path, form: str, **given: Any) -> int:
 @door.command()
 @options.take(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
 def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Print which list each OP is on, who says so and why; without OP, all lists."""
+    """Print which list each OP is on, who says so and why.
+
+    Without OP, all lists.
+    """
     from amp_rewrite.cli import listing
     from amp_rewrite.lists import Level, environment_edits, load_lists
 
@@ -158,19 +165,6 @@ def _check_report_file(file: Path, model: Path, output: Path) -> None:
         raise ReportError(f"cannot write a report to {file}: reports are known by their suffix; name a .json file")
     if file.resolve() in (model.resolve(), output.resolve()):
         raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
-
-
-def _check_target(output: Path, model: Path, settings: Settings, asked: bool) -> None:
-    """Nothing, where the result may be written. `asked`: --overwrite stands on the command line; a file of settings
-    cannot give the model away that is read."""
-    from amp_rewrite.files.store import check_target, replaces
-
-    if not asked and replaces(output, model):
-        raise ModelError(
-            f"{output} is the model that is read: replacing it loses what its weights have beyond {settings.to};"
-            " name another output, or add --overwrite to this command"
-        )
-    check_target(output, settings.overwrite, read=model)
 
 
 def _foreign_data(output: Path) -> list[Path]:
@@ -218,20 +212,9 @@ _SHOWN_WEIGHTS = 20
 
 def _wanted(settings: Settings) -> dict[str, Any]:
     """The arguments of `convert` that settings state."""
-    return {
-        "to": settings.to,
-        "lists": settings.lists,
-        "level": settings.level,
-        "target": settings.target,
-        "safety": settings.safety,
-        "keep": settings.keep,
-        "lower": settings.lower,
-        "io": settings.io,
-        "gray_follows_allow": settings.gray_follows_allow,
-        "fuse": settings.fuse,
-        "opset": settings.opset,
-        "placement": settings.placement,
-    }
+    from amp_rewrite.request import DEFAULTS
+
+    return {option: getattr(settings, option) for option in DEFAULTS}
 
 
 def _is_report(file: Path) -> bool:

@@ -9,6 +9,7 @@ import click
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.door import FOUND
 
+_DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
     click.argument("model", type=options.FILE, required=False),
     click.option("--to", metavar="float16|bfloat16|POLICY", default="float16", show_default=True, help="The low type."),
@@ -27,14 +28,18 @@ _ASKED = (
 def doctor(
     model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
 ) -> int:
-    """Look at GPU, driver, libraries and onnxruntime, and at MODEL; exit with 1 if half precision cannot be fast.
+    """Say what keeps half precision slow, here or in MODEL.
 
-    Of a model: ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect.
+    It looks at GPU, driver, libraries and onnxruntime, and exits with 1 if half precision cannot be fast. Of a model:
+    ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect.
     """
-    sizes = dict(_size(word) for word in dimension)
+    sizes = _sizes(dimension)
     if model is None and (sizes or gpu):
         raise click.UsageError("--gpu and --dimension are about a model; name one")
-    from amp_rewrite.doctor.checkup import doctor, write_kernels
+    if dump_kernels is not None and (model is not None or as_json):
+        raise click.UsageError("--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out")
+    from amp_rewrite.doctor.apart import write_kernels
+    from amp_rewrite.doctor.checkup import doctor
 
     if dump_kernels is not None:
         kernels = write_kernels(dump_kernels)
@@ -45,8 +50,16 @@ def doctor(
     return 0 if found.well else FOUND
 
 
+def _sizes(words: tuple[str, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, number in map(_size, words):
+        if sizes.setdefault(name, number) != number:
+            raise click.UsageError(f"--dimension gives {name!r} twice, as {sizes[name]} and as {number}; leave one out")
+    return sizes
+
+
 def _size(word: str) -> tuple[str, int]:
     name, _, number = word.partition("=")
-    if not name or not number.isdecimal() or int(number) < 1:
+    if not name or not number.isdecimal() or len(number) > _DIGITS or int(number) < 1:
         raise click.UsageError(f"--dimension {word!r} is no NAME=N with a positive number; write batch=8")
     return name, int(number)

@@ -85,9 +85,26 @@ class Door(click.Group):
                 _hang_up()  # a full disk behind stdout would fail again at the last flush
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
-        except Exception:  # noqa: BLE001 a bug of ours: shown whole, but Python's exit code 1 would say "a difference"
+        except Exception as error:  # noqa: BLE001 a bug of ours: shown whole; Python's exit code 1 would be "a difference"
+            if _interrupted(error):
+                return INTERRUPTED
+            if isinstance(error, ImportError) and _of_runtime(error):
+                return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` tells what to install")
             traceback.print_exc()
             return _fail("amp-rewrite failed inside; please report the lines above")
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt is at the bottom of it: in the middle of an import it comes out as an ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _of_runtime(error: ImportError) -> bool:
+    """Whether it was onnxruntime that could not be imported, or something of it."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return str(error.name).partition(".")[0] == "onnxruntime" or any("onnxruntime" in Path(f).parts for f in files)
 
 
 def _fail(message: str) -> int:

@@ -36,7 +36,7 @@ def emulate(
     overwrite: bool | None,
     quiet: bool,
 ) -> None:
-    """Write MODEL in float32, rounded as float16 or bfloat16 would be.
+    """Write MODEL in float32, rounded as half precision would be.
 
     It shows on any machine what half precision does to the numbers: onnxruntime's CPU provider computes most of
     float16 in float32, so that what overflows looks fine there.

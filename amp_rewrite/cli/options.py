@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from amp_rewrite.config import Settings, settings
+from amp_rewrite.errors import ModelError
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -50,7 +51,9 @@ _target = click.option(
     "--target", metavar="ort-cuda|onnx|tensorrt", help="What will run the model.  [default: ort-cuda]"
 )
 _safety = click.option(
-    "--safety", metavar="default|none", help="Rules that protect numbers, on top of the lists; or none."
+    "--safety",
+    metavar="default|none",
+    help="Rules that protect numbers besides the lists, or none.  [default: default]",
 )
 _keep = click.option(
     "--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax; repeatable."
@@ -128,3 +131,19 @@ def take(*options: Callable[[F], F]) -> Callable[[F], F]:
 def in_force(given: dict[str, Any]) -> Settings:
     """The settings of one run, from the options given, the environment and a file."""
     return settings(given, os.environ, config=given.pop("config", None))
+
+
+def check_target(output: Path, model: Path, settings: Settings, *, asked: bool, lost: str) -> None:
+    """Nothing, where what is made of a model may be written; ModelError elsewhere.
+
+    `asked`: --overwrite stands on the command line; a file of settings cannot give away the model that is read, with
+    which is `lost` what these words say.
+    """
+    from amp_rewrite.files.store import check_target, replaces
+
+    if not asked and replaces(output, model):
+        raise ModelError(
+            f"{output} is the model that is read: replacing it loses {lost}; name another output, or add --overwrite"
+            " to this command"
+        )
+    check_target(output, settings.overwrite, read=model)

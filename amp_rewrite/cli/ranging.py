@@ -24,7 +24,7 @@ _TOP = click.option("--top", type=click.IntRange(min=1), metavar="N", help="Show
 _RUNNING = (
     click.option("--to", metavar="float16|bfloat16|POLICY", help="The type that it may fit.  [default: float16]"),
     click.option("--chunk", type=int, metavar="N", help="Values that are measured in one session.  [default: 2000]"),
-    click.option("--threads", type=int, metavar="N", help="Threads for one op.  [default: one per core]"),
+    click.option("--threads", type=int, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
 )
 
 
@@ -41,7 +41,10 @@ def calibrate(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Run MODEL on data and write the ranges of its values: the largest and smallest, and what would not fit."""
+    """Run MODEL on data and write the ranges of its values.
+
+    Of each value the largest and the smallest magnitude, and how many numbers would not fit the type.
+    """
     settings = options.in_force({"to": to, "config": config})
     feeding = Feeding.taken(given).completed(settings).needed()
     from amp_rewrite.evidence.calibrate import calibrate
@@ -72,7 +75,7 @@ def ranges() -> None:
 @ranges.command()
 @options.take(click.argument("files", nargs=-1, required=True, type=options.FILE), *_OUTPUT)
 def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Make of several FILES one, as if all their data had been calibrated on at once."""
+    """Make one of several FILES, as if all data had been one run's."""
     from amp_rewrite.errors import EvidenceError
     from amp_rewrite.evidence.ranges import Ranges, check_writable
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,6 +14,9 @@ import click
 from amp_rewrite.reports.render import plain
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Drawing
+    from rich.progress import TaskID
+
     from amp_rewrite.finding import Finding
 
 Progress = Callable[[int, int], None]
@@ -52,16 +56,10 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 @contextmanager
 def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
     """A callback that draws a bar on stderr while the body runs; None where nobody sees it."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(plain(title)), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with _drawn(quiet) as bars:
+        if bars is not None:
+            bars.tell(title, 0, None)  # there from the start, before anyone knows how much there is to do
+        yield None if bars is None else lambda done, total: bars.tell(title, done, total)
 
 
 def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
@@ -75,23 +73,36 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 @contextmanager
 def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """The same for work in several stages, a bar for each: the callback gets the stage's name first."""
+    with _drawn(quiet) as bars:
+        yield None if bars is None else lambda stage, done, total: bars.tell(f"{title}: {stage}", done, total)
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """Bars on a terminal, each under a title."""
+
+    drawing: Drawing
+    tasks: dict[str, TaskID]
+
+    def tell(self, title: str, done: int, total: int | None) -> None:
+        from rich.markup import escape
+
+        if title not in self.tasks:
+            self.tasks[title] = self.drawing.add_task(escape(plain(title)), total=None)
+        self.drawing.update(self.tasks[title], completed=done, total=total)
+
+
+@contextmanager
+def _drawn(quiet: bool) -> Iterator[_Bars | None]:
+    """Bars that are drawn on stderr while the body runs; None where nobody sees them."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+    from rich.progress import Progress as Drawing
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def tell(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(escape(plain(f"{title}: {stage}")), total=None)
-            bar.update(tasks[stage], completed=done, total=total)
-
-        yield tell
+    with Drawing(console=Console(stderr=True), transient=True) as drawing:
+        yield _Bars(drawing, {})
 
 
 def _write(text: str, stream: TextIO, *, err: bool) -> None:

@@ -40,12 +40,15 @@ _STEP = (
     ),
     click.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Initializers to leave as they are; repeatable."),
-    click.option("--micro-batches", type=int, default=1, show_default=True, help="Runs that make one step."),
+    click.option(
+        "--micro-batches", type=int, metavar="N", default=1, show_default=True, help="Runs that make one step."
+    ),
     click.option("--training-mode", is_flag=True, help="Statistics of the batch, and dropout."),
     *options.PAINTING,
     options.config,
     *options.WRITING[:2],
-    *options.TALKING[1:],
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+    options.verbose,
 )
 
 
@@ -66,13 +69,13 @@ def train_step(
     Settings of amp.toml hold as for convert; its `to` names the policy. What is about inputs, outputs and fusions does
     not concern a step.
     """
-    from amp_rewrite.files.store import check_target
     from amp_rewrite.train.step import training_step
     from amp_rewrite.train.step_file import save_step
 
     output = output or model.parent / f"{model.stem}.step.onnx"
     asked, settings = _asked(given)
-    check_target(output, settings.overwrite)  # before the work, not after it
+    lost = "the model that the step was made from"
+    options.check_target(output, model, settings, asked=bool(given["overwrite"]), lost=lost)  # before the work
     with terminal.progress(model.name, quiet=quiet) as progress:
         step = training_step(model, **asked)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
@@ -83,11 +86,10 @@ def train_step(
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
-_PAINTING = ("lists", "level", "target", "safety", "keep", "lower", "gray_follows_allow")
-
-
 def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
     """The arguments of `training_step`, those left out that stay as usual, and the settings in force."""
+    from amp_rewrite.request import Painting
+
     own = {name: given.pop(name) for name in _OWN}
     said = {name: value for name, value in given.items() if value not in (None, ())}
     settings = options.in_force(given)
@@ -96,7 +98,7 @@ def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
     if "loss_scale" in asked:
         asked["loss_scale"] = _loss_scale(asked["loss_scale"])
     lowers = Policy(asked["policy"]).lowers is not None
-    painting = {name: getattr(settings, name) for name in _PAINTING if lowers or name in said}
+    painting = {name: getattr(settings, name) for name in Painting.__annotations__ if lowers or name in said}
     return asked | {name: value for name, value in painting.items() if value != getattr(Settings(), name)}, settings
 
 

@@ -32,9 +32,10 @@ _RUNNING = (
 @click.command()
 @options.take(*_MODELS, *FEEDING, *CRITERION, *_RUNNING, options.config, options.as_json, _QUIET, _VERBOSE)
 def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
-    """Compare the outputs of B with those of A on the same data; exit with 1 if they are not near enough.
+    """Compare the outputs of B with those of A on the same data.
 
-    How near is up to you, there is no default: --rtol and --atol, or a --metric with its bound.
+    It exits with 1 if they are not near enough. How near is up to you, there is no default: --rtol and --atol, or a
+    --metric with its bound.
     """
     feeding = Feeding.taken(given).completed(options.in_force(_config(given))).needed()
     words = ("rtol", "atol", "metric", "at_least", "at_most")
@@ -74,7 +75,10 @@ def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, 
     _QUIET,
 )
 def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, **given: Any) -> None:
-    """Print where B departs from A: the first op where the error jumps, and the ops that add most."""
+    """Print where B departs from A, and which ops add most to that.
+
+    First the op where the error jumps, then those whose own share of it is largest.
+    """
     feeding = Feeding.taken(given).completed(options.in_force(_config(given))).needed()
     from amp_rewrite.evidence.locate import locate
     from amp_rewrite.files.model import Model

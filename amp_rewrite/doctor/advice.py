@@ -25,6 +25,9 @@ from amp_rewrite.view import Op, ValueId, View
 # Background User's Guide, "Tensor Core Requirements".
 ALIGNED = 8
 
+LARGEST = (1 << 63) - 1
+"""What a dimension can be: an int64 in ONNX."""
+
 
 @dataclass(frozen=True, slots=True)
 class Misaligned:
@@ -69,6 +72,9 @@ class Bound:
         return self.float32 / self.converted
 
 
+NAMELESS = "?"
+"""Stands for all free dimensions without a name."""
+
 Dimensions = tuple[tuple[str, int | None], ...]
 
 
@@ -87,14 +93,14 @@ def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> M
     for formal in proto.graph.input:
         for dim in formal.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
-                dim.dim_value = otherwise
+                dim.dim_value = sizes.get(NAMELESS, otherwise)
     return Model(proto, model.path)
 
 
 def free_dimensions(model: Model) -> tuple[str, ...]:
-    """The free dimensions of a model's inputs, in order; "?" for those without a name."""
+    """The free dimensions of a model's inputs, in order; NAMELESS for those without a name."""
     free = (
-        dim.dim_param or "?"
+        dim.dim_param or NAMELESS
         for formal in model.proto.graph.input
         for dim in formal.type.tensor_type.shape.dim
         if not dim.HasField("dim_value")
@@ -165,6 +171,15 @@ def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
         why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         if why is not None:
             yield OnCpu(op.name, op.kind, why, _served_at(op, types, kernels, view.opsets.get("", 1)))
+
+
+def unjudged(view: View) -> dict[str, int]:
+    """Ops that no schema describes, and how many there are of each kind, in order. O(nodes)."""
+    found: dict[str, int] = {}
+    for op in view.ops:
+        if op.signature is None:
+            found[op.kind] = found.get(op.kind, 0) + 1
+    return found
 
 
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from amp_rewrite.convert import convert
-from amp_rewrite.doctor.advice import Bound, OnCpu, bound, free_dimensions, misaligned, on_cpu, with_dimensions
+from amp_rewrite.doctor.advice import (
+    LARGEST,
+    Bound,
+    OnCpu,
+    bound,
+    free_dimensions,
+    misaligned,
+    on_cpu,
+    unjudged,
+    with_dimensions,
+)
+from amp_rewrite.doctor.apart import PACKAGES, Asked, asked, machine_asked, version
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import MachineError, PolicyError
+from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.hardware import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.kernels import Kernels, load_kernels
@@ -32,9 +36,7 @@ from amp_rewrite.view import View
 
 OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
-_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
 _ENOUGH = 0.8  # of a model's ops must have known shapes before a bound is told
-_SECONDS = 300.0  # for a process that only opens a tiny model
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,6 @@ class Checkup:
 _MARKS = {OK: "ok", FINDING: "FINDING", ADVICE: "advice", UNKNOWN: "unknown"}
 _INDENT = 9
 
-Asked = Mapping[str, Any]
-"""What `session.probe` gives, or `{"failure": …}` where asking failed."""
-
 
 def doctor(
     model: object = None,
@@ -86,26 +85,27 @@ def doctor(
     to: str | DType | Policy = "float16",
     gpu: str | None = None,
     dimensions: Mapping[str, int] | None = None,
-    load: Loader = ctypes.CDLL,
+    load: Loader | None = None,
     ask: Callable[[], Asked] | None = None,
     installed: Callable[[str], str | None] | None = None,
 ) -> Checkup:
     """What keeps half precision from being fast here; with a model (whatever `convert` takes), also in that model.
 
     `to`: as `convert` takes it. `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
-    of the model's free dimensions by name, for the estimate; 1 for those that are not named. `load`, `ask` and
-    `installed` stand for the loader of libraries, onnxruntime in a process of its own, and the installed packages.
+    of the model's free dimensions by name ("?": all without one), for the estimate; 1 for those that are not given.
+    `load`, `ask` and `installed` stand for the loader of libraries, onnxruntime in a process of its own, and the
+    installed packages. By default the driver, too, is asked in a process of its own, which a broken one may end.
 
     PolicyError for an unknown type or GPU; what `convert` raises for the model.
     """
     low = low_type(to)
     if gpu is not None and gpu not in ROOFS:
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
-    machine = hardware(load)
-    checks = list(_machine(machine, low, load, (ask or asked)(), installed or _version))
+    machine = machine_asked() if load is None else hardware(load)
+    checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed or version))
     if model is not None:
         roofs = _roofs(gpu, machine, low)
-        checks += _model(model if isinstance(model, Model) else Model.load(model), low, roofs, dict(dimensions or {}))
+        checks += _model(Model.load(model), low, roofs, dict(dimensions or {}))
     return Checkup(tuple(checks))
 
 
@@ -115,7 +115,9 @@ def doctor(
 def _machine(
     machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None]
 ) -> Iterator[Check]:
-    packages = {name: version for name in _PACKAGES if (version := installed(name)) is not None}
+    packages = {name: found for name in PACKAGES if (found := installed(name)) is not None}
+    if not packages and "version" in told:
+        packages = {"onnxruntime": told["version"]}  # of a package by another name: a nightly, another vendor's
     built = _release(told)
     yield from _gpus(machine, low)
     yield _driver(machine, built)
@@ -217,76 +219,17 @@ def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
     )
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-# -- onnxruntime in a process of its own ---------------------------------------------------------------
-
-
-def asked() -> Asked:
-    """What onnxruntime says of itself, asked in another process, which it may end."""
-    return _child("probe")
-
-
-def write_kernels(file: Path) -> int:
-    """Write the kernel registry of the installed onnxruntime to a new JSON file; how many kernels stand in it.
-
-    The form is that of `tools/build_tables.py dump`. MachineError where the registry cannot be read here, or the
-    file is there already.
-    """
-    if file.exists():
-        raise MachineError(f"{file} exists; name a new file")
-    if not file.parent.is_dir():
-        raise MachineError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
-    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name)) is not None]
-    told = _child("kernel_registry")
-    if "failure" in told:
-        raise MachineError(
-            f"the kernel registry cannot be read here: {told['failure']}; it can where the libraries of CUDA and of"
-            " TensorRT are installed"
-        )
-    rows = told["rows"]
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        scratch.write_text(json.dumps({"runtime": versions[0], "kernels": rows}, indent=0) + "\n", encoding="utf-8")
-        scratch.replace(file)
-    finally:
-        scratch.unlink(missing_ok=True)
-    return len(rows)
-
-
-def _child(question: str) -> Asked:
-    """The answer of a function of `ort.runner` in a process of its own; `{"failure": …}` if that ends badly."""
-    program = (
-        f"import json, sys; from amp_rewrite.ort.runner import {question}; told = {question}();"
-        " sys.stdout.write(json.dumps(told if isinstance(told, dict) else {'rows': told}))"
-    )
-    try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"onnxruntime did not answer in {_SECONDS:.0f} seconds"}
-    if done.returncode < 0:
-        return {"failure": f"onnxruntime ended the process ({signal.Signals(-done.returncode).name})"}
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it says nothing"]
-        return {"failure": f"onnxruntime cannot be imported: {said[-1]}"}
-    found: Asked = json.loads(done.stdout[done.stdout.index("{") :])
-    return found
-
-
 # -- a model -------------------------------------------------------------------------------------------
 
 
 def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int]) -> Iterator[Check]:
     free = free_dimensions(source)
-    for name in sizes:
+    for name, number in sizes.items():
         if name not in free:
             known = f"it has {', '.join(free)}" if free else "it has none"
             raise PolicyError(f"the model has no free dimension {name!r}; {known}")
+        if not 0 < number <= LARGEST:
+            raise PolicyError(f"dimension {name!r} cannot be {number}; give a number from 1 to {LARGEST}")
     converted = convert(source, to=low)
     totals = converted.report.totals
     view = View.of(converted.result)
@@ -297,6 +240,7 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
         state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
         yield Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
     yield from _fallen(on_cpu(view, load_kernels()))
+    yield from _unjudged(unjudged(view))
     yield from _unaligned(view, low)
     yield _estimate(converted.result, low, roofs, sizes, free)
 
@@ -314,6 +258,14 @@ def _fallen(found: Iterable[OnCpu]) -> Iterator[Check]:
         yield Check("placement", FINDING, fact, way)
     if not by_reason:
         yield Check("placement", OK, "no float op falls to the CPU, as far as the kernel table tells")
+
+
+def _unjudged(kinds: Mapping[str, int]) -> Iterator[Check]:
+    """What no table knows: most often the op of a library that has to be registered."""
+    if kinds:
+        named = shortened(list(kinds))
+        fact = f"{count(sum(kinds.values()), 'op')} that no schema here describes ({named}): where it runs is not known"
+        yield Check("placement", UNKNOWN, fact, "a runtime without that op does not open the model")
 
 
 def _unaligned(view: View, low: DType) -> Iterator[Check]:
@@ -350,8 +302,8 @@ def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[st
     view = View.of(with_dimensions(model, sizes, 1))
     found = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
     if not found or found[0].counted < _ENOUGH * found[0].ops:
-        known = f"{found[0].counted} of {found[0].ops}" if found else "none"
-        return Check("speed", UNKNOWN, f"the shapes of {known} ops are known", "export the model with known shapes")
+        known = f"the shapes of {found[0].counted} of {found[0].ops} ops are known" if found else "no shapes are known"
+        return Check("speed", UNKNOWN, known, "export the model with known shapes")
     return Check("speed", OK, _told(found), _assumed(found[0], sizes, free))
 
 

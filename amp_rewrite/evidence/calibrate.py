@@ -42,7 +42,7 @@ def calibrate(
 ) -> Ranges:
     """The range of every floating value of a model over data: see `Ranges` and docs/calibration.md.
 
-    `model`: a Model, or what `Model.load` takes (`folder`: where its external data lies). What is in a low type
+    `model`: what `Model.load` takes (`folder`: where its external data lies). What is in a low type
     already is measured in its widened twin, so that its true ranges are seen. `data`: what `Feed.of` takes, or a Feed;
     NaN and infinity in it only with `allow_nonfinite`. `to`: as `convert` takes it. `chunk`: taps in one session,
     so that there are fewer nodes in each, and more runs. `threads` for one op; None: one per core.
@@ -58,7 +58,7 @@ def calibrate(
         raise PolicyError(f"{size} taps in a session measure nothing; use a chunk of 1 or more")
     if threads is not None and threads < 0:
         raise PolicyError(f"{threads} threads compute nothing; use 1 or more, or leave it out for one per core")
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
     feed = Feed.of(data, parts[0].view.model, allow_nonfinite=allow_nonfinite)
     measured, batches = _measured(parts, feed, low, size, threads or 0, progress)
@@ -95,7 +95,7 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
     """The model as a conversion looks at it, functions inlined, or its widened twin if it has low values; then what
     is inside of the functions of the standard that a conversion with the default lists inlines for CUDA."""
     view = View.of(inline_functions(source)[0])
-    if any(found is not None and found.dtype is not None and found.dtype.low for found in view.types):
+    if view.low_types:
         widened = View.of(emulate(source, rounding=False, io="float32"))
         yield _Part(widened, Taps.of(widened))
         return

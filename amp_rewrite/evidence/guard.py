@@ -1,7 +1,7 @@
 """The guard: measured ranges against the low type, and the ops that must stay float32 because of them.
 
 A value that does not fit is kept away from the low type: the op that makes it, every op that computes with it
-and what only moves it on the way are pinned. Which values those are depends on the colours, so the guard paints,
+and what only moves it on the way are pinned. Which values those are depends on the colors, so the guard paints,
 pins what does not fit, and paints again until nothing low is left that does not fit.
 """
 
@@ -69,7 +69,7 @@ def guard(
 ) -> Guarded:
     """The pins and findings that follow from ranges, on top of `pins`.
 
-    `paint` gives the colouring of `view` under pins; `saturate` are values that are clamped where they become low.
+    `paint` gives the coloring of `view` under pins; `saturate` are values that are clamped where they become low.
     There is one finding for each value that would be low and does not fit, of kind "overflow", "underflow",
     "nonfinite" (infinity or NaN that the op itself makes in float32) or "unseen" (no element of it was seen), and
     one of kind "calibrated" that says on what data. An op of a cluster takes the cluster along; ops between pinned
@@ -251,7 +251,7 @@ def _worded(fault: Fault) -> str:
 
 
 def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
-    """Whether an op makes a value in a low type, by the colouring or as the model has it."""
+    """Whether an op makes a value in a low type, by the coloring or as the model has it."""
     if op.signature is None or op.bodies:
         return False
     name = op.signature.output_variable(op.outputs.index(value))
@@ -260,7 +260,7 @@ def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
 
 
 def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
-    """Whether an op reads an input in a low type, by the colouring or as the model has it."""
+    """Whether an op reads an input in a low type, by the coloring or as the model has it."""
     value = op.inputs[slot]
     if op.signature is None or op.bodies or value is None:
         return False

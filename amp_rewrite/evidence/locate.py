@@ -124,15 +124,16 @@ def locate(
     """Where the candidate `b` departs from the float32 reference `a`, op by op.
 
     `a`, `b`: what `Model.load` takes; of an `a` that is half already, its float32 twin without rounding is the
-    reference. `data`: what `Feed.of` takes for `a`, or a Feed. Ops and values are matched by structure and name, so
-    `b` need not be a conversion of `a` by this package. Low ops are emulated, on every machine. Nothing but a few
-    numbers per value leaves the runtime; `chunk` and `progress` as for `own_errors`.
+    reference. `data`: what `Feed.of` takes for `a`, or a Feed, with NaN and infinity only if `allow_nonfinite`. `names`
+    are what the result calls the two. Ops and values are matched by structure and name, so `b` need not be a conversion
+    of `a` by this package. Low ops are emulated, on every machine. Nothing but a few numbers per value leaves the
+    runtime; `chunk` and `progress` as for `own_errors`.
 
     Ops of the main graph are measured; an op with bodies as a whole. ModelError if nothing matches, or for two
     models that do not stand in one graph (other opsets, other inputs).
     """
     called = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
-    reference, candidate = (m if isinstance(m, Model) else Model.load(m) for m in (a, b))
+    reference, candidate = (Model.load(m) for m in (a, b))
     random = (*drawing(reference, called[0]), *drawing(candidate, called[1]))
     widened = low_types(reference)
     if widened:

@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
+from amp_rewrite.names import claimed
 
 
 def casting_in_graph(model: Model) -> Model:
@@ -28,9 +29,7 @@ def casting_in_graph(model: Model) -> Model:
         stored = _stored(model, tensor)
         if stored is not None and not any(v.name == tensor.name for v in proto.graph.input):
             result = tensor.name
-            while stored.name in names:
-                stored.name += "_"
-            names.add(stored.name)
+            stored.name = claimed(stored.name, names)
             casts.append(helper.make_node("Cast", [stored.name], [result], f"{result}/cast", to=tensor.data_type))
             tensor.CopyFrom(stored)
     nodes = [*casts, *proto.graph.node]

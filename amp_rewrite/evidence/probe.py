@@ -2,7 +2,7 @@
 
 Every place where a value may be rounded to the low type, because the op that makes it or the one that reads it may
 be low, is an If on one element of a boolean input. Ops with heavy weights stand in an If as a whole, one branch
-with the rounded weights, so that no weight is copied from branch to branch. To try other colours is then one run
+with the rounded weights, so that no weight is copied from branch to branch. To try other colors is then one run
 with another mask, not a conversion and a session.
 """
 
@@ -22,6 +22,7 @@ from amp_rewrite.exact import exact
 from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.index import bodies
+from amp_rewrite.names import numbered
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.schema import FIRST_BFLOAT16_CAST, TENSOR
 from amp_rewrite.view import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, View
@@ -48,7 +49,7 @@ class Switch:
     always: bool = False
 
     def on(self, coloring: Coloring) -> bool:
-        """Whether the value is rounded under a colouring."""
+        """Whether the value is rounded under a coloring."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if made_low and self.exact:
             return False
@@ -66,12 +67,12 @@ class Switchboard:
     may: frozenset[Vertex]
 
     def covers(self, coloring: Coloring) -> bool:
-        """Whether the twin can behave as a colouring: all that is low there may be low here."""
+        """Whether the twin can behave as a coloring: all that is low there may be low here."""
         low = (vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
         return self.may.issuperset(low)
 
     def mask(self, coloring: Coloring) -> NDArray[np.bool_]:
-        """The extra input for a colouring."""
+        """The extra input for a coloring."""
         return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
 
 
@@ -91,8 +92,7 @@ def switchboard(
     """
     opset = view.opsets.get("", 0)
     first = FIRST_BFLOAT16_CAST if to is DType.BFLOAT16 else _FIRST_OPSET
-    holds_low = any(t is not None and t.dtype is not None and t.dtype.low for t in view.types)
-    if holds_low or opset < first or view.model.proto.ir_version < _FIRST_IR or not may:
+    if view.low_types or opset < first or view.model.proto.ir_version < _FIRST_IR or not may:
         return None
     return _Builder(view, frozenset(may), to, dict(io or {}), frozenset(saturate)).build()
 
@@ -138,12 +138,7 @@ class _Builder:
     # -- names ---------------------------------------------------------------------------------------
 
     def _fresh(self, name: str) -> str:
-        found, count = name, 1
-        while found in self.taken:
-            count += 1
-            found = f"{name}_{count}"
-        self.taken.add(found)
-        return found
+        return numbered(name, self.taken)
 
     def _switch(self, switch: Switch) -> str:
         """The name of the boolean that says whether a switch is on."""

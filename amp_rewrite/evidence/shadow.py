@@ -93,8 +93,7 @@ class Bench:
     @cached_property
     def low(self) -> DType:
         """The candidate's low type; float32 if it has none."""
-        found = [t.dtype for t in self.pairing.candidate.types if t is not None and t.dtype is not None and t.dtype.low]
-        return found[0] if found else DType.FLOAT
+        return next(iter(self.pairing.candidate.low_types), DType.FLOAT)
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     return (*exact[:3], *below[3:5], exact[5])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tally:
     """Makes nodes for tensors of one element type, FLOAT or DOUBLE. All names that it makes begin with `stem`."""
 
@@ -92,7 +93,7 @@ class Tally:
     def constants(self) -> list[NodeProto]:
         """The nodes that must stand before all others, in the same graph or one around it."""
         values = {
-            **self._bounds(),
+            **self._bounds,
             "zero": self.dtype.numpy.type(0),
             "infinity": self.dtype.numpy.type(np.inf),
             "step": self.dtype.numpy.type(_STEP),
@@ -103,14 +104,12 @@ class Tally:
         }
         return [constant(self._k(name), np.asarray(value)) for name, value in values.items()]
 
+    @cached_property
     def _bounds(self) -> dict[str, Any]:
         """The numbers that magnitudes are compared with, by name."""
         named = dict(zip(_NAMES, bounds(self.to, self.dtype.numpy), strict=True))
         overflows = np.nextafter(named["infinite_in_low"], self.dtype.numpy.type(np.inf))
         return {**named, "overflows": overflows, "sure": max(named["survives"], self.dtype.numpy.type(_SURE))}
-
-    def _bound(self, name: str) -> Any:
-        return self._bounds()[name]
 
     def row(self, name: str, row: str, *, rectified: bool = False) -> list[NodeProto]:
         """Nodes that give the row of the tensor `name` under the name `row`. `rectified`: a Relu made it."""
@@ -154,7 +153,7 @@ class Tally:
 
     def _dense(self, a: str, smallest: str, own: str, row: str) -> list[NodeProto]:
         """Of finite numbers that all survive rounding; an infinity stands for a zero."""
-        if self._bound("normal") < self._bound("sure"):
+        if self._bounds["normal"] < self._bounds["sure"]:
             return self._joined(own, [f"{row}_all"] * 5, [], f"{row}_max", smallest)
         return [
             *self._above(a, "normal", own, self.dtype),
@@ -202,7 +201,7 @@ class Tally:
     def _above(self, a: str, name: str, own: str, counted_in: DType) -> list[NodeProto]:
         """How many magnitudes lie above a bound, under `{own}_{name}`."""
         mask, ones = f"{own}_{name}_m", f"{own}_{name}_1"
-        if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bound(name)), float(self._bound("overflows")))):
+        if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
             indicator = [_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1])]
         else:
             indicator = [_node("Greater", [a, self._k(name)], mask), _node("Cast", [mask], ones, to=counted_in.code)]

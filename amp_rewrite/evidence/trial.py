@@ -1,4 +1,4 @@
-"""Trying colours: does the model that a colouring stands for give what the float32 reference gives?
+"""Trying colors: does the model that a coloring stands for give what the float32 reference gives?
 
 A trial is one run of the switchable twin with another mask where there is such a twin; elsewhere the model is
 converted, emulated and opened anew.
@@ -34,7 +34,7 @@ Outputs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """The reference's outputs, the data and what decides; `build` makes a colouring's model where a twin cannot."""
+    """The reference's outputs, the data and what decides; `build` makes a coloring's model where a twin cannot."""
 
     reference: Runner
     feed: Feed
@@ -63,7 +63,7 @@ class Trial:
         return verdict
 
     def _given(self, coloring: Coloring) -> Iterator[tuple[Batch, Outputs]]:
-        """Each batch, and what the colouring's model makes of it."""
+        """Each batch, and what the coloring's model makes of it."""
         board = self.board
         if board is None or not board.covers(coloring):
             yield from self._emulated(self.build(coloring))

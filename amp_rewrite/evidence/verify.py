@@ -48,7 +48,8 @@ def verify(
 
     `a`, `b`: what `Model.load` takes. `data`: what `Feed.of` takes, or a Feed (`Feed.randomly`); both models get it,
     each input in the type that it has there. What decides has no default: `rtol` and/or `atol`, or a `metric` (a name
-    in `metric.MEASURES`, or a callable) with `at_least` or `at_most`. `outputs` alone are compared, if given.
+    in `metric.MEASURES`, or a callable) with `at_least` or `at_most`. `outputs` alone are compared, if given. NaN on
+    both sides passes only with `equal_nan`; the data may hold NaN and infinity only with `allow_nonfinite`.
 
     `emulate`: low-precision ops run as float32 ops that round (`amp_rewrite.emulate`); None: where no CUDA provider
     opens, because onnxruntime's CPU provider does not round. `provider`: the one that must open; None: CUDA where
@@ -91,7 +92,7 @@ class _Side:
 
     @classmethod
     def of(cls, given: object, name: str, emulates: bool, provider: str) -> _Side:
-        model = given if isinstance(given, Model) else Model.load(given)
+        model = Model.load(given)
         low = low_types(model)
         runs = opening(emulated(model, io="float32")) if emulates and low else model
         runner = Runner.open(runs, providers=(provider, CPU) if provider != CPU else (CPU,))
@@ -116,9 +117,7 @@ def name_of(given: object, default: str) -> str:
 
 def low_types(model: Model) -> tuple[str, ...]:
     """The low types in a model, spelled."""
-    view = View.of(model)
-    found = {t.dtype for t in view.types if t is not None and t.dtype is not None and t.dtype.low}
-    return tuple(sorted(dtype.spelling for dtype in found))
+    return tuple(sorted(dtype.spelling for dtype in View.of(model).low_types))
 
 
 def drawing(model: Model, name: str) -> Iterator[str]:

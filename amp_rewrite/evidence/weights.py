@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
@@ -17,8 +16,6 @@ from amp_rewrite.files.tensors import cast
 from amp_rewrite.policy import Policy, low_type
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.view import ValueId, View
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def check_weights(
     in memory. PolicyError for a type that nothing is lowered to.
     """
     low = low_type(to)
-    view = model if isinstance(model, View) else View.of(model if isinstance(model, Model) else Model.load(model))
+    view = model if isinstance(model, View) else View.of(Model.load(model))
     found = []
     for value in view.values if values is None else [view.values[v] for v in sorted(values)]:
         dtype = view.dtype(value.id)
@@ -100,10 +97,3 @@ def _cells(weight: WeightFit) -> tuple[str, ...]:
     counts = (str(fit.overflow or "-"), zero, str(fit.subnormal or "-"))
     name = weight.name if weight.name.startswith(weight.scope) else weight.scope + weight.name
     return name, str(list(weight.shape)), f"{weight.error:.2g}", f"{weight.max_rel:.2g}", *counts, f"{fit.absmax:.4g}"
-
-
-def weights_json(weights: Sequence[WeightFit], to: str) -> str:
-    """As JSON, one weight per line, the worst first. Ends with a newline."""
-    rows = ",\n".join(f"    {json.dumps(asdict(w), allow_nan=False)}" for w in weights)
-    listed = f"[\n{rows}\n  ]" if rows else "[]"
-    return f'{{\n  "schema": {SCHEMA},\n  "to": {json.dumps(to)},\n  "weights": {listed}\n}}\n'

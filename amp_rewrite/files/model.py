@@ -48,12 +48,14 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """A model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model.
+        """A model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; a Model as it is.
 
         From a path, tensors of more than 16 KiB are not read but become stubs; text formats go by their
         suffix (.onnxtxt, .textproto, .json). `folder` is where external data lies: for a path its own
         folder if not given. The argument is never changed. ModelError says in one line what is wrong.
         """
+        if isinstance(source, Model):
+            return source
         if isinstance(source, (str, os.PathLike)):
             path = Path(source)
             return cls(_of_path(path, None if folder is None else Path(folder)), path)

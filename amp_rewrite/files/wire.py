@@ -109,7 +109,7 @@ def _children(message: Message, table: dict[type[Message], dict[int, tuple[str, 
         value: Any = getattr(message, name)
         if name == "node":
             for node in value:
-                for attribute in node.attribute:
+                for attribute in node.attribute[:]:
                     if attribute.type not in _PLAIN_ATTRIBUTES:
                         yield attribute
         elif not isinstance(value, Message):
@@ -145,7 +145,8 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
 
 def _plain(node: onnx.NodeProto) -> bool:
     """Whether no attribute of the node holds tensors or graphs."""
-    for a in node.attribute:  # noqa: SIM110 asked of every node, for which a generator takes twice as long
+    # Asked of every node: a slice takes half as long as to iterate, and a generator twice as long.
+    for a in node.attribute[:]:  # noqa: SIM110
         if a.type not in _PLAIN_ATTRIBUTES:
             return False
     return True

@@ -12,30 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.cone import moves_behind, numbers
+from amp_rewrite.fuse.attention_mask import Hiding, added, hides, number, selected
 from amp_rewrite.fuse.fusion import alone
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, ValueId, View
 
-LOST = -1e30
-"""At or below it a float32 number swallows the score that it is added to; it is what −3.4e38 is chosen for."""
-OUT_OF_REACH = -DType.FLOAT16.max / 2
-"""At or below it a number has no weight beside any score of a network: masks are bounded to it before this."""
-_DEPTH = 6  # ops between a product and its softmax
-
-
-@dataclass(frozen=True, slots=True)
-class Hiding:
-    """Which scores a softmax is not to see: those where `value`, a bool, is not `shows`, have `fill` instead.
-
-    `shown`: True where a score is seen, if that is known; `value` is then what the ops read, a bool or what is added.
-    """
-
-    value: ValueId
-    shows: bool
-    fill: float
-    shown: Array | None = None
+_DEPTH = 8  # ops between a product and its softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +25,9 @@ class Form:
     """One attention, written out. `ops`: from the first scaling to the last product, in order; `beside` them those that
     make what is added to the scores of mask and bias, and that other attentions may read, too.
 
-    `keys` are transposed: their last axis counts keys. `zeroed`: a softmax that is NaN becomes 0.
+    `keys` are transposed: their last axis counts keys. `zeroed`: a softmax that is NaN becomes 0. `turned`: the values
+    are transposed, too, and the result is. `parting` splits the first axis of the scores in batch and heads, `joining`
+    puts those of the weights together again; `merged` are mask and biases that are applied before the one.
     """
 
     ops: tuple[OpId, ...]
@@ -53,9 +37,18 @@ class Form:
     values: ValueId
     scale: float
     hiding: Hiding | None
-    bias: ValueId | None
+    biases: tuple[ValueId, ...]
     zeroed: bool
     beside: tuple[OpId, ...] = ()
+    turned: bool = False
+    parting: Op | None = None
+    joining: Op | None = None
+    merged: frozenset[ValueId] = frozenset()
+
+    def weights(self, view: View) -> Op:
+        """The softmax."""
+        (found,) = [view.ops[op] for op in self.ops if view.ops[op].kind == "Softmax"]
+        return found
 
 
 def form_of(view: View, softmax: Op) -> Form | str | None:
@@ -68,35 +61,94 @@ def form_of(view: View, softmax: Op) -> Form | str | None:
     fault = found.take(view, path)
     if fault:
         return fault
+    if (found.parting is None) != (end.joining is None):
+        return "its scores are laid out anew, and not back"
     product = path[-1][0]
     queries, keys = (_scaled(view, product, slot, found) for slot in (0, 1))
     axis = attribute(softmax.node, "axis")
-    if (axis.i if axis is not None else -1) not in (-1, 3):
+    if (axis.i if axis is not None else -1) not in (-1, 2, 3):
         return "its softmax is not over the last axis"
-    last, zeroing = end
-    ops = sorted({*found.ops, softmax.id, last.id, *(op.id for op in zeroing)})
-    values = last.inputs[1]
-    assert queries is not None and keys is not None and values is not None
-    zeroed, beside = bool(zeroing), tuple(found.beside)
-    form = Form(tuple(ops), last, queries, keys, values, found.scale, found.hiding, found.bias, zeroed, beside)
+    ops = sorted({*found.ops, softmax.id, end.last.id, *(op.id for op in end.between)})
+    assert queries is not None and keys is not None and end.values is not None
+    form = Form(
+        ops=tuple(ops),
+        last=end.last,
+        queries=queries,
+        keys=keys,
+        values=end.values,
+        scale=found.scale,
+        hiding=found.hiding,
+        biases=tuple(found.biases),
+        zeroed=any(op.kind == "Where" for op in end.between),
+        beside=tuple(found.beside),
+        turned=end.turned,
+        parting=found.parting,
+        joining=end.joining,
+        merged=frozenset(found.merged),
+    )
     return _unfit(view, form) or form
 
 
-def _end(view: View, softmax: Op) -> tuple[Op, Sequence[Op]] | None:
-    """The product of weights and values, and the ops before it that make 0 of NaN."""
-    weights = softmax.outputs[0]
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The product of weights and values, and the ops before it that copy the weights, move them or make 0 of NaN."""
+
+    last: Op
+    values: ValueId | None
+    between: Sequence[Op]
+    turned: bool
+    joining: Op | None
+
+
+def _end(view: View, softmax: Op) -> _End | None:
+    weights, between = _uncopied(view, softmax.outputs[0])
     if weights is None:
         return None
     readers = {op.kind: op for op in view.readers(weights)}
-    zeroing: Sequence[Op] = ()
     if "IsNaN" in readers and "Where" in readers:
         test, choice = readers["IsNaN"], readers["Where"]
         if choice.inputs[0] != test.outputs[0] or choice.inputs[2] != weights or number(view, choice.inputs[1]) != 0:
             return None
-        zeroing, weights = (test, choice), choice.outputs[0]
+        weights, copies = _uncopied(view, choice.outputs[0])
+        between = [*between, test, choice, *copies]
+    joining, turning = _mover(view, weights, "Reshape"), None
+    if joining is not None:
+        between, weights = [*between, joining], joining.outputs[0]
+    elif (turning := _mover(view, weights, "Transpose")) is not None:
+        perm = attribute(turning.node, "perm")
+        if perm is None or list(perm.ints) not in ([0, 2, 1], [0, 1, 3, 2]):
+            return None
+        between, weights = [*between, turning], turning.outputs[0]
     products = [op for op in view.readers(weights) if op.kind == "MatMul"] if weights is not None else []
-    fits = len(products) == 1 and products[0].inputs[0] == weights and products[0].inputs[1] != weights
-    return (products[0], zeroing) if fits else None
+    at = 0 if turning is None else 1
+    fits = len(products) == 1 and products[0].inputs[at] == weights and products[0].inputs[1 - at] != weights
+    return _End(products[0], products[0].inputs[1 - at], between, turning is not None, joining) if fits else None
+
+
+def _mover(view: View, value: ValueId | None, kind: str) -> Op | None:
+    """The op of a kind that alone reads a value."""
+    readers = list(view.readers(value)) if value is not None else []
+    return readers[0] if len(readers) == 1 and readers[0].kind == kind else None
+
+
+def _uncopied(view: View, value: ValueId | None) -> tuple[ValueId | None, Sequence[Op]]:
+    """What copies of a value end in that alone read it, and the copies."""
+    copies = list[Op]()
+    while value is not None:
+        readers = list(view.readers(value))
+        if len(readers) != 1 or not copies_alone(view, readers[0]):
+            break
+        copies.append(readers[0])
+        value = readers[0].outputs[0]
+    return value, copies
+
+
+def copies_alone(view: View, op: Op) -> bool:
+    """Whether an op gives what it reads: Identity, a Cast to the type that there is."""
+    if op.kind == "Cast":
+        given, made = (view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0]))
+        return given is not None and given is made
+    return op.kind == "Identity"
 
 
 _Step = tuple[Op, int]
@@ -113,13 +165,24 @@ def _path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, ...] | 
     for slot in _SCORES.get(op.kind, ()):
         if op.kind in ("Mul", "Div") and number(view, op.inputs[1 - slot]) is None:
             continue
+        if op.kind in ("Cast", "Identity") and not copies_alone(view, op):
+            continue
         rest = _path(view, op.inputs[slot], depth - 1)
         if rest is not None:
             return ((op, slot), *rest)
     return None
 
 
-_SCORES = {"Mul": (0, 1), "Div": (0,), "Add": (0, 1), "Where": (1, 2)}
+_SCORES = {
+    "Mul": (0, 1),
+    "Div": (0,),
+    "Add": (0, 1),
+    "Where": (1, 2),
+    "Cast": (0,),
+    "Identity": (0,),
+    "Reshape": (0,),
+    "Tanh": (0,),
+}
 
 
 @dataclass(slots=True)
@@ -129,14 +192,24 @@ class _Found:
     ops: list[OpId] = field(default_factory=list)
     scale: float = 1.0
     hiding: Hiding | None = None
-    bias: ValueId | None = None
+    biases: list[ValueId] = field(default_factory=list)
     beside: list[OpId] = field(default_factory=list)
+    parting: Op | None = None
+    merged: list[ValueId] = field(default_factory=list)
 
     def take(self, view: View, path: Sequence[_Step]) -> str | None:
         """Read the steps; why they are none of an attention."""
         for op, slot in path:
             self.ops.append(op.id)
-            if op.kind in ("Mul", "Div"):
+            if op.kind == "Tanh":
+                return (
+                    "its scores are capped by Tanh, and releases of the runtime differ in whether the mask comes first"
+                )
+            if op.kind == "Reshape":
+                if self.parting is not None:
+                    return "its scores are laid out anew twice"
+                self.parting = op
+            elif op.kind in ("Mul", "Div"):
                 self.scaled_by(view, op, slot)
             elif op.kind in ("Add", "Where"):
                 fault = self._mask(view, op, slot)
@@ -155,78 +228,37 @@ class _Found:
             return "its mask is scaled with its scores"
         if op.kind == "Add":
             return self._add(view, op.inputs[1 - slot])
-        hiding = _selected(view, op, slot)
+        hiding = selected(view, op, slot)
         return self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by what is no mask"
 
     def _add(self, view: View, value: ValueId | None) -> str | None:
         """Take what is added to scores: a mask, a bias, or the sum of both."""
-        hiding, op = _added(view, value), view.producer(value)
+        hiding, op = added(view, value), view.producer(value)
         if hiding is not None:
             self.beside += [op.id] if op is not None and op.kind == "Where" else []
+            self.biases += [hiding.value] if hiding.counts else []
             return self._hide(hiding)
         for slot in (0, 1) if op is not None and op.kind == "Add" else ():
-            if op is not None and _added(view, op.inputs[slot]) is not None:
+            if op is not None and added(view, op.inputs[slot]) is not None:
                 self.beside.append(op.id)
                 return self._add(view, op.inputs[slot]) or self._add(view, op.inputs[1 - slot])
-        if self.bias is not None:
-            return "two biases are added to its scores"
-        self.bias = value
-        return None
+        for slot in (1, 2) if op is not None and op.kind == "Where" else ():
+            replaced = selected(view, op, slot) if op is not None else None
+            if op is not None and replaced is not None and hides(replaced.fill, replaced.shown):
+                self.beside.append(op.id)
+                return self._hide(replaced) or self._add(view, op.inputs[slot])
+        if value is not None and value not in self.biases:
+            self.biases.append(value)
+            self.merged += [value] if self.parting is not None else []
+            return None
+        return "a bias is added to its scores twice"
 
     def _hide(self, hiding: Hiding) -> str | None:
         if self.hiding is not None:
             return "two masks hide its scores"
         self.hiding = hiding
+        self.merged += [hiding.value] if self.parting is not None else []
         return None
-
-
-def _selected(view: View, op: Op, slot: int) -> Hiding | None:
-    """The mask by which a Where takes scores or a number far below them."""
-    condition, fill = op.inputs[0], number(view, op.inputs[3 - slot])
-    if condition is None or fill is None or not fill <= OUT_OF_REACH:
-        return None
-    return Hiding(condition, slot == 1, fill, _seen(view, condition, slot == 1))
-
-
-def _added(view: View, value: ValueId | None) -> Hiding | None:
-    """The mask that is added to scores, if it is 0 and one number far below them."""
-    op = view.producer(value)
-    if value is None:
-        return None
-    if op is not None and op.kind == "Where" and op.inputs[0] is not None:
-        branches = [number(view, branch) for branch in op.inputs[1:]]
-        for at, fill in enumerate(branches):
-            if fill is not None and fill <= OUT_OF_REACH and branches[1 - at] == 0:
-                shown = _seen(view, op.inputs[0], at == 1)
-                return Hiding(op.inputs[0], at == 1, fill, shown) if _hides(fill, shown) else None
-    held = numbers(view, value)
-    fill = float(held.min(initial=0)) if held is not None else 0.0
-    if held is None or not _hides(fill, held == 0) or not bool(((held == 0) | (held == fill)).all()):
-        return None
-    return Hiding(value, True, fill, held == 0)
-
-
-def _hides(fill: float, shown: Array | None) -> bool:
-    """Whether a score to which a number is added is lost: wholly, or, where its row shows another, beside that."""
-    seeing = shown is not None and (shown.ndim == 0 or bool(shown.any(axis=-1).all()))
-    return fill <= (OUT_OF_REACH if seeing else LOST)
-
-
-def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
-    """True where a condition shows a score, if that is known; with axes of 1 where it is the same all along one."""
-    held = numbers(view, condition)
-    if held is not None:
-        return np.asarray(held == shows)
-    kinds = set()
-    for move, moved in moves_behind(view, condition):
-        kinds.add(move.kind)
-        held = numbers(view, moved)
-        if held is not None and bool((held == shows).all()):
-            return np.ones((), bool)
-        if held is not None:  # Expand leaves an axis of more than one as it is
-            wide = kinds == {"Expand"} and min(held.shape[-2:], default=0) > 1
-            return np.asarray(held == shows) if wide else None
-    return None
 
 
 def _scaled(view: View, product: Op, slot: int, found: _Found) -> ValueId | None:
@@ -240,15 +272,6 @@ def _scaled(view: View, product: Op, slot: int, found: _Found) -> ValueId | None
         found.scaled_by(view, op, at)
         reader, value = op, op.inputs[at]
     return value
-
-
-def number(view: View, value: ValueId | None) -> float | None:
-    """The one number that a constant of at most one axis holds."""
-    tensor = view.constant(value)
-    if tensor is None or list(tensor.dims) not in ([], [1]):
-        return None
-    held = view.model.array(tensor)
-    return float(held.item()) if held.dtype.kind in "fiu" else None
 
 
 def _unfit(view: View, form: Form) -> str | None:

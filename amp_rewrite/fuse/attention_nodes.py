@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,12 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.attention_form import LOST
-from amp_rewrite.view import MAIN, View
+from amp_rewrite.fuse.attention_mask import LOST, OUT_OF_REACH
+from amp_rewrite.view import MAIN, ValueId, View
 
 if TYPE_CHECKING:
-    from amp_rewrite.fuse.attention import Site
     from amp_rewrite.fuse.attention_layout import Source
+    from amp_rewrite.fuse.attention_site import Site
 
 _QUERY_AXIS = 2
 
@@ -51,49 +51,100 @@ class _Writer:
     shown: str | None = None
 
     def written(self) -> Written:
-        form, result = self.site.form, self.site.form.last.node.output[0]
-        queries = self.view.value_name(form.queries)
-        keys, values = self._operand(self.site.keys, "keys"), self.view.value_name(self.site.values.value)
-        mask, seeing = self._mask(keys)
-        attended = result
-        zero = self._constant(f"{seeing}_zero", np.zeros((), np.float32)) if seeing is not None else ""
-        if seeing is not None and form.zeroed and self.site.infinite:
-            attended = self._name(f"{result}_attended")
-            self._node(self.behind, "Where", (seeing, attended, zero), result, f"{form.last.name}_seeing")
-        elif seeing is not None:
-            queries = self._made("Where", (seeing, queries, zero), f"{result}_queries")
+        site, last = self.site, self.site.last.node
+        queries, keys, values = (
+            self._operand(source, words)
+            for source, words in ((site.queries, "queries"), (site.keys, "keys"), (site.values, "values"))
+        )
+        mask, seeing = self._mask(queries, keys)
+        zeroed = seeing is not None and site.form.zeroed and site.infinite
+        if seeing is not None and not zeroed:
+            queries = self._made("Where", (seeing, queries, self._zero(seeing)), f"{last.output[0]}_queries")
         reads = [queries, keys, values, *([mask] if mask is not None else [])]
-        node = onnx.helper.make_node("Attention", reads, [attended], form.last.node.name, scale=form.scale)
-        if self.site.causal:
+        attended = self._ended(last.output[0], seeing if zeroed else None)
+        node = onnx.helper.make_node("Attention", reads, [attended], last.name, scale=site.form.scale)
+        if site.causal:
             node.attribute.append(onnx.helper.make_attribute("is_causal", 1))
+        node.metadata_props.extend(last.metadata_props)
         return Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights), self.shown)
 
     def _operand(self, source: Source, words: str) -> str:
         name = self.view.value_name(source.value)
+        name = self._split(name) if source.heads else name
         if source.perm == (0, 1, 2, 3):
             return name
-        result = self.site.form.last.node.output[0]
-        return self._made("Transpose", (name,), f"{result}_{words}", perm=source.perm)
+        return self._made("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
+
+    def _split(self, name: str) -> str:
+        """Three axes as four, the first split in batch and heads."""
+        heads = self.site.heads
+        if heads == 1:
+            return self._made("Unsqueeze", (name, self._constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
+        outer = self._constant(f"{name}_{heads}_heads", np.array([-1, heads]))
+        inner = self._made("Shape", (name,), f"{name}_inner", start=1)
+        shape = self._made("Concat", (outer, inner), f"{name}_{heads}_heads_shape", axis=0)
+        return self._made("Reshape", (name, shape), f"{name}_{heads}_heads_split")
+
+    def _ended(self, result: str, seeing: str | None) -> str:
+        """What the operator gives, of which the nodes behind it make the result."""
+        site, steps = self.site, list[Callable[[str, str], None]]()
+        if seeing is not None:
+            steps.append(lambda given, made: self._after("Where", (seeing, given, self._zero(seeing)), made))
+        if site.form.turned:
+            steps.append(lambda given, made: self._after("Transpose", (given,), made, perm=(0, 1, 3, 2)))
+        if site.heads and site.end is None:
+            steps.append(self._join)
+        names = [self._name(f"{result}_{words}") for words in ("attended", "seen", "turned")[: len(steps)]] + [result]
+        for step, given, made in zip(steps, names, names[1:], strict=False):
+            step(given, made)
+        return names[0]
+
+    def _join(self, given: str, made: str) -> None:
+        """Four axes as three, batch and heads as one."""
+        if self.site.heads == 1:
+            self._after("Squeeze", (given, self._constant(f"{made}_head_axis", np.array([1]))), made)
+            return
+        inner, shape = self._name(f"{made}_inner"), self._name(f"{made}_joined_shape")
+        self._after("Shape", (given,), inner, start=2)
+        self._after("Concat", (self._constant(f"{made}_outer", np.array([-1])), inner), shape, axis=0)
+        self._after("Reshape", (given, shape), made)
+
+    def _after(self, op_type: str, reads: Sequence[str], made: str, **attributes: Any) -> None:
+        self._node(self.behind, op_type, reads, made, f"{made}_{op_type}", **attributes)
+
+    def _zero(self, stem: str) -> str:
+        return self._constant(f"{stem}_zero", np.zeros((), np.float32))
 
     # -- the mask ----------------------------------------------------------------------------------
 
-    def _mask(self, keys: str) -> tuple[str | None, str | None]:
+    def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
         """What the operator reads as a mask, and, where a row may see no key, which rows see one."""
         form, seeing = self.site.form, None
-        mask = self.view.value_name(form.bias) if form.bias is not None else None
+        mask = self._biased([self._laid(bias) for bias in form.biases])
         if self.site.hides:
             shown, seeing = self._shown()
             mask = self._masked(mask, shown, seeing) if mask is not None else shown
         if mask is not None and self.site.narrow:
-            mask = self._widened(mask, keys)
+            mask = self._widened(mask, queries, keys)
         return mask, seeing
+
+    def _laid(self, value: ValueId) -> str:
+        """A mask or a bias, with batch and heads split where they are one axis of it."""
+        name = self.view.value_name(value)
+        return self._split(name) if value in self.site.split else name
+
+    def _biased(self, biases: Sequence[str]) -> str | None:
+        """The sum of all biases; None for none."""
+        total = None
+        for bias in biases:
+            total = bias if total is None else self._made("Add", (total, bias), f"{total}_{bias}")
+        return total
 
     def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
         """A bias with a number far below any score where a key is not shown; 0 in rows that all keys weigh alike in."""
         stem = f"{bias}_{shown}"
         if seeing is not None and not self.site.infinite:
-            zero = self._constant(f"{stem}_zero", np.zeros((), np.float32))
-            bias = self._made("Where", (seeing, bias, zero), f"{stem}_seeing")
+            bias = self._made("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
         fill = self._constant(f"{stem}_fill", np.array(LOST, np.float32))
         return self._made("Where", (shown, bias, fill), stem)
 
@@ -101,9 +152,12 @@ class _Writer:
         """A bool that shows some key in each row; and, where the model's own may show none, in which rows it does."""
         hiding = self.site.form.hiding
         assert hiding is not None
-        stem = self.view.value_name(hiding.value)
+        stem = self._laid(hiding.value)
         if hiding.shown is not None and not (hiding.shows and self._boolean(hiding.value)):
             shown = self.shown = self._constant(f"{stem}_shown", hiding.shown)
+        elif hiding.counts:
+            least = self._constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            shown = self._made("Greater", (stem, least), f"{stem}_shown")
         elif hiding.shown is not None or hiding.shows:
             shown = stem
         else:
@@ -121,12 +175,11 @@ class _Writer:
         found = self.view.types[value]
         return found is not None and found.dtype is not None and found.dtype.spelling == "bool"
 
-    def _widened(self, mask: str, keys: str) -> str:
+    def _widened(self, mask: str, queries: str, keys: str) -> str:
         """A mask that states every query and every key; one for all attentions of which it is known to be the same."""
         lengths = self.site.lengths
         known = None not in lengths
-        stem = f"{mask}_{lengths[0]}_{lengths[1]}" if known else f"{self.site.form.last.node.output[0]}_mask"
-        queries = self.view.value_name(self.site.form.queries)
+        stem = f"{mask}_{lengths[0]}_{lengths[1]}" if known else f"{self.site.last.node.output[0]}_mask"
         stated = [
             self._made("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
             for read, words in ((queries, "queries"), (keys, "keys"))

@@ -1,6 +1,6 @@
 """The view that is painted, in standard form: what computes one thing is one node where the standard has one.
 
-A fused node is one decision about precision, can not be split by a Cast, and is what a runtime fuses further: a sum and
+A fused node is one decision about precision, cannot be split by a Cast, and is what a runtime fuses further: a sum and
 its normalization, a bias and its activation. All of it happens in float32, and each fusion is proved on the spot.
 """
 
@@ -18,10 +18,11 @@ from amp_rewrite.fuse.attention import fuse_attention
 from amp_rewrite.fuse.attention_layout import AllDims
 from amp_rewrite.fuse.batch_norm import fold_batch_norms
 from amp_rewrite.fuse.constants import fold_constants
+from amp_rewrite.fuse.dimensions import in_numbers, known_dims
 from amp_rewrite.fuse.emit import fused
 from amp_rewrite.fuse.formula import fuse_clusters
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, findings
-from amp_rewrite.fuse.shapes import Shapes, dims_of, shapes_of
+from amp_rewrite.fuse.shapes import Shapes
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.policy import Target
 from amp_rewrite.safety.cluster import clusters
@@ -107,7 +108,7 @@ def _constants(view: View, to: DType) -> Iterator[Outcome]:
 def _operators(view: View, to: DType) -> Iterator[Outcome]:
     @cache
     def shapes() -> Shapes:
-        return shapes_of(view)
+        return in_numbers(known_dims(view))
 
     yield from fold_batch_norms(view, to)
     yield from fuse_clusters(view, clusters(view), shapes)
@@ -118,7 +119,7 @@ def _attentions(view: View, to: DType) -> Iterator[Outcome]:
 
     @cache
     def dims() -> AllDims:
-        return dims_of(view)
+        return known_dims(view)
 
     yield from fuse_attention(view, to, dims)
 

@@ -59,6 +59,6 @@ def numbers(view: View, value: ValueId) -> Array | None:
 
 
 def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
-    """What ops make of a feed; None where onnx's reference can not tell."""
+    """What ops make of a feed; None where onnx's reference cannot tell."""
     made = runs_of(view, ops, view.value_name(value), [feed])
     return None if isinstance(made, str) else made[0]

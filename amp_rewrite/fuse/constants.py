@@ -85,9 +85,9 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
             v is not None and view.dtype(v) is DType.FLOAT for v in op.inputs
         ):
             continue  # a Cast to integers, say, which machines saturate each in its way
-        operands = [_operand(view, value, found) for value in op.inputs if value is not None]
-        if all(operand is not None for operand in operands):
-            array = _run(view, op, [operand for operand in operands if operand is not None])
+        values = [value for value in op.inputs if value is not None]
+        if all(value in found or _readable(view, value) for value in values):
+            array = _run(view, op, [found[value] if value in found else _read(view, value) for value in values])
             if array is not None and array.size <= LARGEST and _finite(array):
                 found[result] = array
     return found
@@ -106,12 +106,15 @@ def _finite(array: Array) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _operand(view: View, value: ValueId, found: Mapping[ValueId, Array]) -> Array | None:
-    if value in found:
-        return found[value]
+def _readable(view: View, value: ValueId) -> bool:
+    """Whether a value is a constant that is small enough to compute with."""
     tensor = view.constant(value)
-    if tensor is None or view.dtype(value) not in _TYPES or math.prod(tensor.dims) > LARGEST:
-        return None
+    return tensor is not None and view.dtype(value) in _TYPES and math.prod(tensor.dims) <= LARGEST
+
+
+def _read(view: View, value: ValueId) -> Array:
+    tensor = view.constant(value)
+    assert tensor is not None
     return view.model.array(tensor)
 
 

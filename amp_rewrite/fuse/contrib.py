@@ -19,10 +19,11 @@ from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.contrib_attention import fuse_attentions
 from amp_rewrite.fuse.contrib_formula import computed
 from amp_rewrite.fuse.contrib_match import MATCHERS, Match, Site
+from amp_rewrite.fuse.dimensions import in_numbers, known_dims
 from amp_rewrite.fuse.formula import fuse_clusters
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, outside
 from amp_rewrite.fuse.proof import Arrays, doubt, runs_of
-from amp_rewrite.fuse.shapes import Dims, Shapes, dims_of
+from amp_rewrite.fuse.shapes import MADE_UP, Dims, Shapes
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.view import MAIN, ScopeId, View
 
@@ -38,11 +39,11 @@ def fuse_contrib(view: View, to: DType) -> Iterator[Outcome]:
 
     @cache
     def dims() -> Mapping[tuple[ScopeId, str], Dims]:
-        return dims_of(view)
+        return known_dims(view)
 
     @cache
     def shapes() -> Shapes:
-        return {key: tuple(d if isinstance(d, int) else None for d in found) for key, found in dims().items()}
+        return in_numbers(dims())
 
     whole = [o for o in fuse_clusters(view, clusters(view), shapes, _LATEST) if isinstance(o, Fusion)]
     for outcome in fuse_attentions(view, to, dims):
@@ -62,7 +63,7 @@ def _proved(site: Site, match: Match) -> Outcome:
 
 
 def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Outcome) -> Outcome:
-    """A fusion of the main graph with the types of its results, which onnx can not infer."""
+    """A fusion of the main graph with the types of its results, which onnx cannot infer."""
     if isinstance(outcome, Refusal) or view.ops[outcome.last].scope != MAIN:
         return outcome
     names = [name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims]
@@ -70,8 +71,7 @@ def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Ou
 
 
 def _declared(name: str, dims: Dims) -> ValueInfoProto:
-    # A name that inference made up stays out: it may be another's tomorrow.
-    known = [None if isinstance(d, str) and d.startswith("unk__") else d for d in dims]
+    known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims]
     return onnx.helper.make_tensor_value_info(name, DType.FLOAT.code, known)
 
 
@@ -93,7 +93,7 @@ def _doubt(view: View, match: Match) -> str | None:
     try:
         made = [computed(match.node, arrays) for arrays in given]
     except (KeyError, ValueError) as cause:
-        return f"its formula can not be tried: {cause}"
+        return f"its formula cannot be tried: {cause}"
     for result in (name for name in match.node.output if name):
         after = [results[result] for results in made]
         pairs = zip(given, after, strict=True)

@@ -18,8 +18,10 @@ from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.attention import Site, sites
-from amp_rewrite.fuse.attention_layout import RANK, AllDims, dims_at, solved
+from amp_rewrite.fuse.attention import sites
+from amp_rewrite.fuse.attention_layout import RANK, AllDims, dims_at
+from amp_rewrite.fuse.attention_mask import OUT_OF_REACH
+from amp_rewrite.fuse.attention_site import Site
 from amp_rewrite.fuse.contrib_attention_proof import Base, Trial, doubt_of
 from amp_rewrite.fuse.contrib_formula import DOMAIN
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, alone
@@ -34,24 +36,24 @@ _FIRST_WITH_AXES_INPUT = {"ReduceMax": 18, "Squeeze": 13}
 
 def fuse_attentions(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
     """Each attention that is still written out, as one node, or why not. What `attention` refuses is told there."""
-    known: AllDims | None = None
     for last, site in sites(view, to, dims):
         if not isinstance(site, str):
-            known = solved(view, dims()) if known is None else known
-            found = _written(site, known)
+            found = _written(site, dims())
             yield Refusal(KIND, last, found) if isinstance(found, str) else found
 
 
 def _written(site: Site, dims: AllDims) -> Outcome | str:
     form = site.form
+    if site.heads or form.turned:
+        return "its products have three axes" if site.heads else "its result is transposed"
     queries, values = (dims_at(site.view, dims, value) or () for value in (form.queries, form.values))
     sizes = [shape[axis] if shape else None for shape, axis in ((queries, 1), (queries, 3), (values, 3))]
     heads, width, depth = (size if isinstance(size, int) else 0 for size in sizes)
     if not (heads and width and depth):
         return "how many heads it has, and how wide they are, is not known"
-    if (site.hides or form.bias is not None) and (site.narrow or not _stated(site, dims)):
+    if (site.hides or form.biases) and (site.narrow or not _stated(site, dims)):
         return "its mask does not state batch, heads, every query and every key"
-    if site.empty and (site.mask[1] != 1 or not _boolean(site)):
+    if site.empty and (site.mask[1] != 1 or not (_boolean(site) or _counts(site))):
         return "a row of its mask may hide every key, and not in each head alike"
     if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
         return "two of its operands are one"
@@ -61,8 +63,11 @@ def _written(site: Site, dims: AllDims) -> Outcome | str:
 def _stated(site: Site, dims: AllDims) -> bool:
     """Whether what is added to the scores, or selects them, has four axes."""
     read = [site.form.hiding.value] if site.hides and site.form.hiding is not None else []
-    read += [site.form.bias] if site.form.bias is not None else []
-    return all(len(dims_at(site.view, dims, value) or ()) == RANK for value in read)
+    return all(len(dims_at(site.view, dims, value) or ()) == RANK for value in (*read, *site.form.biases))
+
+
+def _counts(site: Site) -> bool:
+    return site.form.hiding is not None and site.form.hiding.counts
 
 
 def _boolean(site: Site) -> bool:
@@ -94,6 +99,9 @@ class _Writer:
         seeing = self._seeing() if site.empty else None
         zeroed = form.zeroed and site.infinite
         reads = [*self._operands(made, None if zeroed else seeing), "", "", self._added()]
+        split = any((base.what, base.layout) == ("values", "heads") for base in self.bases.values())
+        if split and self.width != self.depth:
+            return Refusal(KIND, form.last.id, "its values are not as wide as its keys, and their heads are split off")
         while not reads[-1]:
             reads.pop()
         attended = self._ended(made, seeing if zeroed else None, packed=bool(moves))
@@ -195,8 +203,10 @@ class _Writer:
     def _added(self) -> str:
         """What is added to the scores; "" for nothing."""
         view, form, hiding = self.site.view, self.site.form, self.site.form.hiding
-        bias = view.value_name(form.bias) if form.bias is not None else ""
-        if not self.site.hides or hiding is None:
+        bias, *more = [view.value_name(value) for value in form.biases] or [""]
+        for other in more:
+            bias = self._made("Add", (bias, other), f"{bias}_{other}")
+        if not self.site.hides or hiding is None or hiding.counts:
             return bias
         stem = view.value_name(hiding.value)
         if _boolean(self.site):
@@ -212,6 +222,9 @@ class _Writer:
         assert hiding is not None
         stem = self.site.view.value_name(hiding.value)
         shown = stem if hiding.shows else self._made("Not", (stem,), f"{stem}_shown")
+        if hiding.counts:
+            least = self._constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            shown = self._made("Greater", (stem, least), f"{stem}_seen")
         counted = self._made("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
         most = self._over("ReduceMax", counted, -1, f"{stem}_most", keepdims=1)
         return self._over("Squeeze", self._made("Cast", (most,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")

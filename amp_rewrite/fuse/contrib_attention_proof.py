@@ -10,8 +10,8 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.attention import Site
 from amp_rewrite.fuse.attention_proof import double, masks_of
+from amp_rewrite.fuse.attention_site import Site
 from amp_rewrite.fuse.contrib_formula import computed
 from amp_rewrite.fuse.proof import Arrays, doubt, run, runs_of
 
@@ -73,7 +73,7 @@ def _after(trial: Trial, made: str, feeds: Sequence[Arrays]) -> list[Array] | st
     try:
         results = [computed(node, feed)[node.output[0]] for feed in read]
     except (KeyError, ValueError) as cause:
-        return f"its formula can not be tried: {cause}"
+        return f"its formula cannot be tried: {cause}"
     if not behind:
         return results
     given = [{**feed, node.output[0]: array} for feed, array in zip(read, results, strict=True)]

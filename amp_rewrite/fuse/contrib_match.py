@@ -354,7 +354,10 @@ def _side(site: Site, product: Op, value: ValueId | None) -> _Side:
     view, reader, ops, swapped, scale = site.view, product, [], False, 1.0
     while True:
         op = view.producer(value)
-        if op is None or op.scope != product.scope or not alone(view, value, reader) or not site.floats((op.id,)):
+        # A Constant reads nothing, and has nothing above it.
+        if op is None or not op.inputs or op.scope != product.scope:
+            break
+        if not alone(view, value, reader) or not site.floats((op.id,)):
             break
         scaled = site.scaled(op) if view.constant(op.inputs[0]) is None else None
         if scaled is not None:

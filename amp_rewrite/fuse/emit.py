@@ -70,10 +70,6 @@ def _unread(view: View, fusions: Sequence[Fusion]) -> _Unread:
     return _Unread(frozenset(gone), frozenset(values))
 
 
-def _unread_of(view: View, op: Op, gone: Collection[OpId], kept: Collection[str]) -> bool:
-    return all(_removable(view, value, gone, kept) for value in op.outputs if value is not None)
-
-
 def _nodes(fusion: Fusion) -> tuple[NodeProto, ...]:
     return (*fusion.ahead, fusion.node, *fusion.behind)
 

@@ -17,7 +17,7 @@ class Fusion:
 
     `kind` is what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers that
     the node reads. `place`: the op where it stands instead, if it makes a value that is read before `last`.
-    `declared`: types of what it makes, where onnx can not infer them. `ahead` and `behind`: nodes right before and
+    `declared`: types of what it makes, where onnx cannot infer them. `ahead` and `behind`: nodes right before and
     after it; one whose result another fusion of the same graph has ahead, too, comes once.
     """
 

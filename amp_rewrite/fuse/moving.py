@@ -23,7 +23,7 @@ _FAULTS = (ValueError, TypeError, IndexError, KeyError)
 
 def moved(nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array]) -> Array | None:
     """What nodes give as `result` for a feed of all that they read. None where one does more than move what it reads,
-    or can not be run: onnx's reference may tell why."""
+    or cannot be run: onnx's reference may tell why."""
     known = dict(feed)
     try:
         for node in nodes:

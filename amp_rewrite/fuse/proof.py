@@ -26,7 +26,7 @@ UNIT in one of them moves the result by no more than UNIT of its magnitude."""
 
 Arrays = Mapping[str, Array]
 
-# What numpy and onnx's reference raise for shapes or attributes that they can not take.
+# What numpy and onnx's reference raise for shapes or attributes that they cannot take.
 _FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 
 
@@ -49,7 +49,7 @@ def _worst(a: Array, b: Array) -> str:
 
 
 def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays]) -> list[Array] | str:
-    """What ops of a view give as `result` in float64, for each feed; or why they can not be run.
+    """What ops of a view give as `result` in float64, for each feed; or why they cannot be run.
 
     A feed names every value that the ops read and that is no constant. A constant that it names is not read.
     """
@@ -67,7 +67,7 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
 def run(
     nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
 ) -> list[Array] | str:
-    """What nodes give as `result` for each feed of all that they read; or why onnx's reference can not run them."""
+    """What nodes give as `result` for each feed of all that they read; or why onnx's reference cannot run them."""
     shifted = [moved(nodes, result, feed) for feed in feeds]
     made = [array for array in shifted if array is not None]
     return made if len(made) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
@@ -90,7 +90,7 @@ def _run_by_reference(
         with np.errstate(all="ignore"):
             return [np.asarray(evaluator.run(None, dict(feed))[0]) for feed in feeds]  # type: ignore[index]
     except _FAULTS as cause:
-        return f"onnx's reference can not run it: {' '.join(str(cause).split())[:120]}"
+        return f"onnx's reference cannot run it: {' '.join(str(cause).split())[:120]}"
 
 
 def _plain(view: View, op_id: OpId) -> NodeProto:

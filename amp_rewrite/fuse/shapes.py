@@ -8,14 +8,17 @@ import onnx.checker
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
+from amp_rewrite.fuse.sizes import Dim
 from amp_rewrite.index import bodies
 from amp_rewrite.schema import normal_domain
 from amp_rewrite.view import ScopeId, View
 
 Shape = tuple[int | None, ...]
 Shapes = Mapping[tuple[ScopeId, str], Shape]
-Dims = tuple[int | str | None, ...]
+Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
+MADE_UP = "unk__"
+"""What a name begins with that inference made up: it may be another's tomorrow."""
 
 # What inference raises of models that it finds at odds with themselves: it is not asked whether they are.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, UnicodeDecodeError)
@@ -27,7 +30,7 @@ def shapes_of(view: View) -> Shapes:
     By onnx's inference on the model without its heavy weights. O(nodes).
     """
     numbers = dims_of(view, through_values=False).items()
-    return {key: tuple(d if isinstance(d, int) else None for d in dims) for key, dims in numbers}
+    return {key: tuple([d if isinstance(d, int) else None for d in dims]) for key, dims in numbers}
 
 
 def dims_of(view: View, *, through_values: bool = True) -> Mapping[tuple[ScopeId, str], Dims]:
@@ -35,7 +38,7 @@ def dims_of(view: View, *, through_values: bool = True) -> Mapping[tuple[ScopeId
     skeleton = view.model.skeleton()
     told = _inferred(skeleton, through_values)
     found: dict[tuple[ScopeId, str], Dims] = {}
-    for number, graph in enumerate(_graphs(told)):
+    for number, graph in enumerate(_graphs(told) if len(view.scopes) > 1 else (told.graph,)):
         scope = ScopeId(number)
         found.update(((scope, v.name), s) for v in _stated(graph) if (s := _shape(v)) is not None)
         found.update(((scope, t.name), tuple(t.dims)) for t in graph.initializer)
@@ -80,9 +83,10 @@ def _stated(graph: GraphProto) -> Iterator[ValueInfoProto]:
 
 def _shape(stated: ValueInfoProto) -> Dims | None:
     tensor = stated.type.tensor_type
-    if not stated.type.HasField("tensor_type") or not tensor.HasField("shape"):
+    if not tensor.HasField("shape"):
         return None
-    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+    # A slice takes half as long as to iterate.
+    return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim[:]])
 
 
 def _dims(tensor: TensorProto) -> Dims:

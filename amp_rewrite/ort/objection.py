@@ -49,6 +49,21 @@ _KNOWN = (
         "it knows the opsets of {0} up to {1}",
         "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter",
     ),
+    (
+        r'Unknown provider option: "([^"]*)"',
+        "a provider has no option {0!r}",
+        "check the spelling against onnxruntime's page of that provider, or leave it out",
+    ),
+    (
+        r'Failed to parse provider option "([^"]*)": (?:\S+:\d+ \S+ )?(.*)',
+        "provider option {0!r} has a value that it does not take: {1}",
+        "give another one, or leave it out",
+    ),
+    (
+        r"Please install TensorRT libraries",
+        "it cannot load the libraries of TensorRT",
+        "install TensorRT (pip install tensorrt) where the loader finds it, or leave TensorrtExecutionProvider out",
+    ),
     (r"max supported IR version", "", "install a newer onnxruntime, or export the model again for an older one"),
 )
 

@@ -41,6 +41,9 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
+MOST_THREADS = 1024
+"""Threads for one op: beyond any machine's cores, onnxruntime spends minutes in starting them."""
+
 # In some graphs of thousands of nodes planning the reuse of memory takes longer than all the rest of opening.
 _MOST_PLANNED_NODES = 4000
 # FATAL: what goes wrong comes as an exception, too.
@@ -154,10 +157,7 @@ class Runner:
         ports = {port.name: port for port in self.outputs}
         names = list(ports) if outputs is None else list(outputs)
         check_names("output", names, tuple(ports))
-        check_names("input", batch, tuple(port.name for port in self.inputs))
-        missing = [p.name for p in self.inputs if p.required and p.name not in batch and "optional" not in p.container]
-        if missing:
-            raise ModelError(f"nothing is fed to input {missing[0]!r}; give an array for each of {missing}")
+        self._check_fed(batch)
         fed = {name: _own(value) if name in self._written_to else value for name, value in batch.items()}
         by_value = any(port.dtype in STRANGE for port in (*self.inputs, *(ports[name] for name in names)))
         if not names:
@@ -201,9 +201,18 @@ class Runner:
         ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
         wanted = list(ports[1]) if outputs is None else outputs
         check_names("output", wanted, tuple(ports[1]))
-        check_names("input", feeds, tuple(ports[0]))
+        self._check_fed(feeds)
         with one_line("run"):
             return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, wanted, self._place(device), fixed)
+
+    def _check_fed(self, feeds: Mapping[str, object]) -> None:
+        """Nothing, where these are inputs, and all that have to be fed; ModelError elsewhere."""
+        if not isinstance(feeds, Mapping):
+            raise ModelError(f"inputs are fed by name, and this is {type(feeds).__name__}; give {{name: array}}")
+        check_names("input", feeds, tuple(port.name for port in self.inputs))
+        missing = [p.name for p in self.inputs if p.required and p.name not in feeds and "optional" not in p.container]
+        if missing:
+            raise ModelError(f"nothing is fed to input {missing[0]!r}; give an array for each of {missing}")
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
         """State in two sets where this model runs, its values on side 0; for `buffered`."""

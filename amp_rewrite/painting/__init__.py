@@ -1,1 +1,1 @@
-"""The colours: lists, levels, gate and safety rules become one decision per type variable."""
+"""The colors: lists, levels, gate and safety rules become one decision per type variable."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color, Entry
@@ -23,10 +23,10 @@ class Canvas:
 
     `raised` is the paint of variables that have a low type in the model and become float32, `unraised` that of ops
     of which that was asked in vain. They have no vertices: nothing spreads from them.
-    `pins` are ops that stay float32, `clusters` groups that share one colour; `norms` are those that
+    `pins` are ops that stay float32, `clusters` groups that share one color; `norms` are those that
     the runtime fuses (see `unit`). `low_inputs` are graph inputs that the caller will feed in the low type, `numbers`
     ops that compute with shapes and constants alone, whose denial does not spread. `benign` are ops on the deny list
-    that count as gray, each with the reason; with `spare_casts` the rules hold that TensorFlow does not have.
+    or on none that count as gray, and why; with `spare_casts` the rules hold that TensorFlow does not have.
     """
 
     view: View
@@ -55,10 +55,20 @@ class Canvas:
 
     def color(self, v: int) -> Color:
         """The list a vertex stands on; an op that the user lowers counts as allowed, a benign one as gray."""
-        vertex = self.vertices.all[v]
-        if vertex.op in self.lower:
-            return Color.ALLOW
-        return Color.GRAY if vertex.op in self.benign and vertex.entry.color is Color.DENY else vertex.entry.color
+        return self.colors[v]
+
+    @cached_property
+    def colors(self) -> Sequence[Color]:
+        """The colours of all vertices."""
+        colors = [vertex.entry.color for vertex in self.vertices.all]
+        known = (Color.DENY, Color.UNLISTED) if self.level in (Level.DEFAULT, Level.LOWER_ALL) else (Color.DENY,)
+        for op in self.benign:
+            for v in self.vertices.by_op.get(op, ()):
+                colors[v] = Color.GRAY if colors[v] in known else colors[v]
+        for op in self.lower:
+            for v in self.vertices.by_op.get(op, ()):
+                colors[v] = Color.ALLOW
+        return colors
 
     def can(self, v: int) -> bool:
         """Neither frozen nor refused by the gate."""
@@ -115,11 +125,10 @@ class Canvas:
         self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
     ) -> dict[int, OpId]:
         """Everything reached from `starts` through vertices that may be entered, with the op before each."""
-        queue = deque(starts)
+        queue = list(starts)
         seen = set(queue)
         reached: dict[int, OpId] = {}
-        while queue:
-            v = queue.popleft()
+        for v in queue:
             for w in near(v):
                 if w not in seen and enter(w):
                     seen.add(w)
@@ -135,13 +144,13 @@ class Canvas:
         by_op: dict[OpId, tuple[str, ...]] = {}
         for op_id, name in self.raised:
             by_op[op_id] = (*by_op.get(op_id, ()), name)
+        for v, vertex in enumerate(self.vertices.all):
+            paint = self.low.get(v) or self._reason(v)
+            for name in vertex.variables:
+                paints[vertex.op, name] = paint
+            by_op[vertex.op] = (*by_op[vertex.op], *vertex.variables) if vertex.op in by_op else vertex.variables
         for op in self.view.ops:
-            mine = self.vertices.by_op.get(op.id, ())
-            for v in mine:
-                for name in self.vertices.all[v].variables:
-                    paints[op.id, name] = self.low.get(v) or self._reason(v)
-                    by_op[op.id] = (*by_op.get(op.id, ()), name)
-            if not mine and op.id not in by_op and (edge := self._edge(op)) is not None:
+            if op.id not in by_op and (edge := self._edge(op)) is not None:
                 paints[op.id, ""] = edge
                 by_op[op.id] = ("",)
         return Coloring(self.to, paints, entries, by_op, self.unraised)

@@ -1,4 +1,4 @@
-"""What painting gives: for each type variable that it decides about its colour, and why."""
+"""What painting gives: for each type variable that it decides about its color, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAISED = "raised"
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """The colour of a type variable: the element type it gets, the rule that gave it, the op it is due to."""
+    """The color of a type variable: the element type it gets, the rule that gave it, the op it is due to."""
 
     dtype: DType
     rule: str
@@ -41,10 +41,13 @@ class Coloring:
 
     def of(self, op: OpId) -> Paint | None:
         """The paint that speaks for an op: a lowered variable's, else a raised one's; None if nothing was decided."""
-        paints = [self.paints[op, name] for name in self._by_op.get(op, ())]
-        if not paints:
+        names = self._by_op.get(op, ())
+        if not names:
             return self.unraised.get(op)
-        return paints[0] if len(paints) == 1 else next((p for p in paints if p.dtype is self.to), paints[0])
+        if len(names) == 1:  # as of nearly all
+            return self.paints[op, names[0]]
+        paints = [self.paints[op, name] for name in names]
+        return next((p for p in paints if p.dtype is self.to), paints[0])
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
         """The type that a variable of an op gets; None where it keeps the one that it has."""

@@ -58,17 +58,17 @@ def paint(
     spare_casts: bool = False,
     place: Rule | None = None,
 ) -> Coloring:
-    """A colour for every float32 type variable of a model, with the rule and the op behind each.
+    """A color for every float32 type variable of a model, with the rule and the op behind each.
 
     `keep` and `lower` map ops to the pattern that named them; the gate wins over both, they win over `pins`,
     and pins over the lists. What `keep`, and pins that raise, name and the model computes in a low type is raised
     to float32 (`raising`). `gray_follows_allow` defaults to TensorFlow's choice: off for float16, on for
-    bfloat16. `clusters` get one colour each; of `norms` only scale and bias are seen to (`unit.norm_tails`).
+    bfloat16. `clusters` get one color each; of `norms` only scale and bias are seen to (`unit.norm_tails`).
     `low_inputs` are graph inputs that will be fed in the low type; with `shapes_follow` (not TensorFlow's way)
     Shape and Size take their input as it is. `numbers` are ops whose denial does not spread, `benign` ops on the
     deny list that count as gray, and why. `spare_casts` adds to TensorFlow's rules what lowers ops where that takes
     no Cast, or takes one away: tables of weights (`rules.between_allow`) and ends (`rules.joins`). `place` moves the
-    border between the types once the rules have spread the colours (`placement.*`). O(nodes + uses), `place` apart.
+    border between the types once the rules have spread the colors (`placement.*`). O(nodes + uses), `place` apart.
     """
     gate = Gate.of(target, to)
     entries = entries_of(view, lists.at_level(level))

@@ -1,6 +1,6 @@
 """The way back: what the model computes in a low type and patterns or evidence ask for in float32.
 
-Only the ops that are named are raised, and what can not be in two types: the rest of a sequence's ops, the rest of
+Only the ops that are named are raised, and what cannot be in two types: the rest of a sequence's ops, the rest of
 a norm, softmax or activation that is written out op by op, and the scale and bias that the runtime fuses.
 """
 
@@ -24,7 +24,7 @@ _TAKE_ANYTHING = ("Cast", "Shape", "Size")
 
 
 def raise_low(canvas: Canvas) -> None:
-    """Every low variable of the named ops, and of the ops that can not be in another type than those."""
+    """Every low variable of the named ops, and of the ops that cannot be in another type than those."""
     wishes = dict(sorted(_wishes(canvas)))
     if not wishes:
         return
@@ -138,7 +138,7 @@ def _sharing(canvas: Canvas, start: OpId) -> tuple[set[OpId], bool]:
 
 
 def _tail(canvas: Canvas, cluster: Cluster) -> None:
-    """Scale and bias of a decomposed normalization get the type of what is normalised (see `unit.norm_tails`)."""
+    """Scale and bias of a decomposed normalization get the type of what is normalized (see `unit.norm_tails`)."""
     view = canvas.view
     low = next((found for op in cluster.tail if (found := low_type(view, view.ops[op])) is not None), None)
     if low is None or cluster.entry is None or not fuses(view, cluster, low):
@@ -147,10 +147,10 @@ def _tail(canvas: Canvas, cluster: Cluster) -> None:
     high = _seen(canvas, cluster.entry, frozenset(cluster.ops)) is DType.FLOAT
     for op in tail:
         if high and not _is_raised(canvas, op.id):
-            note = "scale and bias have the type of what is normalised: onnxruntime fuses them into one node"
+            note = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
             _raise(canvas, op.id, canvas.high(RAISED, cluster.ops[0], note))
         elif not high and _is_raised(canvas, op.id):
-            _refuse(canvas, op, f"what {cluster.kind} normalises is {low.spelling}, and onnxruntime fuses both")
+            _refuse(canvas, op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
 
 
 def _seen(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> DType | None:

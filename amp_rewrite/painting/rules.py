@@ -33,11 +33,9 @@ def freeze(canvas: Canvas) -> None:
 
 def allow_roots(canvas: Canvas) -> None:
     """Every vertex of an op on the allow list, and what the level or the user makes a root."""
-    for v in range(len(canvas.vertices.all)):
-        if not canvas.can(v) or _widens(canvas, canvas.op(v)):
+    for v, (op, _, entry, _) in enumerate(canvas.vertices.all):
+        if not canvas.can(v) or _widens(canvas, canvas.view.ops[op]):
             continue
-        op = canvas.vertices.all[v].op
-        entry = canvas.vertices.all[v].entry
         if op in canvas.lower:
             canvas.low[v] = Paint(canvas.to, "lower", None, f"lowered by {canvas.lower[op]!r}")
         elif entry.color is Color.ALLOW:
@@ -58,13 +56,12 @@ def deny_forward(canvas: Canvas) -> None:
     """Deny ops, and every path from one through clear and gray ops up to its last deny or gray op."""
     if canvas.level is Level.UNSAFE_FORCE_ALL:
         return
-    count = range(len(canvas.vertices.all))
-    denied = [v for v in count if canvas.color(v) is Color.DENY]
+    denied = [v for v, color in enumerate(canvas.colors) if color is Color.DENY]
     for v in denied:
         canvas.denied[v] = canvas.high("deny", None, canvas.vertices.all[v].entry.because)
     if canvas.level is Level.LOWER_ALL:
         return
-    ends = [v for v in count if canvas.color(v) in (Color.DENY, Color.GRAY)]
+    ends = [v for v, color in enumerate(canvas.colors) if color in (Color.DENY, Color.GRAY)]
     conductors = set(ends)
     conductors.update(canvas.walk(ends, canvas.vertices.sources.__getitem__, canvas.clear))
     loud = [v for v in denied if canvas.vertices.all[v].op not in canvas.numbers]
@@ -90,8 +87,8 @@ def between_allow(canvas: Canvas) -> None:
 
 def _tables(canvas: Canvas) -> Iterator[int]:
     """Lookups in constants that fit the low type."""
-    for v in range(len(canvas.vertices.all)) if canvas.spare_casts else ():
-        op = canvas.op(v)
+    for v, vertex in enumerate(canvas.vertices.all if canvas.spare_casts else ()):
+        op = canvas.view.ops[vertex.op]
         if op.kind == "Gather" and _between(canvas, v):
             table = op.inputs[0]
             if table is not None and canvas.view.constant(table) is not None:
@@ -100,10 +97,11 @@ def _tables(canvas: Canvas) -> Iterator[int]:
                     yield v
 
 
+_CARRIERS = (Color.GRAY, Color.CLEAR)
+
+
 def _between(canvas: Canvas, v: int) -> bool:
-    if canvas.color(v) not in (Color.GRAY, Color.CLEAR):
-        return False
-    return v not in canvas.denied and canvas.can(v)
+    return canvas.colors[v] in _CARRIERS and v not in canvas.denied and canvas.can(v)
 
 
 def joins(canvas: Canvas) -> None:
@@ -113,17 +111,16 @@ def joins(canvas: Canvas) -> None:
     """
     if not canvas.spare_casts:
         return
-    read: dict[int, set[int]] = {}
+    read: dict[int, tuple[int, ...]] = {}
     for v in range(len(canvas.vertices.all)):
         sources = canvas.vertices.sources[v]
         if v in canvas.low or not sources or not _between(canvas, v) or not _reads_vertices(canvas, v):
             continue
         if all(s in canvas.low or s in read for s in sources):
-            read[v] = set(sources)
-    inside = canvas.low.keys() | read.keys()
-    met = {s for sources in read.values() for s in sources}
-    spared = {s for s in met if inside.issuperset(canvas.vertices.readers[s])}
-    meetings = [v for v, sources in read.items() if len(spared & sources) > 1]
+            read[v] = sources
+    met = {s for sources in read.values() if len(sources) > 1 for s in sources}
+    spared = {s for s in met if all(r in canvas.low or r in read for r in canvas.vertices.readers[s])}
+    meetings = [v for v, sources in read.items() if len(sources) > 1 and len(spared.intersection(sources)) > 1]
     before = canvas.walk(meetings, canvas.vertices.sources.__getitem__, read.__contains__)
     for v in sorted({*meetings, *before}):
         canvas.low[v] = Paint(canvas.to, "join", canvas.vertices.all[min(read[v])].op)
@@ -166,9 +163,9 @@ def allow_through_clear(canvas: Canvas) -> None:
 
 def shapes_follow(canvas: Canvas) -> None:
     """Shape and Size read no element: they take their input as it comes, and no Cast or copy is made for them."""
-    for v, vertex in enumerate(canvas.vertices.all):
-        op = canvas.op(v)
-        if not canvas.shapes_follow or op.kind not in _ELEMENTLESS or vertex.refusal is not None:
+    for v, vertex in enumerate(canvas.vertices.all if canvas.shapes_follow else ()):
+        op = canvas.view.ops[vertex.op]
+        if op.kind not in _ELEMENTLESS or vertex.refusal is not None:
             continue
         source = op.inputs[0]
         due = next((s for s in canvas.vertices.sources[v] if s in canvas.low), None)

@@ -1,4 +1,4 @@
-"""Groups of ops that share one colour: sequences, and clusters that compute one thing together."""
+"""Groups of ops that share one color: sequences, and clusters that compute one thing together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sequences_by_allow(canvas: Canvas) -> None:
 
 
 def freeze_clusters(canvas: Canvas) -> None:
-    """A cluster that can not be lowered as a whole stays float32 as a whole."""
+    """A cluster that cannot be lowered as a whole stays float32 as a whole."""
     for cluster in canvas.clusters:
         members = [v for op in cluster.ops for v in canvas.vertices.by_op.get(op, ())]
         culprit = next((v for v in members if _stays_float32(canvas, v)), None)
@@ -79,7 +79,7 @@ def clusters_whole(canvas: Canvas) -> None:
 
 
 def norm_tails(canvas: Canvas) -> None:
-    """Scale and bias of a decomposed normalization get the type of what is normalised.
+    """Scale and bias of a decomposed normalization get the type of what is normalized.
 
     onnxruntime fuses such a normalization into one node from optimization level BASIC on. It looks past a
     Cast that only the normalization reads, so the fused node takes the type before that Cast, and the
@@ -93,7 +93,7 @@ def norm_tails(canvas: Canvas) -> None:
         if not _seen_low(canvas, cluster.entry, frozenset(cluster.ops)):
             if any(canvas.lowered(op) for op in tail):
                 body = [op for op in cluster.ops if op not in canvas.lower]
-                note = f"{cluster.kind} stays float32, as what it normalises does"
+                note = f"{cluster.kind} stays float32, as what it normalizes does"
                 canvas.raise_ops(body, canvas.high("norm_tail", None, note))
         elif not _lower_tail(canvas, cluster, tail):
             _raise_entry(canvas, cluster)
@@ -127,19 +127,19 @@ def _seen_low(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> bool:
 
 
 def _lower_tail(canvas: Canvas, cluster: Cluster, tail: list[OpId]) -> bool:
-    """Lower scale and bias; False when one of them can not be."""
+    """Lower scale and bias; False when one of them cannot be."""
     vertices = [v for op in tail for v in canvas.vertices.by_op.get(op, ())]
     held = (canvas.frozen.get(canvas.vertices.all[v].op) for v in vertices)
     if any(canvas.vertices.all[v].refusal for v in vertices) or any(p and p.rule != "cluster" for p in held):
         return False
     for v in vertices:
-        note = "scale and bias have the type of what is normalised: onnxruntime fuses them into one node"
+        note = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
         canvas.low.setdefault(v, Paint(canvas.to, "norm_tail", cluster.ops[0], note))
     return True
 
 
 def _raise_entry(canvas: Canvas, cluster: Cluster) -> None:
-    """What can not be lowered at the end is not lowered at the start either."""
+    """What cannot be lowered at the end is not lowered at the start either."""
     op = canvas.view.producer(cluster.entry)
     while op is not None and op.kind in LOOKED_PAST:
         canvas.raise_ops((op.id,), canvas.high("norm_tail", cluster.ops[0]))

@@ -1,9 +1,10 @@
-"""The painter's graph: one vertex for each group of float32 type variables that must share a colour."""
+"""The painter's graph: one vertex for each group of float32 type variables that must share a color."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx
 
@@ -12,14 +13,13 @@ from amp_rewrite.entry import Entry
 from amp_rewrite.lists import OpLists
 from amp_rewrite.painting.gate import Gate, Refusal
 from amp_rewrite.schema import TENSOR
-from amp_rewrite.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.view import Op, OpId, Role, ValueId, Variable, View
 
 
-@dataclass(frozen=True, slots=True)
-class Vertex:
+class Vertex(NamedTuple):
     """A group of type variables of one op: mostly one; several where no kernel mixes their types.
 
-    `refusal` says why the group can not be lowered; None when it can.
+    `refusal` says why the group cannot be lowered; None when it can.
     """
 
     op: OpId
@@ -54,7 +54,14 @@ class Vertices:
 
 def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
     """What the lists say of each op, by op id."""
-    return tuple(_entry(op, lists) for op in view.ops)
+    plain: dict[str, Entry | None] = {}  # by kind, what is said of all ops of it
+    found = []
+    for op in view.ops:
+        if op.kind not in plain:
+            first = next(iter(lists.entries_of(op.domain, op.op_type)), None)
+            plain[op.kind] = first if first is not None and first.condition is None else None
+        found.append(plain[op.kind] or _entry(op, lists))
+    return tuple(found)
 
 
 def _entry(op: Op, lists: OpLists) -> Entry:
@@ -65,71 +72,110 @@ def _entry(op: Op, lists: OpLists) -> Entry:
     return lists.classify(op.domain, op.op_type, attributes, sum(v is not None for v in op.inputs))
 
 
-@dataclass
+class _Group(NamedTuple):
+    """What a vertex of an op is, which it has in common with the vertices of all ops that are alike."""
+
+    variables: tuple[str, ...]
+    refusal: Refusal | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+_NOBODY = -1
+
+
 class _Builder:
-    view: View
-    entries: tuple[Entry, ...]
-    gate: Gate
-    all: list[Vertex] = field(default_factory=list)
-    of: dict[tuple[OpId, str], int] = field(default_factory=dict)
+    def __init__(self, view: View, entries: tuple[Entry, ...], gate: Gate) -> None:
+        self.view = view
+        self.entries = entries
+        self.gate = gate
+        self.all: list[Vertex] = []
+        self.of: dict[tuple[OpId, str], int] = {}
+        self.by_op: dict[OpId, tuple[int, ...]] = {}
+        self.sources: list[tuple[int, ...]] = []
+        self.readers: list[list[int]] = []
+        self.makers = [_NOBODY] * len(view.values)
+        """The vertex that makes a float32 value."""
 
     def vertices(self) -> Vertices:
+        known: dict[object, tuple[_Group, ...]] = {}  # most ops of a model are like many others
         for op in self.view.ops:
-            if op.signature is not None and not op.bodies and self.view.variables[op.id]:
-                self._add(op)
-        readers: list[set[int]] = [set() for _ in self.all]
+            variables = self.view.variables[op.id]
+            alike = op.signature, tuple([v[1:] for v in variables])
+            groups = known.get(alike)
+            if groups is None:
+                groups = known[alike] = self._groups(op, variables)
+            if groups:
+                self._add(op, groups)
+        clusters, sealed = self._sequences()
+        return Vertices(
+            tuple(self.all),
+            tuple(map(tuple, self.readers)),
+            tuple(self.sources),
+            self.of,
+            self.by_op,
+            clusters,
+            sealed,
+        )
+
+    def _groups(self, op: Op, variables: tuple[Variable, ...]) -> tuple[_Group, ...]:
+        """The float32 variables of an op in groups that must share a colour, in order, with their ports."""
+        floats = {v.name: v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT}
+        if not floats:
+            return ()
+        passage = self.gate.passage(self.view, op)
+        grouped = {name: group for group in passage.groups for name in group}
+        return tuple(
+            _Group(
+                group,
+                passage.refusals.get(group[0]),
+                tuple(slot for name in group for slot in floats[name].inputs),
+                tuple(slot for name in group for slot in floats[name].outputs),
+            )
+            for group in dict.fromkeys(grouped.get(name, (name,)) for name in floats)
+        )
+
+    def _add(self, op: Op, groups: tuple[_Group, ...]) -> None:
+        """Add the vertices of an op, and the edges to them: what it reads is made before it."""
+        first = len(self.all)
+        for at, group in enumerate(groups, first):
+            self.all.append(Vertex(op.id, group.variables, self.entries[op.id], group.refusal))
+            for name in group.variables:
+                self.of[op.id, name] = at
+            values = [value for slot in group.inputs if (value := op.inputs[slot]) is not None]
+            read = [made for value in values if (made := self.makers[value]) != _NOBODY]
+            if len(read) > 1:
+                read = sorted(set(read))
+            self.sources.append(tuple(read))
+            self.readers.append([])
+            for source in read:
+                self.readers[source].append(at)
+        self.by_op[op.id] = tuple(range(first, len(self.all)))
+        for at, group in enumerate(groups, first):
+            for slot in group.outputs:
+                value = op.outputs[slot]
+                if value is not None and self.view.dtype(value) is DType.FLOAT:
+                    self.makers[value] = at
+
+    def _sequences(self) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+        """The vertices that sequences join, and which of these groups reach a place that keeps its type."""
+        if all(t is None or t.container == TENSOR for t in self.view.types):
+            return (), ()
         parent = list(range(len(self.all)))
         open_ended: set[int] = set()
         for value in self.view.values:
             found = self.view.types[value.id]
-            if found is None or found.dtype is not DType.FLOAT:
+            if found is None or found.dtype is not DType.FLOAT or found.container == TENSOR:
                 continue
             source = self._source(value.id)
             sinks = [self._sink(use.op, use.slot) for use in self.view.uses[value.id]]
-            if source is not None:
-                readers[source].update(s for s in sinks if s is not None)
-            if found.container != TENSOR:
-                joined = [v for v in (source, *sinks) if v is not None]
-                for v in joined[1:]:
-                    parent[_root(parent, v)] = _root(parent, joined[0])
-                if (
-                    value.public
-                    or value.role is Role.INPUT
-                    or value.id in self.view.yielded
-                    or None in (source, *sinks)
-                ):
-                    open_ended.update(joined)
-        sources: list[list[int]] = [[] for _ in self.all]
-        for a, out in enumerate(readers):
-            for b in out:
-                sources[b].append(a)
-        by_op: dict[OpId, list[int]] = {}
-        for i, vertex in enumerate(self.all):
-            by_op.setdefault(vertex.op, []).append(i)
+            joined = [v for v in (source, *sinks) if v is not None]
+            for v in joined[1:]:
+                parent[_root(parent, v)] = _root(parent, joined[0])
+            if value.public or value.role is Role.INPUT or value.id in self.view.yielded or None in (source, *sinks):
+                open_ended.update(joined)
         clusters = self._clusters(parent)
-        return Vertices(
-            tuple(self.all),
-            tuple(tuple(sorted(r)) for r in readers),
-            tuple(tuple(s) for s in sources),
-            self.of,
-            {op: tuple(v) for op, v in by_op.items()},
-            clusters,
-            tuple(any(v in open_ended or self.all[v].refusal for v in cluster) for cluster in clusters),
-        )
-
-    def _add(self, op: Op) -> None:
-        floats = [v for v in self.view.variables[op.id] if v.type is not None and v.type.dtype is DType.FLOAT]
-        if not floats:
-            return
-        passage = self.gate.passage(self.view, op)
-        grouped = {name: group for group in passage.groups for name in group}
-        for variable in floats:
-            if (op.id, variable.name) in self.of:
-                continue
-            group = grouped.get(variable.name, (variable.name,))
-            for name in group:
-                self.of[op.id, name] = len(self.all)
-            self.all.append(Vertex(op.id, group, self.entries[op.id], passage.refusals.get(variable.name)))
+        return clusters, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in clusters)
 
     def _source(self, value: ValueId) -> int | None:
         op = self.view.producer(value)
@@ -147,8 +193,6 @@ class _Builder:
 
     def _clusters(self, parent: list[int]) -> tuple[tuple[int, ...], ...]:
         """Vertices that a sequence touches, by their common root."""
-        if all(t is None or t.container == TENSOR for t in self.view.types):
-            return ()
         found: dict[int, list[int]] = {}
         for vertex in range(len(self.all)):
             if self._touches_sequence(self.all[vertex]):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from amp_rewrite.placement.network import FIXED, UNCUTTABLE, Network
 
 LOW, HIGH = -1, -2
-"""Ends of a conversion or pair that are no vertex, but have a type."""
+"""Ends of a conversion or pair that are no vertex, but have a type; places in what `_ends` gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """One value: who makes it, who reads it, and what a Cast of it costs, in either direction.
 
     `casts`: how many it adds to the model; 0 if the model has one there that does nothing (float32 to float32).
@@ -24,8 +24,7 @@ class Conversion:
     casts: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """Two vertices that run as one if they have one type, and what it costs if they do not."""
 
     first: int
@@ -49,13 +48,15 @@ class Labelling:
 
     def cost(self, low: Sequence[bool]) -> int:
         """What labels cost. O(vertices + uses)."""
-        total = sum(loss for v, loss in enumerate(self.loss) if not low[v])
-        total += sum(pair.cost for pair in self.pairs if _parted(pair, low))
-        return total + sum(value.cost for value in self.conversions if _cast(value, low))
+        ends = _ends(low)
+        total = sum(loss for loss, label in zip(self.loss, low, strict=True) if not label)
+        total += sum(pair.cost for pair in self.pairs if _parted(pair, ends))
+        return total + sum(value.cost for value in self.conversions if _cast(value, ends))
 
     def casts(self, low: Sequence[bool]) -> int:
         """How many Casts labels take."""
-        return sum(value.casts for value in self.conversions if _cast(value, low))
+        ends = _ends(low)
+        return sum(value.casts for value in self.conversions if _cast(value, ends))
 
     def improved(self, before: Sequence[bool], after: Sequence[bool], least: int = 1) -> list[bool]:
         """The labels `after`, but `before` in each region where those take fewer Casts or cost less than `least` more.
@@ -71,14 +72,15 @@ class Labelling:
             regions.join((pair.first, pair.second))
         for group in self.tied:
             regions.join(group)
-        for v, loss in enumerate(self.loss):
-            regions.count((v,), (loss if before[v] else -loss, 0))
+        for v in regions.parent:
+            regions.count((v,), (self.loss[v] if before[v] else -self.loss[v], 0))
+        old, new = _ends(before), _ends(after)
         for pair in self.pairs:
-            parted = _parted(pair, after) - _parted(pair, before)
-            regions.count((pair.first, pair.second), (parted * pair.cost, 0))
+            if parted := _parted(pair, new) - _parted(pair, old):
+                regions.count((pair.first, pair.second), (parted * pair.cost, 0))
         for value in self.conversions:
-            more = _cast(value, after) - _cast(value, before)
-            regions.count((value.home, *value.readers), (more * value.cost, more * value.casts))
+            if more := _cast(value, new) - _cast(value, old):
+                regions.count((value.home, *value.readers), (more * value.cost, more * value.casts))
         return [after[v] if regions.better(v, least) else before[v] for v in range(len(self.loss))]
 
     def allows(self, low: Sequence[bool]) -> bool:
@@ -133,17 +135,17 @@ class Labelling:
         return [nodes[root(v)] for v in range(len(self.loss))]
 
 
-def _label(v: int, low: Sequence[bool]) -> bool:
-    return v == LOW if v < 0 else low[v]
+def _ends(low: Sequence[bool]) -> list[bool]:
+    """The labels with those of HIGH and LOW behind them, so that every end is a place there."""
+    return [*low, False, True]
 
 
-def _parted(pair: Pair, low: Sequence[bool]) -> bool:
-    return _label(pair.first, low) is not _label(pair.second, low)
+def _parted(pair: Pair, ends: Sequence[bool]) -> bool:
+    return ends[pair.first] is not ends[pair.second]
 
 
-def _cast(value: Conversion, low: Sequence[bool]) -> bool:
-    made = _label(value.home, low)
-    return any(_label(reader, low) is not made for reader in value.readers)
+def _cast(value: Conversion, ends: Sequence[bool]) -> bool:
+    return (not ends[value.home]) in map(ends.__getitem__, value.readers)
 
 
 class _Regions:

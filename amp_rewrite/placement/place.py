@@ -67,7 +67,7 @@ class Placing:
         return self.spread != self.cut
 
     def seconds(self, coloring: Coloring) -> float:
-        """What a colouring of the same view costs: Casts, float32 where low would be faster, lost fusions."""
+        """What a coloring of the same view costs: Casts, float32 where low would be faster, lost fusions."""
         low = [coloring.lowered(op, variable) for op, variable in self.vertices]
         return self.labelling.cost(low) / ATTOSECONDS
 

@@ -102,7 +102,7 @@ class Question:
                 safe = canvas.view.values[value].public and not careful
             else:  # behind a Cast of the model itself someone wanted float32
                 source = self._maker(value)
-                safe = not self._cast(value) and (source in before or source in canvas.low or self._normalised(value))
+                safe = not self._cast(value) and (source in before or source in canvas.low or self._normalized(value))
             if not safe:
                 return False
         return True
@@ -117,7 +117,7 @@ class Question:
         view = self.canvas.view
         return view.dtype(value) is DType.FLOAT and view.constant(value) is None
 
-    def _normalised(self, value: ValueId) -> bool:
+    def _normalized(self, value: ValueId) -> bool:
         """Whether a value is the result of a norm or softmax that is written out: no larger than the root of a width,
         times its scale."""
         return self.canvas.view.values[value].producer in self._norms
@@ -196,7 +196,7 @@ class Question:
         If islands are not asked about, nothing where TensorFlow's rules left it float32: such an op is lowered to spare
         a Cast or to save a fusion, not for its own sake.
         """
-        op, mine = self.canvas.op(v), self._ports(v)
+        op, mine = self.canvas.op(v), self._asked_ports[v]
         if op.kind == "Cast" or not (self.islands or v in self.canvas.low):
             return 0
         others = self.canvas.vertices.by_op[op.id]
@@ -204,6 +204,11 @@ class Question:
             return self.work.loss(op, mine, main=True)
         largest = max(map(self._ports, others), key=lambda values: sum(map(self.work.size, values)))
         return self.work.loss(op, mine, main=mine == largest)
+
+    @cached_property
+    def _asked_ports(self) -> Mapping[int, list[ValueId]]:
+        """The ports of each vertex that is asked about."""
+        return {v: self._ports(v) for v in self.vertices}
 
     def _ports(self, v: int) -> list[ValueId]:
         vertex = self.canvas.vertices.all[v]
@@ -217,13 +222,14 @@ class Question:
     def _values(self) -> tuple[ValueId, ...]:
         """Every float32 tensor that a vertex asked about makes or reads; constants are stored in either type."""
         view = self.canvas.view
-        ports = dict.fromkeys(value for v in self.vertices for value in self._ports(v))
+        ports = dict.fromkeys(value for found in self._asked_ports.values() for value in found)
         pending = list(ports)
         for value in pending:  # behind a Cast that does nothing it is still the same value
-            behind = (op.outputs[0] for op in view.readers(value) if op.kind == "Cast")
-            more = [out for out in behind if out is not None and out not in ports]
-            ports.update(dict.fromkeys(more))
-            pending += more
+            for use in view.uses[value]:
+                op = view.ops[use.op]
+                if op.kind == "Cast" and (out := op.outputs[0]) is not None and out not in ports:
+                    ports[out] = None
+                    pending.append(out)
         return tuple(v for v in sorted(ports) if (t := view.types[v]) and t.container == TENSOR and self._varies(v))
 
     def _conversions(self, values: Iterable[ValueId], end: _End) -> Iterator[Conversion]:
@@ -234,14 +240,14 @@ class Question:
             if home != LOW and any(self._lowers(use) for use in uses[value]):
                 yield Conversion(home, (LOW,), cost, casts=0)
             readers = tuple(dict.fromkeys(map(end, self._readers(value))))
-            if any(reader != home for reader in readers):
+            if readers and readers != (home,):
                 new = not self._cast(value) or len(uses[value]) > 1
                 yield Conversion(home, readers, cost, int(new))
 
     def _readers(self, value: ValueId) -> tuple[int, ...]:
         """Who wants a value in one type, Casts of the model itself apart."""
-        found = (self._reader(use) for use in self.canvas.view.uses[value] if not self._lowers(use))
-        return (*(r for r in found if r is not None), *self._edges(value))
+        found = [self._reader(use) for use in self.canvas.view.uses[value]]
+        return (*[r for r in found if r is not None], *self._edges(value))
 
     def _lowers(self, use: Use) -> bool:
         """Whether a value is read by a Cast of the model to the low type."""
@@ -253,14 +259,16 @@ class Question:
         """Who makes a value: a vertex, or something that has its type."""
         canvas = self.canvas
         op = canvas.view.producer(value)
-        if op is None or op.signature is None or op.bodies:
-            return LOW if value in canvas.low_inputs and canvas.view.values[value].role is Role.INPUT else HIGH
-        if op.kind == "Cast" and op.inputs[0] is not None:
+        while op is not None and op.kind == "Cast" and op.inputs[0] is not None:
             before = canvas.view.dtype(op.inputs[0])
             if before is canvas.to:
                 return LOW  # the Cast stands there already, and is left out where nobody needs it
-            if before is DType.FLOAT:
-                return self._maker(op.inputs[0])  # it becomes one where that is made low
+            if before is not DType.FLOAT:
+                break
+            value = op.inputs[0]  # it becomes one where that is made low
+            op = canvas.view.producer(value)
+        if op is None or op.signature is None or op.bodies:
+            return LOW if value in canvas.low_inputs and canvas.view.values[value].role is Role.INPUT else HIGH
         name = op.signature.output_variable(op.outputs.index(value))
         return canvas.vertices.of.get((op.id, name), HIGH) if name is not None else HIGH
 
@@ -324,7 +332,7 @@ class Question:
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
-        """Sequences, clusters, and scale and bias of a norm with what is normalised."""
+        """Sequences, clusters, and scale and bias of a norm with what is normalized."""
         return tuple(self._tied())
 
     def _tied(self) -> Iterator[tuple[int, ...]]:

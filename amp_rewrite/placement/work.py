@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -11,12 +11,10 @@ from onnx import ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.fuse.shapes import Shape, Shapes, shapes_of
+from amp_rewrite.placement.operations import UNKNOWN_DIMENSION, operations
 from amp_rewrite.roofline import START, Roof
-from amp_rewrite.schema import attribute
 from amp_rewrite.view import MAIN, Op, ValueId, View
 
-UNKNOWN_DIMENSION = 128
-"""What a free dimension counts as: in most exported models a length of text, or a batch."""
 UNKNOWN_SIZE = 1 << 16
 """Elements of a value of which nothing is known, nor of what it is made from."""
 ATTOSECONDS = 1e18
@@ -35,22 +33,24 @@ class Work:
     Products count their operations, everything else the bytes that it reads and writes; nothing stays in a cache.
     What runs takes no time to start, but a kernel more or less does (`cast`, `trip`). Shapes are those that the main
     graph states; only where one is asked for that it does not state, onnx infers them all. `sizes` holds the elements
-    of values that were asked about, or are known better.
+    of values that were asked about, or are known better; `times` what float32 takes longer for so many operations and
+    elements.
     """
 
     view: View
     roof: Roof
     to: DType
     sizes: dict[ValueId, int] = field(default_factory=dict, repr=False)
+    times: dict[tuple[float, int], int] = field(default_factory=dict, repr=False)
 
     def cast(self, value: ValueId) -> int:
         """The time of a Cast between float32 and the low type: it starts, reads the one and writes the other."""
-        moved = self._nbytes(value, DType.FLOAT) + self._nbytes(value, self.to)
-        return _START + self._time(0.0, moved, low=False)
+        size = self.size(value)
+        return _START + self._time(0.0, DType.FLOAT.nbytes(size) + self.to.nbytes(size), low=False)
 
     def trip(self, value: ValueId) -> int:
         """The time that fused ops save: to start another kernel, and of a float32 value to memory and back."""
-        return _START + self._time(0.0, 2 * self._nbytes(value, DType.FLOAT), low=False)
+        return _START + self._time(0.0, 2 * DType.FLOAT.nbytes(self.size(value)), low=False)
 
     def loss(self, op: Op, values: Sequence[ValueId], *, main: bool) -> int:
         """How much longer an op takes if it reads and writes these values in float32; never below 0.
@@ -60,14 +60,19 @@ class Work:
         if op.kind in VIEWS or op.kind == "Dropout":
             return 0
         moved = [v for v in values if not (op.kind in READ_IN_PART and v == op.inputs[0])]
-        flops = self.flops(op) if main else 0.0
-        float32 = self._time(flops, sum(self._nbytes(v, DType.FLOAT) for v in moved), low=False)
-        return max(0, float32 - self._time(flops, sum(self._nbytes(v, self.to) for v in moved), low=True))
+        work = self.flops(op) if main else 0.0, sum(map(self.size, moved))
+        if work not in self.times:  # most ops of a model are as large as many others
+            self.times[work] = self._longer(*work)
+        return self.times[work]
+
+    def _longer(self, flops: float, size: int) -> int:
+        """How much longer operations and elements moved take in float32."""
+        float32 = self._time(flops, DType.FLOAT.nbytes(size), low=False)
+        return max(0, float32 - self._time(flops, self.to.nbytes(size), low=True))
 
     def flops(self, op: Op) -> float:
-        """The operations of a matrix product or convolution, 2 for each product that is summed; 0 of other ops."""
-        count = _FLOPS.get(op.kind)
-        return count(self, op) if count is not None else 0.0
+        """The operations of a matrix product, convolution, recurrent op or attention; 0 of other ops."""
+        return operations(self, op)
 
     def shape(self, value: ValueId | None) -> tuple[int, ...]:
         """The shape, free dimensions filled in; () where it is not known."""
@@ -122,50 +127,5 @@ class Work:
     def _inferred(self) -> Shapes:
         return shapes_of(self.view)
 
-    def _nbytes(self, value: ValueId, dtype: DType) -> int:
-        return dtype.nbytes(self.size(value))
-
     def _time(self, flops: float, nbytes: float, *, low: bool) -> int:
         return round(self.roof.seconds(flops, nbytes, low=low) * ATTOSECONDS)
-
-
-def _product(work: Work, op: Op) -> float:
-    """Of a MatMul: one sum of as many products as the first factor has columns, for each result."""
-    return 2.0 * work.size(op.outputs[0]) * (work.shape(op.inputs[0]) or (UNKNOWN_DIMENSION,))[-1]
-
-
-def _gemm(work: Work, op: Op) -> float:
-    flipped = attribute(op.node, "transA")
-    shape = work.shape(op.inputs[0]) or (UNKNOWN_DIMENSION,)
-    return 2.0 * work.size(op.outputs[0]) * shape[0 if flipped is not None and flipped.i else -1]
-
-
-def _convolution(work: Work, op: Op) -> float:
-    """One sum over a window for each result; a ConvTranspose spreads each element of what it reads over one."""
-    spread = op.inputs[0] if op.kind == "ConvTranspose" else op.outputs[0]
-    return 2.0 * work.size(spread) * prod(work.shape(op.inputs[1])[1:])
-
-
-def _recurrent(work: Work, op: Op) -> float:
-    """Each step multiplies what it reads by W and the state by R."""
-    steps = prod(work.shape(op.inputs[0])[:2])
-    return 2.0 * steps * (work.size(op.inputs[1]) + work.size(op.inputs[2]))
-
-
-def _attention(work: Work, op: Op) -> float:
-    """Scores, and what they select: for each query two products with all keys."""
-    keys = work.shape(op.inputs[1])
-    return 4.0 * work.size(op.inputs[0]) * (keys[-2] if len(keys) > 2 else UNKNOWN_DIMENSION)
-
-
-_FLOPS: Mapping[str, Callable[[Work, Op], float]] = {
-    "MatMul": _product,
-    "com.microsoft::FusedMatMul": _product,
-    "Gemm": _gemm,
-    "Conv": _convolution,
-    "ConvTranspose": _convolution,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
-    "Attention": _attention,
-}

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
-from onnx import AttributeProto, NodeProto, TypeProto
+from onnx import TypeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
 from amp_rewrite.lists import Color, OpLists
 from amp_rewrite.painting.color import RAISED, Coloring
 from amp_rewrite.plan import Plan
+from amp_rewrite.reports.key import key_of
+from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
 from amp_rewrite.schema import Signature, ValueType
 from amp_rewrite.view import Op, ScopeId, ValueId, View
@@ -36,9 +37,6 @@ COMPUTE = frozenset(
     )
 )
 """What counts as a compute op where no list says so."""
-
-# They name an element type, which is what a conversion changes.
-_TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "output_datatype", "stash_type", "saturate", "round_mode"}
 
 
 def report_of(
@@ -93,7 +91,7 @@ def _last_part(path: str) -> str:
 
 
 _Types = tuple[ValueType | None, ...]
-_Alike = tuple[Signature | None, str, bool, _Types, _Types]
+_Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
 
 
 class _Look(NamedTuple):
@@ -117,38 +115,57 @@ class _Stock:
         paint = self.coloring.of(op.id) if self.coloring else None
         entry = self.coloring.entries[op.id] if self.coloring else None
         cause = self.view.ops[paint.because] if paint and paint.because is not None else None
-        inputs = tuple([self._read(op, slot) for slot in range(len(op.inputs))])
-        outputs = tuple([self._written(op, slot) for slot in range(len(op.outputs))])
-        alike = op.signature, op.kind, bool(op.bodies), inputs, outputs
+        looks = self._look_of(op)
+        reason = entry.because if entry else ""
+        return Row(  # there is one for each op, and arguments by name take three times as long
+            op.name,
+            self._kind(op),
+            looks.dtype,
+            self.view.scopes[op.scope].path,
+            bool(op.node.name),
+            looks.variables,
+            _COLORS[entry.color] if entry else None,
+            paint.rule if paint else None,
+            cause.name if cause else None,
+            cause.id if cause else NO_ROW,
+            paint.note if paint and paint.note != reason else "",
+            _last_part(entry.source) if entry else "",
+            reason,
+            looks.inputs,
+            looks.outputs,
+            self._key(op),
+            self._reads(op),
+        )
+
+    def _look_of(self, op: Op) -> _Look:
+        """What the row of an op shows of types, which what its values are and how it is painted tell."""
+        types = self._made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
+        inputs = tuple([types[v] if v is not None else None for v in op.inputs])
+        outputs = tuple([self._made[v] if v is not None else None for v in op.outputs])
+        painted = tuple([self._painted(op, variable.name) for variable in self.view.variables[op.id]])
+        alike = op.signature, op.kind, bool(op.bodies), inputs, outputs, painted
         looks = self._looks.get(alike)
         if looks is None:
-            looks = self._looks[alike] = self._look(op, inputs, outputs)
-        return Row(
-            name=op.name,
-            op=self._kind(op),
-            dtype=looks.dtype,
-            scope=self.view.scopes[op.scope].path,
-            named=bool(op.node.name),
-            variables=looks.variables,
-            color=entry.color.value if entry else None,
-            rule=paint.rule if paint else None,
-            because=cause.name if cause else None,
-            because_row=cause.id if cause else NO_ROW,
-            note=paint.note if paint and entry and paint.note != entry.because else "",
-            source=_last_part(entry.source) if entry else "",
-            reason=entry.because if entry else "",
-            inputs=looks.inputs,
-            outputs=looks.outputs,
-            key=self._key(op),
-            reads=self._reads(op),
-        )
+            looks = self._looks[alike] = self._look(op)
+        return looks
 
     @cached_property
     def _looks(self) -> dict[_Alike, _Look]:
         """What rows show of types: most ops of a model are like many others."""
         return {}
 
-    def _look(self, op: Op, inputs: _Types, outputs: _Types) -> _Look:
+    @cached_property
+    def _made(self) -> Sequence[ValueType | None]:
+        """The type of each value where it is made, once the plan is carried out."""
+        made = list(self.view.types)
+        for retyped in (self.plan.retype, self._baked_alone) if self.plan else ():
+            for value, dtype in retyped.items():
+                made[value] = _retyped(self.view.types[value], dtype)
+        return made
+
+    def _look(self, op: Op) -> _Look:
+        inputs = tuple([self._read(op, slot) for slot in range(len(op.inputs))])
+        outputs = tuple([self._written(op, slot) for slot in range(len(op.outputs))])
         variables = self._variables(op, inputs, outputs)
         return _Look(
             _main_dtype(op, variables, outputs, inputs),
@@ -185,8 +202,8 @@ class _Stock:
         value = op.inputs[slot]
         if value is None:
             return None
-        if self.plan and op.kind == "Cast":  # a Cast reads whatever its source is made as
-            return _retyped(self.view.types[value], self._made_as(value))
+        if self.plan and op.kind == "Cast":
+            return self._made[value]
         variable = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
         return _retyped(self.view.types[value], self._painted(op, variable))
 
@@ -195,50 +212,37 @@ class _Stock:
         if value is None:
             return None
         if self.plan:
-            return _retyped(self.view.types[value], self._made_as(value))
+            return self._made[value]
         variable = op.signature.output_variable(slot) if op.signature is not None and not op.bodies else None
         return _retyped(self.view.types[value], self._painted(op, variable))
 
     def _made_as(self, value: ValueId) -> DType | None:
         """The type that a value has where it is made, once the plan is carried out."""
-        planned = self.plan.retype.get(value) if self.plan else None
-        return self._baked_alone.get(value) or planned or self.view.dtype(value)
+        made = self._made[value]
+        return made.dtype if made is not None else None
+
+    @cached_property
+    def _lineage(self) -> Lineage:
+        return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
     def _key(self, op: Op) -> str:
-        """A digest of what an op is whatever its name and types: kind, attributes, shapes of its weights."""
-        parts = [self._kind(op), *_attributes(op.node)]
+        weights = {}
         for slot, value in enumerate(op.inputs):
-            tensor = self.view.values[self._source[value]].tensor if value is not None else None
-            if tensor is not None:
-                parts.append(f"{slot}:{tuple(tensor.dims)}")
-        return _digest("\n".join(parts))
+            if value is not None and (shape := self._lineage.shapes[value]) is not None:
+                weights[slot] = shape
+        return key_of(self._kind(op), op.node, weights)
 
     def _reads(self, op: Op) -> tuple[int, ...]:
-        handed_out = [v for body in op.bodies for v in self.view.scopes[body].outputs]
-        reads = [self._after(v) for v in (*op.inputs, *handed_out)]
+        reads = [self._after(v) for v in op.inputs]
+        for body in op.bodies:
+            reads += map(self._after, self.view.scopes[body].outputs)
         while reads and reads[-1] == NO_ROW:
             reads.pop()
         return tuple(reads)
 
     def _after(self, value: ValueId | None) -> int:
         """The row that computes a value, looking through casts; constants are not computed."""
-        op = self.view.producer(self._source[value]) if value is not None else None
-        return NO_ROW if op is None or op.kind == "Constant" else op.id
-
-    @cached_property
-    def _source(self) -> tuple[ValueId, ...]:
-        """Per value, the value that it is a cast of, through all casts between floats; mostly itself."""
-        source = [value.id for value in self.view.values]
-        for op in self.view.ops:
-            if self._casts_floats(op) and op.inputs[0] is not None and op.outputs[0] is not None:
-                source[op.outputs[0]] = source[op.inputs[0]]
-        return tuple(source)
-
-    def _casts_floats(self, op: Op) -> bool:
-        """Whether the op is a cast between floats."""
-        ends = (op.inputs[0], op.outputs[0]) if self._kind(op) in ("Cast", "CastLike") else ()
-        types = [self.view.dtype(v) if v is not None else None for v in ends]
-        return bool(types) and all(t is not None and t.floating for t in types)
+        return self._lineage.rows[value] if value is not None else NO_ROW
 
     # -- casts and weights -------------------------------------------------------------------------
 
@@ -246,7 +250,7 @@ class _Stock:
         """Those of the model itself in the order of its ops, then the inserted ones in the plan's."""
         folded = self.plan.drop | self.plan.identities if self.plan else frozenset()
         for op in self.view.ops:
-            if not (op.id in folded or self._casts_floats(op)):
+            if op.id not in folded and op.id not in self._lineage.casts:
                 continue
             value, result = op.inputs[0], op.outputs[0]
             before, after = self._read(op, 0), self._written(op, 0)
@@ -268,7 +272,7 @@ class _Stock:
         self, value: ValueId, before: DType | None, to: DType | None, origin: str, reason: str, readers: int
     ) -> CastRow:
         elements = self._elements(value)
-        source = self.view.values[self._source[value]]
+        source = self.view.values[self._lineage.source[value]]
         made_by = self.view.producer(source.id)
         return CastRow(
             value=self.view.values[value].name,
@@ -352,7 +356,7 @@ class _Stock:
         )
 
     def _computes(self, row: Row) -> bool:
-        return row.color == Color.ALLOW.value if row.color else row.op in COMPUTE
+        return row.color == _COLORS[Color.ALLOW] if row.color else row.op in COMPUTE
 
 
 def _retyped(found: ValueType | None, dtype: DType | None) -> ValueType | None:
@@ -379,38 +383,12 @@ def _main_dtype(
     return str(written) if written is not None else "unknown"
 
 
+_COLORS = {color: color.value for color in Color}
 _FLOATING = {dtype.spelling for dtype in DType if dtype.floating}
 
 
 def _floating(row: Row) -> bool:
     return bool(row.variables) or row.dtype in _FLOATING or row.rule == "unknown_type"
-
-
-@lru_cache(maxsize=1 << 12)  # most ops of a model are like many others
-def _digest(text: str) -> str:
-    return hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
-
-
-def _attributes(node: NodeProto) -> list[str]:
-    stated = (f"{a.name}={_value(a)}" for a in node.attribute if a.name not in _TYPE_ATTRIBUTES)
-    return sorted(stated)
-
-
-def _value(a: AttributeProto) -> object:
-    """What an attribute says, without what a conversion may change: tensors count by shape, bodies not at all."""
-    read = _PLAIN_VALUES.get(a.type)
-    return read(a) if read is not None else None
-
-
-_PLAIN_VALUES: dict[int, Callable[[AttributeProto], object]] = {
-    AttributeProto.INT: lambda a: a.i,
-    AttributeProto.INTS: lambda a: list(a.ints),
-    AttributeProto.FLOAT: lambda a: a.f,
-    AttributeProto.FLOATS: lambda a: list(a.floats),
-    AttributeProto.STRING: lambda a: a.s,
-    AttributeProto.STRINGS: lambda a: list(a.strings),
-    AttributeProto.TENSOR: lambda a: tuple(a.t.dims),
-}
 
 
 def _count(stated: TypeProto) -> int | None:

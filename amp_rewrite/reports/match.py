@@ -34,7 +34,7 @@ def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
 
 
 def compared(report: Report) -> tuple[int, ...]:
-    """The rows that count as ops: neither constants nor casts between floats."""
+    """The rows that count as ops: neither constants nor casts between floats, or to the type that they read."""
     return tuple(i for i, row in enumerate(report.rows) if not _passed_over(row))
 
 
@@ -43,7 +43,7 @@ def _passed_over(row: Row) -> bool:
         return True
     if row.op not in ("Cast", "CastLike") or not row.inputs or not row.outputs:
         return False
-    return row.inputs[0] in _FLOATS and row.outputs[0] in _FLOATS
+    return row.inputs[0] == row.outputs[0] or (row.inputs[0] in _FLOATS and row.outputs[0] in _FLOATS)
 
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, NoReturn
+from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 from amp_rewrite.errors import ReportError
 from amp_rewrite.finding import Finding
@@ -56,8 +57,7 @@ class Header:
     placement: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One op, as it is after the conversion.
 
     `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds
@@ -74,7 +74,7 @@ class Row:
     scope: str = ""
     named: bool = True
     """Whether the name stands in the model; otherwise it was made from scope, type and position."""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = MappingProxyType({})
     color: str | None = None
     rule: str | None = None
     because: str | None = None
@@ -99,8 +99,7 @@ class Row:
         return f"{self.rule}{due}" if self.rule else ""
 
 
-@dataclass(frozen=True, slots=True)
-class CastRow:
+class CastRow(NamedTuple):
     """A conversion of one value between floating types.
 
     `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
@@ -311,20 +310,24 @@ _SIGNED = {(Row, "because_row"), (CastRow, "after")}
 _CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
 
 
-def _default(of: Any) -> object:
-    return of.default_factory() if of.default_factory is not MISSING else of.default
+def _parts(cls: Any) -> list[tuple[str, str, object]]:
+    """The fields of a class: name, annotation, default. Postponed annotations are their own source text."""
+    if issubclass(cls, tuple):
+        given = cls._field_defaults
+        return [(name, cls.__annotations__[name].__forward_arg__, given.get(name, MISSING)) for name in cls._fields]
+    return [(f.name, str(f.type), f.default) for f in fields(cls)]
 
 
-# Postponed annotations are their own source text, so they can be looked up in a table as they stand.
+_PARTS = {cls: _parts(cls) for cls in _CLASSES}
 _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
-    cls: {
-        f.name.rstrip("_"): (f.name, integer if (cls, f.name) in _SIGNED else _TYPES[str(f.type)]) for f in fields(cls)
-    }
-    for cls in _CLASSES
+    cls: {name.rstrip("_"): (name, integer if (cls, name) in _SIGNED else _TYPES[stated]) for name, stated, _ in parts}
+    for cls, parts in _PARTS.items()
 }
 _NEEDED: dict[type, tuple[str, ...]] = {
-    cls: tuple(f.name for f in fields(cls) if cls is Report or _default(f) is MISSING) for cls in _CLASSES
+    cls: tuple(name for name, _, default in parts if cls is Report or default is MISSING)
+    for cls, parts in _PARTS.items()
 }
 _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((f.name, MISSING if cls is Totals else _default(f)) for f in fields(cls)) for cls in _CLASSES
+    cls: tuple((name, MISSING if cls is Totals else default) for name, _, default in parts)
+    for cls, parts in _PARTS.items()
 }

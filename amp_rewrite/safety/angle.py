@@ -5,7 +5,7 @@ through copies and arithmetic, and through the one kind of product that makes an
 frequencies. It is told from a layer by one of three marks: it sums fewer than 8 terms (tensor cores multiply
 in steps of 8, so float16 would gain nothing there anyway), it is an outer product, or one of its operands is an
 integer by birth. A sine that a network uses as its activation is pinned no further than to the values that
-nothing but the sine reads: the layers and residual sums above it keep their own colour.
+nothing but the sine reads: the layers and residual sums above it keep their own color.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Pin
 from amp_rewrite.safety.flow import Flow, computes_float32, float32, makers
+from amp_rewrite.safety.snake import snakes
 from amp_rewrite.safety.taint import counted
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, ValueId, View
@@ -29,10 +30,14 @@ _SOURCES = {"Constant", "ConstantOfShape", "Range", "Shape", "Size", "EyeLike"}
 
 def angle(view: View, to: DType) -> Iterator[Pin]:
     """Pins on what computes the argument of Sin and Cos. O(nodes + uses)."""
+    activations = snakes(view)
     starts = {
         op.inputs[0]: op.id
         for op in reversed(view.ops)
-        if op.kind in _PERIODIC and op.inputs[0] is not None and view.dtype(op.inputs[0]) is DType.FLOAT
+        if op.kind in _PERIODIC
+        and op.id not in activations
+        and op.inputs[0] is not None
+        and view.dtype(op.inputs[0]) is DType.FLOAT
     }
     if not starts:
         return

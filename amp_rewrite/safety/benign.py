@@ -1,28 +1,39 @@
-"""Ops on the deny list that are harmless where they stand: what the list fears of their kind can not happen there.
+"""Ops on the deny list that are harmless where they stand: what the list fears of their kind cannot happen there.
 
 They count as gray, so that they are lowered between two lowered ops and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Cluster
 from amp_rewrite.safety.flow import COPIES, Flow, computes_float32, float32
+from amp_rewrite.safety.small_sums import small_sums
+from amp_rewrite.safety.snake import snakes
 from amp_rewrite.schema import attribute
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 
-def benign(view: View, groups: Sequence[Cluster]) -> Mapping[OpId, str]:
-    """The harmless ops, each with one line that says why. O(nodes), and the copies behind each global average."""
-    taken = {op for group in groups for op in group.ops}
+def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, str]:
+    """The harmless ops, each with one line that says why. O(nodes), and the copies behind each mean."""
     found = dict(_cubes(view, groups))
-    found.update((op.id, _AVERAGE) for op in view.ops if op.id not in taken and _averages_maps(view, op))
+    found.update(small_sums(view))
+    found.update((op, _SNAKE) for pair in snakes(view).items() for op in pair)
+    found.update((op, _MEAN) for op in _means(view, groups, to))
     return found
 
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
-_AVERAGE = "a global average of feature maps: bounded by its input, and accumulated in float32, as GlobalAveragePool"
+_MEAN = "a mean, bounded by its input; of so few numbers, or in a type of such range, that their sum fits"
+_SNAKE = "of a snake activation: off by no more than the sum behind it rounds"
+_FEW = 1 << 8
+_FEW_OF_MAPS = 1 << 12
+"""Terms of a mean in a type of small range. The CUDA kernels add up in float32, but store the sum in the low type
+before they divide it, by a number of the low type: 256 terms of 255 still fit float16, 4096 of 16. Feature maps that
+layers pool are near 1; a residual stream is not."""
 
 
 def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[tuple[OpId, str]]:
@@ -42,23 +53,61 @@ def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[tuple[OpId, str]]:
                 yield op.id, _CUBE
 
 
-def _averages_maps(view: View, op: Op) -> bool:
-    """Whether an op is the mean over the last two axes that a layer reads: not a mean that is subtracted, nor a
-    variance, which need more digits than their input has."""
-    if op.kind != "ReduceMean" or not computes_float32(view, op) or sorted(_axes(view, op)) not in ([-2, -1], [2, 3]):
-        return False
-    made_by = view.producer(op.inputs[0])
-    if made_by is not None and (made_by.kind == "Pow" or (made_by.kind == "Mul" and len(set(made_by.inputs)) == 1)):
-        return False
-    result = op.outputs[0]
-    copies = Flow.of(view, COPIES)
-    reached = copies.forth({result: None}, float32(view)) if result is not None else {}
-    readers = [view.ops[use.op] for value in reached for use in view.uses[value]]
-    ends = [reader for reader in readers if not copies.through(reader)]
-    return bool(ends) and all(reader.kind in _LAYERS for reader in ends) and view.yielded.isdisjoint(reached)
+def _means(view: View, groups: Sequence[Cluster], to: DType) -> Iterator[OpId]:
+    """Means of few numbers: not those that are subtracted, nor variances, which need more digits than their input."""
+    taken = {op for group in groups for op in group.ops}
+    means = [op for op in view.ops if op.kind == "ReduceMean" and op.id not in taken and computes_float32(view, op)]
+    lengths = _stated(view, {op.inputs[0] for op in means})
+    for op in means:
+        terms = _terms(lengths.get(op.inputs[0], ()), _axes(view, op))
+        readers, squares = _readers(view, op), _squares(view, op)
+        if squares or any(reader.kind == "Sub" for reader in readers):
+            continue
+        pooled = bool(readers) and all(reader.kind in _LAYERS for reader in readers)
+        if to.max > 2.0**32 or (terms is not None and terms <= (_FEW_OF_MAPS if pooled else _FEW)):
+            yield op.id
 
 
 _LAYERS = ("Conv", "Gemm", "MatMul")
+
+
+def _squares(view: View, op: Op) -> bool:
+    """Whether a reduction reads squares, or along the last axis products, as gradients of norms do."""
+    made_by = view.producer(op.inputs[0])
+    if made_by is None or made_by.kind != "Mul":
+        return made_by is not None and made_by.kind == "Pow"
+    if len(set(made_by.inputs)) == 1:
+        return True
+    return list(_axes(view, op)) == [-1] and all(view.constant(value) is None for value in made_by.inputs)
+
+
+def _readers(view: View, op: Op) -> Sequence[Op]:
+    """What reads a result, copies looked past."""
+    copies = Flow.of(view, COPIES)
+    result = op.outputs[0]
+    reached = copies.forth({result: None}, float32(view)) if result is not None else {}
+    readers = [view.ops[use.op] for value in reached for use in view.uses[value]]
+    return [reader for reader in readers if not copies.through(reader)]
+
+
+def _terms(shape: Sequence[int | None], axes: Sequence[int]) -> int | None:
+    """How many numbers each mean is of, where that is known."""
+    if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    sizes = [shape[axis] for axis in axes]
+    return math.prod(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def _stated(view: View, wanted: Collection[ValueId | None]) -> Mapping[ValueId | None, Sequence[int | None]]:
+    """The shapes that the model states of these values; None where a length is not fixed."""
+    found: dict[ValueId | None, Sequence[int | None]] = {}
+    for scope in view.scopes if wanted else ():
+        named = {view.value_name(v): v for v in wanted if v is not None and view.values[v].scope == scope.id}
+        for formal in (*scope.graph.value_info, *scope.graph.input):
+            if formal.name in named and formal.type.tensor_type.HasField("shape"):
+                dims = formal.type.tensor_type.shape.dim
+                found[named[formal.name]] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
+    return found
 
 
 def _axes(view: View, op: Op) -> Sequence[int]:

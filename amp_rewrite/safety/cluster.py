@@ -22,8 +22,9 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     taken: set[OpId] = set()
     found = []
     vectors = _vectors(view)
+    rare = [op for op in view.ops if op.kind in _ANCHORS]
     for matcher, anchors in _MATCHERS:
-        for op in view.ops:
+        for op in rare:
             if op.kind not in anchors or op.id in taken or not computes(view, op, dtypes):
                 continue
             cluster = matcher(_Matcher(view, vectors), op)
@@ -386,3 +387,4 @@ _MATCHERS: tuple[tuple[Match, tuple[str, ...]], ...] = (
     (_softmax, ("ReduceMax",)),
     (_gelu, ("Erf", "Tanh")),
 )
+_ANCHORS = frozenset(kind for _, kinds in _MATCHERS for kind in kinds)

@@ -12,8 +12,11 @@ from amp_rewrite.safety.angle import angle
 from amp_rewrite.safety.benign import benign
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.safety.constants import epsilon, statistics, underflow
+from amp_rewrite.safety.distance import distance
+from amp_rewrite.safety.folded import folded
 from amp_rewrite.safety.mask import overflow, saturated
 from amp_rewrite.safety.numbers import numbers
+from amp_rewrite.safety.places import places
 from amp_rewrite.safety.taint import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.view import OpId, ValueId, View
 
@@ -30,6 +33,9 @@ RULES: tuple[Rule, ...] = (
     overflow,
     underflow,
     epsilon,
+    folded,
+    places,
+    distance,
 )
 
 
@@ -37,7 +43,7 @@ RULES: tuple[Rule, ...] = (
 class Hazards:
     """What the safety rules found in a model.
 
-    pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one colour.
+    pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one color.
     saturate: values to clamp to the low type's finite range where they become low: constants where they are
     baked, results where a Cast lowers them. numbers: ops that compute with shapes and constants alone, whose
     denial need not spread. benign: ops on the deny list that are harmless where they stand, and why. findings: what
@@ -52,9 +58,6 @@ class Hazards:
     benign: Mapping[OpId, str] = field(default_factory=dict)
 
 
-NOTHING = Hazards()
-
-
 def hazards(view: View, to: DType) -> Hazards:
     """Everything that the safety rules say of a model. O(nodes + uses); reads each float32 constant once."""
     pins: dict[OpId, Pin] = {}
@@ -64,4 +67,4 @@ def hazards(view: View, to: DType) -> Hazards:
     saturate, findings = saturated(view, to)
     groups = clusters(view)
     pinned = tuple(pins[op] for op in sorted(pins))
-    return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups))
+    return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups, to))

@@ -15,6 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from onnx import AttributeProto, TensorProto
+from onnx.numpy_helper import from_array
+
 from amp_rewrite.dtypes import DType
 from amp_rewrite.finding import Finding
 from amp_rewrite.pin import Pin
@@ -52,7 +56,8 @@ class Fill:
 
 
 def fills(view: View, to: DType) -> dict[ValueId, Fill]:
-    """The extreme constants of a model, results of ConstantOfShape among them. Reads each constant once."""
+    """The extreme constants of a model, results of ConstantOfShape and of LabelEncoder among them, whose numbers stand
+    in attributes. Reads each constant once."""
     found = {}
     for value in constants(view):
         fit = view.fit(value, to)
@@ -64,14 +69,29 @@ def fills(view: View, to: DType) -> dict[ValueId, Fill]:
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
             found[value] = Fill(level, fit.overflow > 0, fit.absmax)
     for op in view.ops:
-        stated = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
-        result = op.outputs[0] if op.outputs else None
-        if stated is None or result is None or view.dtype(result) is not DType.FLOAT:
+        result = op.outputs[0] if op.kind in _STATES else None
+        if result is None or view.dtype(result) is not DType.FLOAT:
             continue
-        fit = view.model.fit(stated.t, to)
-        if fit.absmax >= to.max:
-            found[result] = Fill(float(view.model.array(stated.t).item()), fit.overflow > 0, fit.absmax)
+        for stated in filter(None, (attribute(op.node, name) for name in _STATES[op.kind])):
+            fit = view.model.fit(_tensor(stated), to)
+            if fit.absmax >= max(to.max, found[result].absmax if result in found else 0):
+                level = float(view.model.array(stated.t).item()) if op.kind == "ConstantOfShape" else None
+                found[result] = Fill(level, fit.overflow > 0, fit.absmax)
     return found
+
+
+_STATES = {
+    "ConstantOfShape": ("value",),
+    "ai.onnx.ml::LabelEncoder": ("values_floats", "default_float", "values_tensor", "default_tensor"),
+}
+"""Ops whose results are numbers that their attributes state."""
+
+
+def _tensor(stated: AttributeProto) -> TensorProto:
+    """The numbers of an attribute as a tensor."""
+    if stated.type == AttributeProto.TENSOR:
+        return stated.t
+    return from_array(np.array(stated.floats or [stated.f], np.float32))
 
 
 def overflow(view: View, to: DType) -> Iterator[Pin]:

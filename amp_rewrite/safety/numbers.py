@@ -9,7 +9,7 @@ _SOURCES = ("Shape", "Size")
 
 
 def numbers(view: View) -> frozenset[OpId]:
-    """The ops behind which stands no value that a caller feeds. What they give can not grow with the data.
+    """The ops behind which stands no value that a caller feeds. What they give cannot grow with the data.
 
     An attention scale computed as `Pow(head size, -0.5)` is one; that Pow stands on the deny list, but it is no
     reason to keep the whole attention behind it in float32. O(nodes + uses).
@@ -17,9 +17,12 @@ def numbers(view: View) -> frozenset[OpId]:
     found: set[OpId] = set()
     for op in view.ops:
         if op.inputs and not op.bodies and op.kind not in RANDOM_OPS and op.signature is not None:
-            read = [v for v in op.inputs if v is not None]
-            if read and all(_fixed(view, v, found) for v in read):
-                found.add(op.id)
+            for value in op.inputs:  # mostly the first one is fed
+                if value is not None and not _fixed(view, value, found):
+                    break
+            else:
+                if any(value is not None for value in op.inputs):
+                    found.add(op.id)
     return frozenset(found)
 
 

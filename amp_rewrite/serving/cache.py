@@ -7,15 +7,17 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ConfigError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.scratch import alone
+from amp_rewrite.reports.report import MAX_CHARACTERS
 from amp_rewrite.serving.digest import Digests, digest_of
 
 LIMIT = 20 << 30
@@ -23,7 +25,8 @@ LIMIT = 20 << 30
 
 # What is kept, and how it is named, changes with this number.
 _FORM = 1
-_MODEL, _REPORT, _SCRATCH = "model.onnx", "report.json", "scratch-"
+_MODEL, _REPORT, _SEAL, _SCRATCH = "model.onnx", "report.json", "seal", "scratch-"
+_LARGEST_SEAL = 1 << 10  # bytes of a file that holds one digest
 _IN_USE = 600.0  # seconds after its last use in which an entry stays: someone may be opening it
 _ABANDONED = 24 * 3600.0  # seconds after which nobody is still writing
 
@@ -40,8 +43,9 @@ class Kept:
 class Cache:
     """A folder of converted models, `limit` bytes at most, the least recently used ones given up first.
 
-    Any number of processes may use it at once. An entry appears whole or not at all. What was used in the last ten
-    minutes is not given up, so that the limit may be passed for that long.
+    Any number of processes may use it at once. An entry appears whole or not at all, under a seal: the digest of its
+    model and report, without which it is not used. What was used in the last ten minutes is not given up, so that the
+    limit may be passed for that long.
     """
 
     folder: Path
@@ -49,11 +53,20 @@ class Cache:
 
     @classmethod
     def usual(cls, environ: Mapping[str, str]) -> Cache:
-        """The user's own: `amp-rewrite` in XDG_CACHE_HOME, or in ~/.cache where that is not set."""
+        """The user's own: `amp-rewrite` in XDG_CACHE_HOME, or in ~/.cache where that is not set.
+
+        ConfigError where nobody knows of a home, as of a user without a name in a container.
+        """
         stated = environ.get("XDG_CACHE_HOME", "")
         # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
-        home = Path(stated) if Path(stated).is_absolute() else Path.home() / ".cache"
-        return cls(home / "amp-rewrite")
+        if Path(stated).is_absolute():
+            return cls(Path(stated) / "amp-rewrite")
+        try:
+            return cls(Path.home() / ".cache" / "amp-rewrite")
+        except RuntimeError as cause:
+            raise ConfigError(
+                "this user has no home folder to keep it in; set XDG_CACHE_HOME, or give cache='folder' or cache=None"
+            ) from cause
 
     @property
     def digests(self) -> Digests:
@@ -61,17 +74,23 @@ class Cache:
         return Digests(self.folder / f"digests-{_FORM}")
 
     def load(self, key: str) -> Kept | None:
-        """The entry of a key; None where there is none, or a damaged one, which is then gone."""
+        """The entry of a key; None where there is none, or a damaged one, which is then gone.
+
+        O(bytes) for the first load of an entry, whose seal is compared with all that it holds; O(nodes) for later ones.
+        """
         entry = self._entry(key)
         try:
-            report = (entry / _REPORT).read_text(encoding="utf-8")
-            with suppress(OSError):  # a cache that can only be read is one, too
-                os.utime(entry / _REPORT)
-            return Kept(Model.load(entry / _MODEL), report)
-        except (ModelError, UnicodeDecodeError, FileNotFoundError):
-            self._remove(entry)
-        except OSError:
+            seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
+            kept = Kept(Model.load(entry / _MODEL), report)
+            if seal == _sealed(self.digests.of(kept.model), report):
+                with suppress(OSError):  # a cache that can only be read is one, too
+                    os.utime(entry / _REPORT)
+                return kept
+        except (ModelError, UnicodeDecodeError, FileNotFoundError, NotADirectoryError):
             pass
+        except OSError:
+            return None
+        self._remove(entry)
         return None
 
     def store(self, key: str, model: Model, report: str) -> None:
@@ -88,6 +107,8 @@ class Cache:
             scratch.mkdir(mode=0o700)
             model.save(scratch / _MODEL)
             (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
+            seal = _sealed(digest_of(Model.load(scratch / _MODEL)), report)  # of what can be read again
+            (scratch / _SEAL).write_text(seal, encoding="utf-8")
             with suppress(OSError):  # another process was faster, with the same
                 scratch.rename(entry)
         except OSError as cause:
@@ -95,7 +116,7 @@ class Cache:
             raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        with alone(self._root):
+        with suppress(OSError), alone(self._root):  # somebody may be emptying the cache
             self._give_up(entry)
 
     def _give_up(self, newest: Path) -> None:
@@ -103,7 +124,7 @@ class Cache:
         now = time.time()
         for scratch in self._root.glob(f"{_SCRATCH}*"):
             if now - _used(scratch) > _ABANDONED:
-                shutil.rmtree(scratch, ignore_errors=True)
+                _delete(scratch)
         entries = {entry: _nbytes(entry) for entry in self._root.iterdir() if not entry.name.startswith(_SCRATCH)}
         total = sum(entries.values())
         for entry in sorted(entries, key=lambda entry: (_used(entry / _REPORT), entry.name)):
@@ -125,7 +146,7 @@ class Cache:
         gone = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
         with suppress(OSError):
             entry.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            _delete(gone)
 
 
 def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None = None) -> str:
@@ -136,6 +157,28 @@ def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None
     """
     content = digest_of(model) if digests is None else digests.of(model)
     return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
+
+
+def _sealed(content: str, report: str) -> str:
+    """The seal of an entry: another one for one bit of its model, whose digest is `content`, or of its report."""
+    return hashlib.sha256(f"{content}{report}".encode()).hexdigest()
+
+
+def _text(file: Path, most: int) -> str:
+    """The text in a file of the cache; FileNotFoundError for what is no such file, or larger than it can be."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:  # a pipe would be waited for
+        raise FileNotFoundError(file)
+    return file.read_text(encoding="utf-8")
+
+
+def _delete(path: Path) -> None:
+    """A folder and all in it, or whatever else has its place; nothing is said where that fails."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()
 
 
 def _used(path: Path) -> float:

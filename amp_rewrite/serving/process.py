@@ -45,6 +45,11 @@ def set_policy(policy: str | Policy | None) -> None:
     PolicyError for a policy that computes in no floating type, and for a mixed one while the graph rewrite is
     enabled. The first policy that computes in float16 warns, once per process, where the GPUs gain nothing by it.
     """
+    _set(policy, blamed=3)
+
+
+def _set(policy: str | Policy | None, blamed: int) -> None:
+    """`blamed`: how many calls further out the line stands that a warning is about."""
     chosen = None if policy is None else Policy.of(policy)
     if chosen is not None and (chosen.compute is None or not chosen.compute.floating):
         raise PolicyError(
@@ -58,14 +63,14 @@ def set_policy(policy: str | Policy | None) -> None:
         )
     _process.policy = chosen
     if chosen is not None and chosen.compute is DType.FLOAT16:
-        _check_devices()
+        _check_devices(blamed + 1)
 
 
 @contextmanager
 def policy_scope(policy: str | Policy | None) -> Iterator[None]:
     """The policy of the process is another one inside `with`, and after it what it was before."""
     before = _process.policy
-    set_policy(policy)
+    _set(policy, blamed=4)  # contextlib stands between
     try:
         yield
     finally:
@@ -93,23 +98,24 @@ def plain_session_made() -> None:
 
 
 def warn_of_plain_sessions() -> None:
-    """A warning if sessions were opened before the rewrite was enabled."""
-    if _process.plain_sessions:
+    """A warning, to the caller's caller, if sessions were opened before the rewrite was enabled."""
+    if opened := _process.plain_sessions:
+        them = "1 session was" if opened == 1 else f"{opened} sessions were"
         warnings.warn(
-            f"{_process.plain_sessions} sessions were opened before the mixed precision graph rewrite was enabled;"
-            " they stay as they are: open them again to convert their models",
+            f"{them} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open a"
+            " model again to convert it",
             UserWarning,
             stacklevel=3,
         )
 
 
-def _check_devices() -> None:
+def _check_devices(blamed: int) -> None:
     if _process.devices_checked:
         return
     _process.devices_checked = True
     advice = device_advice(_gpus())
     if advice is not None:
-        warnings.warn(advice, UserWarning, stacklevel=4)
+        warnings.warn(advice, UserWarning, stacklevel=blamed)
 
 
 def _gpus() -> tuple[Gpu, ...]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from amp_rewrite.convert import convert
-from amp_rewrite.draft import Request
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyError
+from amp_rewrite.errors import ConversionError, ModelError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.hardware import Hardware, hardware, libraries, refusal
 from amp_rewrite.kernels import load_kernels
@@ -27,26 +25,30 @@ from amp_rewrite.ort.runner import (
     Runner,
     cuda_opens,
     cuda_release,
-    has_provider,
     input_ports,
 )
 from amp_rewrite.policy import Policy, Target
 from amp_rewrite.reports.report import Report
+from amp_rewrite.request import Request
 from amp_rewrite.serving import process
+from amp_rewrite.serving.arguments import (
+    Provider,
+    check_options,
+    check_words,
+    chosen_cache,
+    low_type_of,
+    provider_settings,
+    stated_by,
+    wanted,
+)
 from amp_rewrite.serving.cache import Cache, key_of
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.ort.binding import Binding
 
-Provider = str | tuple[str, Mapping[str, object]]
-
-IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
 _TARGETS = {CUDA: Target.ORT_CUDA, CPU: Target.ORT_CUDA, TENSORRT: Target.TENSORRT}
 _ON_GPU = (CUDA, TENSORRT)
-_OWN = ("model", "to", "folder")  # arguments of convert that a Session settles itself
-_WORDS = {"": False, "0": False, "false": False, "no": False, "off": False}
-_WORDS |= {"1": True, "true": True, "yes": True, "on": True}
 
 
 class Session:
@@ -85,15 +87,18 @@ class Session:
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
-        _check_options(options)
+        check_options(options)
+        switches = {"ignore_performance": ignore_performance, "tf32": tf32, "cuda_graph": cuda_graph}
+        check_words(threads=threads, providers=providers, **switches)
+        kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
-        to = _low(process.policy_of_sessions() if policy is None else Policy.of(policy))
-        ignored = _ignored() if ignore_performance is None else ignore_performance
+        to = low_type_of(process.policy_of_sessions() if policy is None else Policy.of(policy))
+        ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
-        settings = _settings(_wanted(providers), device, tf32, cuda_graph, free)
+        settings = provider_settings(wanted(providers), device, tf32, cuda_graph, free)
         asked = _Asked(settings, providers is not None, to, ignored)
-        ready = _ready(source, asked, _chosen(cache), options)
+        ready = _ready(source, asked, kept_in, options)
         self._runner, refused, unopened = _open(ready, source, settings, threads)
         self._report_json = None if refused else ready.report
         self._device = asked.device
@@ -103,7 +108,7 @@ class Session:
                 f"a CUDA graph needs {CUDA}, and {self._name} runs on {self.provider}: {asked.closed}; leave cuda_graph"
                 " out"
             )
-        self.notes = tuple(self._notes(asked, ready, refused, unopened))
+        self.notes = tuple(self._notes(asked, replace(ready, unkept=ready.unkept or unkept), refused, unopened))
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self._report_json is None:
@@ -114,7 +119,7 @@ class Session:
         because = f"what was converted does not open ({refused})" if refused else ready.left
         if because:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
-        if ready.unkept:
+        if ready.unkept and ready.report is not None:
             yield f"{self._name} is converted anew each time: {ready.unkept}"
         if self.provider != asked.first and asked.closed not in because and (asked.named or asked.machine.gpus):
             yield f"{self._name} runs on {self.provider}: {unopened or asked.closed}"
@@ -149,7 +154,7 @@ class Session:
             raise ModelError("a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()")
         if isinstance(output_names, Mapping):
             return self._runner.run(output_names)
-        return list(self._runner.run(input_feed or {}, output_names).values())
+        return list(self._runner.run({} if input_feed is None else input_feed, output_names).values())
 
     def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
         """Inputs and outputs on the device, to run often without copies; see `Runner.bind`."""
@@ -333,67 +338,3 @@ def _by_first(model: Model, settings: Mapping[str, Mapping[str, str]], threads: 
             raise
         rest = {name: settings[name] for name in names[1:]}
         return _by_first(model, rest, threads)[0], str(cause)
-
-
-# -- what is asked for ---------------------------------------------------------------------------------
-
-
-def _check_options(options: Mapping[str, object]) -> None:
-    known = [name for name in signature(convert).parameters if name not in _OWN]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"Session() got an unexpected keyword argument {name!r}; convert takes {', '.join(known)}")
-
-
-def _low(policy: Policy) -> DType | None:
-    """The low type of a policy. PolicyError for one that a model's inputs and outputs would have to follow."""
-    if policy.lowers is not None and policy.output is not DType.FLOAT:
-        raise PolicyError(
-            f"a Session keeps inputs and outputs as they are, and policy {policy.name!r} does not; use"
-            f" mixed_{policy.lowers.spelling}, and io='low' for low inputs and outputs"
-        )
-    return policy.lowers
-
-
-def _wanted(providers: Sequence[Provider] | None) -> tuple[tuple[str, Mapping[str, str]], ...]:
-    """The providers with their options; CUDA first where this onnxruntime is built for it."""
-    named = providers if providers is not None else ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
-    if not named:
-        raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
-    pairs = ((p, {}) if isinstance(p, str) else p for p in named)
-    return tuple((name, {key: str(value) for key, value in options.items()}) for name, options in pairs)
-
-
-def _settings(
-    wanted: Sequence[tuple[str, Mapping[str, str]]], device: int, tf32: bool, cuda_graph: bool, free: bool
-) -> dict[str, dict[str, str]]:
-    """Options by provider; what the caller gave wins. docs/session.md says why each is what it is.
-
-    `free`: some input has a dimension that may change from run to run.
-    """
-    own = {
-        CUDA: {
-            "device_id": str(device),
-            "use_tf32": str(int(tf32)),
-            "cudnn_conv_use_max_workspace": "1",
-            "cudnn_conv_algo_search": "HEURISTIC" if free else "EXHAUSTIVE",
-            "enable_cuda_graph": str(int(cuda_graph)),
-        },
-        TENSORRT: {"device_id": str(device)},
-    }
-    return {name: {**own.get(name, {}), **options} for name, options in wanted}
-
-
-def _chosen(cache: Cache | str | Path | bool | None) -> Cache | None:
-    if isinstance(cache, (str, Path)):
-        return Cache(Path(cache))
-    if isinstance(cache, bool):
-        return Cache.usual(os.environ) if cache else None
-    return cache
-
-
-def _ignored() -> bool:
-    word = os.environ.get(IGNORE_PERFORMANCE, "")
-    if word.strip().lower() not in _WORDS:
-        raise ConfigError(f"{IGNORE_PERFORMANCE} is {word!r}; set it to 1 or 0")
-    return _WORDS[word.strip().lower()]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
 from onnx.helper import make_tensor_value_info
 
 from amp_rewrite.convert import finish
-from amp_rewrite.draft import Draft, Request
+from amp_rewrite.draft import Draft
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.pin import Pin
 from amp_rewrite.policy import Policy
 from amp_rewrite.reports.report import Report
+from amp_rewrite.request import Painting, Request
 from amp_rewrite.serving import process
 from amp_rewrite.train import losses, update
 from amp_rewrite.train.builder import Builder
@@ -82,19 +82,19 @@ def with_outputs(model: Model, told: Sequence[ValueInfoProto], kept: Sequence[st
     return replace(model, proto=proto)
 
 
-def lowered(whole: Model, policy: Policy, conversion: Mapping[str, Any]) -> tuple[Model, Report | None]:
+def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Report | None]:
     """The graph under the policy, with the reasons; the loss that was appended and the update stay float32.
 
     PolicyError for arguments that name how to lower where nothing is lowered, or that lower what must not be.
     """
-    unknown = next((name for name in conversion if name not in _CONVERSION), None)
+    unknown = next((name for name in painting if name not in Painting.__optional_keys__), None)
     if unknown is not None:
         raise TypeError(f"training_step() got an unexpected keyword argument {unknown!r}")
     if policy.lowers is None:
-        if conversion:
-            raise PolicyError(f"{', '.join(conversion)} says how to lower, and policy {policy.name!r} lowers nothing")
+        if painting:
+            raise PolicyError(f"{', '.join(painting)} says how to lower, and policy {policy.name!r} lowers nothing")
         return whole, None
-    draft = Draft.of(whole, Request.of(to=policy.lowers, **conversion))
+    draft = Draft.of(whole, Request.of(to=policy.lowers, fuse="none", **painting))
     pins = tuple(Pin(op.id, rule, None, "") for op in draft.view.ops if (rule := _float32_by(op.name)) is not None)
     clash = next((p.op for p in pins if p.op in draft.lower), None)
     if clash is not None:
@@ -106,7 +106,6 @@ def lowered(whole: Model, policy: Policy, conversion: Mapping[str, Any]) -> tupl
     return made.result, made.report
 
 
-_CONVERSION = ("lists", "level", "target", "safety", "keep", "lower", "gray_follows_allow")
 _REGIONS = {f"{update.REGION}/": "update", f"{losses.REGION}/": "loss"}
 
 

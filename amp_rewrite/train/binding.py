@@ -23,7 +23,7 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
 
     TrainingError for a name that is no input, and for values of another type or shape.
     """
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     ports = {port.name: port for port in input_ports(source)}
     proto = ModelProto()
     proto.CopyFrom(source.proto)

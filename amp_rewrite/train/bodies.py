@@ -1,6 +1,6 @@
 """Operators replaced by the function bodies that the standard gives them.
 
-onnx's own inliner can not build a body that depends on types where an optional input is left out or an initializer,
+onnx's own inliner cannot build a body that depends on types where an optional input is left out or an initializer,
 and leaves out the default values of attributes.
 """
 
@@ -28,7 +28,7 @@ _DOMAIN = "amp_rewrite.bodies"
 def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     """The model with every op of these types of ai.onnx replaced, in bodies too; names of values stay.
 
-    GradientError for an op of which onnx can not build the body.
+    GradientError for an op of which onnx cannot build the body.
     """
     facts = Facts.of(model)
     proto = ModelProto()
@@ -85,7 +85,7 @@ def _body(facts: Facts, op: Op) -> FunctionProto:
 
 def _unbuilt(op: Op) -> GradientError:
     return GradientError(
-        f"node {op.name!r} ({op.kind}) has no gradient here, and onnx {onnx.__version__} can not build its function"
+        f"node {op.name!r} ({op.kind}) has no gradient here, and onnx {onnx.__version__} cannot build its function"
         " body; replace the op"
     )
 

@@ -18,6 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import Array
+from amp_rewrite.names import numbered
 from amp_rewrite.op import MAIN, ScopeId, Value
 from amp_rewrite.schema import RANDOM_OPS
 from amp_rewrite.train.facts import Facts, Shape, known_dims
@@ -130,12 +131,7 @@ class Builder:
 
     def fresh(self, name: str) -> str:
         """The name, or one made from it, that no value and no node of the model has; it is taken from now on."""
-        candidate, tail = name, 1
-        while candidate in self._taken:
-            tail += 1
-            candidate = f"{name}_{tail}"
-        self._taken.add(candidate)
-        return candidate
+        return numbered(name, self._taken)
 
     def _numbered(self, op_type: str) -> str:
         stem = f"{self._region}/{op_type}"
@@ -227,7 +223,7 @@ class Builder:
         """Turn an initializer into a graph input of the same name, type and shape, after the other inputs."""
         at = next((i for i, t in enumerate(self.graph.initializer) if t.name == name), None)
         if at is None:
-            raise GradientError(f"{name!r} is not an initializer of the main graph, so it can not become an input")
+            raise GradientError(f"{name!r} is not an initializer of the main graph, so it cannot become an input")
         tensor = self.graph.initializer[at]
         if all(v.name != name for v in self.graph.input):
             info = onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))

@@ -34,7 +34,7 @@ _NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/")
 def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None:
     """Write the state, by path, of the model with this fingerprint; an older checkpoint at `path` is replaced.
 
-    TrainingError for a path that does not end in .npz or can not be written.
+    TrainingError for a path that does not end in .npz or cannot be written.
     """
     path = Path(path)
     if path.suffix != ".npz":

@@ -160,7 +160,7 @@ def enable_mixed_precision_graph_rewrite(
 
     Without an optimizer, for a program that only runs models, nothing is wrapped and None comes back. In this
     order: PolicyError if the process has a policy, a warning if sessions are open already, TrainingError for what
-    can not be wrapped. Only then is the rewrite enabled.
+    cannot be wrapped. Only then is the rewrite enabled.
     """
     if process.policy_was_set():
         raise PolicyError(

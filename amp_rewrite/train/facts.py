@@ -73,7 +73,7 @@ def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError) as cause:
-        raise ModelError(f"onnx can not infer the shapes of the model: {' '.join(str(cause).split())}") from cause
+        raise ModelError(f"onnx cannot infer the shapes of the model: {' '.join(str(cause).split())}") from cause
     found: dict[ValueId, Shape] = {}
     for scope, graph in _graphs(view, MAIN, inferred.graph):
         for info in (*graph.value_info, *graph.output, *graph.input):

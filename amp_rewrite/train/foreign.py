@@ -14,6 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.index import bodies
+from amp_rewrite.names import claimed
 from amp_rewrite.op import MAIN
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train.builder import Builder
@@ -58,7 +59,7 @@ def scale_gradients(
     Convert the result with `keep=["amp.update/*"]`, so that unscaling stays float32. TrainingError for names that
     fit nothing, a gradient that does not depend on the seed, a loss that does, and no loss scale.
     """
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     rule = scales.get(loss_scale)
     if rule is None:
         raise TrainingError("loss_scale is None, so there is nothing to do; give 'dynamic', a number or a LossScale")
@@ -148,14 +149,14 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
     proto = ModelProto()
     proto.CopyFrom(view.model.proto)
     taken = set(view.names)
-    scale = _fresh("loss_scale", taken)
+    scale = claimed("loss_scale", taken)
     if isinstance(rule, scales.DynamicLossScale):
         proto.graph.input.append(make_tensor_value_info(scale, DType.FLOAT.code, ()))
     else:
         proto.graph.initializer.append(from_array(rule(), scale))
     name = view.value_name(start)
-    inner = {grad: _fresh(f"{grad}/scaled", taken) for grad in grads}
-    product = _fresh(f"{name}/scaled", taken)
+    inner = {grad: claimed(f"{grad}/scaled", taken) for grad in grads}
+    product = claimed(f"{name}/scaled", taken)
     nodes = list(proto.graph.node)
     for node in nodes:
         for old, new in {name: product, **inner}.items():
@@ -175,11 +176,11 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
 def _times(name: str, scale: str, product: str, dtype: DType | None, taken: set[str]) -> list[NodeProto]:
     """The seed times the scale, in the seed's type."""
     if dtype in (None, DType.FLOAT):
-        return [make_node("Mul", [name, scale], [product], name=_fresh(f"{REGION}/seed", taken))]
-    low = _fresh(f"{scale}/{dtype.spelling}", taken)
+        return [make_node("Mul", [name, scale], [product], name=claimed(f"{REGION}/seed", taken))]
+    low = claimed(f"{scale}/{dtype.spelling}", taken)
     return [
-        make_node("Cast", [scale], [low], name=_fresh(f"{REGION}/seed_scale", taken), to=dtype.code),
-        make_node("Mul", [name, low], [product], name=_fresh(f"{REGION}/seed", taken)),
+        make_node("Cast", [scale], [low], name=claimed(f"{REGION}/seed_scale", taken), to=dtype.code),
+        make_node("Mul", [name, low], [product], name=claimed(f"{REGION}/seed", taken)),
     ]
 
 
@@ -205,10 +206,3 @@ def _given_out(model: Model, inner: Mapping[str, str]) -> Model:
             formal.name = names[formal.name]
             formal.type.tensor_type.elem_type = DType.FLOAT.code
     return replace(model, proto=proto)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

@@ -24,7 +24,7 @@ from amp_rewrite.view import View
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
     """A new model that also gives the gradient of a loss by each of `wrt`, one name or more.
 
-    `model`: a Model, or what `Model.load` takes; it is not changed. `loss` names any floating value of the main
+    `model`: what `Model.load` takes; it is not changed. `loss` names any floating value of the main
     graph with one element; each of `wrt` an input or initializer of floating type. The model's outputs stay;
     after them stand the gradients, `<name>_grad` in the order of `wrt`, each of the type and shape of what
     it belongs to; zeros where the loss does not depend on it.
@@ -37,7 +37,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     be, and an op without a gradient, with the way through it. O(nodes + uses).
     """
     wrt = (wrt,) if isinstance(wrt, str) else wrt
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     _check_parameters(source, loss, wrt)
     ready = differentiable(source, loss, wrt)
     b = Builder.of(ready)

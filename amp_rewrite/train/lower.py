@@ -29,11 +29,11 @@ DOMAIN = "ai.onnx.preview.training"
 def lower_training_ops(model: object, *, folder: str | Path | None = None) -> Model:
     """A new model in which each Gradient, Adagrad, Adam and Momentum of the main graph is plain operators.
 
-    `model`: a Model, or what `Model.load` takes; it is not changed. Names of values, inputs and outputs stay. A
+    `model`: what `Model.load` takes; it is not changed. Names of values, inputs and outputs stay. A
     Gradient of several numbers is that of their sum; one whose inputs are other values than `xs` and `zs` name is
-    taken there. GradientError for a Gradient of what can not be differentiated, or inside a body.
+    taken there. GradientError for a Gradient of what cannot be differentiated, or inside a body.
     """
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     proto = ModelProto()
     proto.CopyFrom(source.proto)
     import_standard(proto)
@@ -241,7 +241,7 @@ def algorithms(model: object, *, folder: str | Path | None = None) -> tuple[Algo
     The graph of a step is the model's, followed by the algorithm's (onnx.proto, TrainingInfoProto). ModelError
     where a binding names no initializer or no output; GradientError as from `lower_training_ops`.
     """
-    source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+    source = Model.load(model, folder=folder)
     return tuple(_algorithm(source, i) for i in range(len(source.proto.training_info)))
 
 

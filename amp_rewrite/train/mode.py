@@ -12,6 +12,7 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.names import claimed
 from amp_rewrite.view import View
 
 _FIRST = {"BatchNormalization": 14, "Dropout": 12}
@@ -50,11 +51,11 @@ def _batch_normalization(node: NodeProto, graph: GraphProto, taken: set[str]) ->
     del node.output[3:]  # before opset 14 there were more, and none is read at inference
     for slot, source in _STATISTICS.items():
         if slot == len(node.output):
-            node.output.append(_fresh(f"{node.input[source]}/next", taken))
+            node.output.append(claimed(f"{node.input[source]}/next", taken))
 
 
 def _dropout(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
-    on = _fresh("training", taken)
+    on = claimed("training", taken)
     graph.initializer.append(from_array(np.array(True), on))
     node.input.extend([""] * (3 - len(node.input)))
     node.input[2] = on
@@ -82,10 +83,3 @@ def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[
             if name in known and slot < len(node.output) and node.output[slot]:
                 found[name] = node.output[slot]
     return found
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

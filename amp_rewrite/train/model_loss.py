@@ -56,7 +56,7 @@ class ModelLoss:
         Runs on CUDA where it opens, else on the CPU, where a low policy is emulated.
         """
         chosen = policy_of(policy)
-        source = model if isinstance(model, Model) else Model.load(model, folder=folder)
+        source = Model.load(model, folder=folder)
         aim = objective(source, loss)
         names = trained(View.of(aim.model), aim.loss, parameters, freeze)
         ready, initial, _ = with_inputs(aim.model, aim.loss, names)

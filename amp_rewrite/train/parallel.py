@@ -228,14 +228,14 @@ def check_strategy(strategy: object) -> None:
         return
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     known = next((reason for part, reason in _REFUSED.items() if part in name), None)
-    raise TrainingError(f"{name!r} can not train a step: {known or 'it is no Replicas; use join_replicas()'}")
+    raise TrainingError(f"{name!r} cannot train a step: {known or 'it is no Replicas; use join_replicas()'}")
 
 
 _MIRRORED = "join_replicas() does what it does, through torch.distributed"
 _REFUSED = {
     "TPU": "TPUs compute in bfloat16, which needs no loss scale; remove the loss scale and train with their own tools",
     "CentralStorage": "it keeps one copy of each parameter for all replicas; use join_replicas(), one copy on each",
-    "ParameterServer": "its replicas step at different times, so they can not skip together; use join_replicas()",
+    "ParameterServer": "its replicas step at different times, so they cannot skip together; use join_replicas()",
     "FullyShardedDataParallel": "it splits parameters among replicas; use join_replicas(), a copy on each",
     "FSDP": "it splits parameters among replicas; use join_replicas(), a copy on each",
     "Mirrored": _MIRRORED,
@@ -322,7 +322,7 @@ def cut(model: Model) -> Halves:
     back = next((name for n in first for name in _read(n) if name in made), None)
     if not last or back is not None:
         what = f"{back!r} of the update is read by the backward pass" if last else f"no node is named {REGION}/…"
-        raise TrainingError(f"the model can not be cut into gradients and update: {what}; give a step's model")
+        raise TrainingError(f"the model cannot be cut into gradients and update: {what}; give a step's model")
     wanted = dict.fromkeys(name for n in last for name in _read(n) if name not in made)
     constants = [n for n in first if n.op_type == "Constant" and n.output[0] in wanted]
     results = {o for n in first for o in n.output} - {n.output[0] for n in constants}

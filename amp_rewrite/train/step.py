@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
@@ -16,6 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.op import MAIN
 from amp_rewrite.policy import Policy
 from amp_rewrite.reports.report import Report
+from amp_rewrite.request import Painting
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import losses, optimizers
 from amp_rewrite.train.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
@@ -133,7 +134,7 @@ def training_step(
     micro_batches: int = 1,
     training_mode: bool = False,
     folder: str | Path | None = None,
-    **conversion: Any,
+    **painting: Unpack[Painting],
 ) -> TrainingStep:
     """One model that makes a training step: forward, backward, update, and the loss scale's adjustment.
 
@@ -144,7 +145,7 @@ def training_step(
     `parameters`, `freeze`: globs on initializers, see `parameters.trained`. Of `micro_batches` runs the last
     makes the step, with the mean of their gradients. `training_mode`: each BatchNormalization takes the statistics
     of the batch and moves the running ones, each Dropout drops; otherwise they do what the model says.
-    `conversion`: lists, level, target, safety, keep, lower, gray_follows_allow, as `convert` takes them.
+    `painting`: lists, level, target, safety, keep, lower, gray_follows_allow, as `convert` takes them.
 
     The backward pass starts from the loss scale (the loss itself stays unscaled), so gradients come out scaled and,
     under a low policy, low; they are widened, unscaled, tested and applied in float32 to float32 parameters,
@@ -159,11 +160,11 @@ def training_step(
     rule, scale = _rule_and_scale(optimizer, loss_scale, chosen)
     if not isinstance(micro_batches, int) or micro_batches < 1:
         raise TrainingError(f"micro_batches is {micro_batches!r}; a step has at least 1")
-    source = Model.load(model, folder=folder) if not isinstance(model, Model) else model
+    source = Model.load(model, folder=folder)
     aim = losses.objective(in_training(source) if training_mode else source, loss)
     names = trained(View.of(aim.model), aim.loss, parameters, freeze)
     whole, made = _unpainted(aim, names, rule, scale, micro_batches)
-    result, report = lowered(whole, chosen, conversion)
+    result, report = lowered(whole, chosen, painting)
     return TrainingStep(
         model=result,
         batch=_batch(whole, made),

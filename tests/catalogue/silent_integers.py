@@ -191,4 +191,22 @@ CASES = (
         stays="next",
         exact="n",
     ),
+    Case(
+        58,
+        "a sum divided by a computed number of elements",
+        """g (float[1,2,N] x, float[N,2] t) => (float[1,2,2] y) {
+            gram = MatMul (x, t)
+            s = Shape (x)
+            n = ReduceProd <keepdims = 0> (s)
+            k = Cast <to = 1> (n)
+            a = Div (gram, k)
+            y = MatMul (a, w)
+        }""",
+        weights={"w": np.eye(2)},
+        feeds={"x": np.full((1, 2, 40000), 0.5), "t": np.full((40000, 2), 0.5)},
+        fails=WRONG,
+        retargets=True,
+        lowers="gram y",
+        stays="k a",
+    ),
 )

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -71,7 +72,10 @@ def test_where_the_time_is_up_the_page_says_what_is_not_yet_measured(tmp_path: P
 @pytest.mark.skipif(cuda_opens(), reason="a CUDA provider opens here")
 def test_without_a_gpu_nothing_is_measured_and_it_says_so(tmp_path: Path) -> None:
     done = run(tmp_path)
-    said = "no CUDA provider opens here, so nothing was measured; --provider cpu --tiny goes the same road"
+    said = (
+        "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
+        " --provider cpu --tiny goes the same road"
+    )
     assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, said)
     assert not (tmp_path / "gpu.md").exists()
 
@@ -117,6 +121,57 @@ def test_a_row_that_fails_says_why_and_the_next_one_runs(suite: ModuleType, tmp_
     assert made.row(jobs[0]) == {"fault": "'none'"}
     assert list(made.row(jobs[1])) == ["bytes"]
     assert "- a: 'none'" in (tmp_path / "gpu.md").read_text("utf-8").splitlines()
+
+
+def test_a_row_of_another_machine_version_or_setting_is_measured_anew(suite: ModuleType, tmp_path: Path) -> None:
+    job = {"name": "a", "kind": "export", "model": "dense", "cache": str(tmp_path), "tiny": True}
+    made = of_rows(suite, tmp_path)
+    made.run([job])
+    assert made.row(job) is not None
+    assert made.row({**job, "tiny": False}) is None
+    for change in ({"device": "another"}, {"driver": "2"}, {"versions": {"onnx": "2"}}):
+        assert suite.Suite(tmp_path, {**made.about, **change}, made.deadline).row(job) is None
+
+
+def test_half_a_row_is_none(suite: ModuleType, tmp_path: Path) -> None:
+    job = {"name": "a", "kind": "export", "model": "dense", "cache": str(tmp_path), "tiny": True}
+    made = of_rows(suite, tmp_path)
+    made.run([job])
+    (tmp_path / "rows" / "a.row.json").write_text('{"bytes": 1')
+    assert made.row(job) is None
+
+
+def test_small_models_do_not_stand_for_real_ones_in_a_later_run(tmp_path: Path) -> None:
+    words = ("--provider", "cpu", "--models", "dense", "--kinds", "export", "--rounds", "1", "--warm", "1")
+    sizes = []
+    for tiny in (("--tiny",), ()):
+        done = run(tmp_path, *words, *tiny)
+        assert done.returncode == 0, done.stderr
+        sizes.append(json.loads((tmp_path / "gpu.json").read_text("utf-8"))["rows"][0]["row"]["bytes"])
+    assert sizes[0] < 10**5 < 10**7 < sizes[1]
+
+
+def test_an_interrupt_ends_the_row_too_and_keeps_what_is_there(tmp_path: Path) -> None:
+    command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--provider", "cpu", "--tiny", "--models", "dense"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("1/"):
+            pass
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+    assert said.splitlines()[-1] == (
+        f"interrupted; what was measured by now stays in {tmp_path}, and the same command goes on"
+    )
+    assert (tmp_path / "rows" / "export_dense.row.json").exists()
+
+
+def test_a_peer_that_does_not_start_is_named(suite: ModuleType, tmp_path: Path) -> None:
+    way = suite.gpu_models.WAYS["onnxruntime.transformers float16"]
+    with pytest.raises(LookupError) as error:
+        way("dense", tmp_path / "a.onnx", tmp_path, {"peers": "/no/python"})
+    assert str(error.value) == "/no/python, which --peers names, does not start: No such file or directory"
 
 
 def test_a_row_whose_process_dies_says_so(suite: ModuleType, tmp_path: Path) -> None:
@@ -239,3 +294,17 @@ def test_a_module_is_exported_with_more_rows_in_float32_and_in_half(
     half = models.by_torch("unet", source, tmp_path, {})
     types = [{t.data_type for t in onnx.load(file).graph.initializer} for file in (source, half)]
     assert types == [{onnx.TensorProto.FLOAT}, {onnx.TensorProto.FLOAT16}]
+
+
+@pytest.mark.torch
+@pytest.mark.transformers
+@pytest.mark.parametrize("name", ["resnet50", "vit_base", "whisper_small_encoder", "unet"])
+def test_a_module_of_the_zoo_computes_in_half_throughout(suite: ModuleType, name: str) -> None:
+    """Without numbers: those that look at numbers in between (BERT, GPT-2, Llama) cannot be asked so."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        built = suite.gpu_models.zoo.ZOO[name]()
+        inputs = [t.half() if t.is_floating_point() else t for t in built.inputs.values()]
+        found = built.module.half()(*inputs)
+    assert (found[0] if isinstance(found, tuple) else found).dtype == torch.float16

@@ -350,7 +350,8 @@ def test_a_policy_that_was_set_even_float32_excludes_the_rewrite_and_is_looked_a
 
 def test_sessions_that_are_open_already_are_warned_of_before_the_optimizer_is_looked_at() -> None:
     process.plain_session_made()
-    message = "^1 sessions were opened before the mixed precision graph rewrite was enabled; they stay as they are"
+    process.plain_session_made()
+    message = "^2 sessions were opened before the mixed precision graph rewrite was enabled; what is open stays as it"
     with pytest.warns(UserWarning, match=message), pytest.raises(TrainingError):
         enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
 

@@ -215,7 +215,7 @@ def test_an_initializer_becomes_an_input() -> None:
     assert ([v.name for v in made.input], list(made.initializer)) == (["a", "w"], [])
     with pytest.raises(GradientError) as caught:
         b.promote("a")
-    assert str(caught.value) == "'a' is not an initializer of the main graph, so it can not become an input"
+    assert str(caught.value) == "'a' is not an initializer of the main graph, so it cannot become an input"
 
 
 def test_opset_12_is_the_first() -> None:

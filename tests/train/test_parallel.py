@@ -121,14 +121,14 @@ def test_a_model_that_is_no_step_is_not_cut() -> None:
     with pytest.raises(TrainingError) as error:
         cut(Model(mlp()))
     assert str(error.value) == (
-        "the model can not be cut into gradients and update: no node is named amp.update/…; give a step's model"
+        "the model cannot be cut into gradients and update: no node is named amp.update/…; give a step's model"
     )
 
 
 def test_a_step_whose_update_feeds_its_gradients_is_not_cut() -> None:
     model = parsed("net (float[1] x) => (float[1] y) { a = Neg (x) y = Neg (a) }")
     model.graph.node[0].name = "amp.update/a"
-    with pytest.raises(TrainingError, match=r"^the model can not be cut .*: 'a' of the update is read by the backward"):
+    with pytest.raises(TrainingError, match=r"^the model cannot be cut .*: 'a' of the update is read by the backward"):
         cut(Model(model))
 
 
@@ -306,7 +306,7 @@ class MirroredStrategy:
         ),
         (
             "ParameterServerStrategy",
-            "its replicas step at different times, so they can not skip together; use join_replicas()",
+            "its replicas step at different times, so they cannot skip together; use join_replicas()",
         ),
         (
             "CentralStorageStrategy",
@@ -320,7 +320,7 @@ def test_a_strategy_that_can_not_be_supported_is_refused(strategy: object, reaso
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     with pytest.raises(TrainingError) as error:
         DataParallelTrainer(step(), strategy)  # type: ignore[arg-type]
-    assert str(error.value) == f"{name!r} can not train a step: {reason}"
+    assert str(error.value) == f"{name!r} cannot train a step: {reason}"
     check_strategy(Alone())
 
 

@@ -247,9 +247,17 @@ def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.M
     monkeypatch.setattr(process, "_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "these GPUs have less: P100, compute capability 6.0 \\(x2\\)$"
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as said:
         set_policy("mixed_float16")
+    assert [warning.filename for warning in said] == [__file__]
     set_policy("mixed_float16")
+
+
+def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_gpus", lambda: ())
+    with pytest.warns(UserWarning, match="^no NVIDIA GPU was found here") as said, policy_scope("mixed_float16"):
+        pass
+    assert [warning.filename for warning in said] == [__file__]
 
 
 def test_no_gpu_is_no_gain() -> None:

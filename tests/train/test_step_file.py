@@ -213,6 +213,29 @@ def test_the_command_takes_what_the_library_takes(folder: Path) -> None:
     assert (made.parameters, made.micro_batches) == (("w2", "b2"), 3)
 
 
+def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(folder: Path) -> None:
+    onnx.save(mlp(), "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+    Path("amp.toml").write_text("overwrite = true\n")
+    before = {name: Path(name).read_bytes() for name in ("net.onnx", "net.data")}
+    words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "-o")
+
+    for name, told in (
+        (
+            "net.onnx",
+            "net.onnx is the model that is read: replacing it loses the model that the step was made from; name"
+            " another output, or add --overwrite to this command",
+        ),
+        (
+            "net.data",
+            "cannot write net.data: it holds the weights of net.onnx, which is being read; name another",
+        ),
+    ):
+        refused = run(*words, name)
+        assert (refused.exit_code, refused.stderr) == (2, f"error: {told}\n")
+    assert {name: Path(name).read_bytes() for name in before} == before
+    assert run(*words, "net.onnx", "--overwrite").exit_code == 0
+
+
 def test_parameters_that_an_exporter_may_have_merged_are_named(folder: Path) -> None:
     model = mlp()
     model.graph.node[4].input[1] = "b1"
@@ -290,7 +313,8 @@ def test_quiet_says_nothing(folder: Path) -> None:
         ),
         (
             "net.onnx --loss cross_entropy(y) -o net.onnx",
-            "net.onnx exists; name another output, or replace it with --overwrite",
+            "net.onnx is the model that is read: replacing it loses the model that the step was made from; name another"
+            " output, or add --overwrite to this command",
         ),
         (
             "net.onnx --loss cross_entropy(y) --policy float17",

@@ -1,4 +1,4 @@
-"""What can not be made a training step, with the exact words and the way out."""
+"""What cannot be made a training step, with the exact words and the way out."""
 
 from __future__ import annotations
 

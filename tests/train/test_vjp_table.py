@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,40 +16,10 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.train.vjp.row import Joint, Refuse, Row, Stop, row
 from amp_rewrite.train.vjp.table import VJPS
-from train import (
-    test_vjp_branching,
-    test_vjp_classification,
-    test_vjp_convolution,
-    test_vjp_einsum,
-    test_vjp_elementwise,
-    test_vjp_indexing,
-    test_vjp_linear,
-    test_vjp_looping,
-    test_vjp_normalization,
-    test_vjp_recurrent,
-    test_vjp_reduction,
-    test_vjp_resizing,
-    test_vjp_sampling,
-    test_vjp_shape,
-)
 from train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32
 
-FAMILIES = (
-    test_vjp_branching,
-    test_vjp_classification,
-    test_vjp_convolution,
-    test_vjp_einsum,
-    test_vjp_elementwise,
-    test_vjp_indexing,
-    test_vjp_linear,
-    test_vjp_looping,
-    test_vjp_normalization,
-    test_vjp_recurrent,
-    test_vjp_reduction,
-    test_vjp_resizing,
-    test_vjp_sampling,
-    test_vjp_shape,
-)
+MODULES = (path.stem for path in sorted(Path(__file__).parent.glob("test_vjp_*.py")) if path != Path(__file__))
+FAMILIES = tuple(import_module(f"train.{name}") for name in MODULES)
 OPSET = 20
 
 LAST_ENTRY_GOES_ON = {"Slice"}

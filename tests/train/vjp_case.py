@@ -47,7 +47,7 @@ class Case:
     how near that must be, relative to the largest slope. `fixed`: the rule needs fixed dims, `known`: of these
     inputs. `opsets`: where operators change their form. `meaning`: the same in other operators, where a judge has
     no float64 of it, or a wrong one. `single`: the standard itself has no float64 of it. `text`: the nodes in ONNX
-    text instead, for what the language of `cases` can not say.
+    text instead, for what the language of `cases` cannot say.
     """
 
     name: str

@@ -59,7 +59,7 @@ def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> st
     size = next((d for d in (last, also) if isinstance(d, int)), None)
     if size is not None and size > 0:
         return v.b.reshape(x, [-1, size])
-    # −1 can not be told beside a dim of 0 or one that only run time knows: count the elements.
+    # −1 cannot be told beside a dim of 0 or one that only run time knows: count the elements.
     shape = v.do("Shape", x)
     ends = [v.b.op("Slice", shape, v.b.ints([a]), v.b.ints([e])) for a, e in ((0, -1), (-1, 1 << 62))]
     return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))

@@ -15,6 +15,7 @@ import amp_rewrite
 from amp_rewrite import Model, ModelError, PolicyError
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
+from amp_rewrite.ort.objection import objection
 from amp_rewrite.ort.runner import CPU, CUDA, Port, Runner, cuda_opens
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -493,6 +494,39 @@ def test_a_model_of_the_future_needs_a_newer_runtime(head: str, told: str) -> No
     with pytest.raises(ModelError) as refused:
         Runner.open(Model(model))
     assert str(refused.value).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'provider_options_utils.h:182 Parse Unknown provider option: "nope".',
+            "a provider has no option 'nope'; check the spelling against onnxruntime's page of that provider, or leave"
+            " it out",
+        ),
+        (
+            'provider_options_utils.h:187 Parse Failed to parse provider option "device_id":'
+            " cuda_execution_provider_info.cc:71 operator() Invalid device ID: 9, must be between 0 (inclusive) and 1"
+            " (exclusive).",
+            "provider option 'device_id' has a value that it does not take: Invalid device ID: 9, must be between 0"
+            " (inclusive) and 1 (exclusive); give another one, or leave it out",
+        ),
+    ],
+)
+def test_an_option_that_a_provider_does_not_take_is_named(said: str, told: str) -> None:
+    assert objection("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
+
+
+def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
+    said = (
+        "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/python/onnxruntime_pybind_state.cc:580 std::"
+        "shared_ptr<X> onnxruntime::python::CreateY(const Z&) Please install TensorRT libraries as mentioned in the GPU"
+        " requirements page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported."
+    )
+    assert objection("open", RuntimeError(said)) == (
+        "it cannot load the libraries of TensorRT; install TensorRT (pip install tensorrt) where the loader finds it,"
+        " or leave TensorrtExecutionProvider out"
+    )
 
 
 def test_opening_and_running_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,23 @@
+"""Graphs as deep as Python's stack is not: whatever follows a chain does so without recursion."""
+
+from __future__ import annotations
+
+import sys
+
+import onnx
+
+from amp_rewrite.convert import convert
+
+DEEP = 2 * sys.getrecursionlimit()
+
+
+def test_casts_that_do_nothing_are_read_past_however_many_follow_each_other() -> None:
+    chain = [f"c{i + 1} = Cast <to = 1> (c{i})" for i in range(DEEP)]
+    head = '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] c0, float[4,4] w) => (float[4,4] y)'
+    result = convert(onnx.parser.parse_model(f"{head} {{ {' '.join(chain)} y = MatMul (c{DEEP}, w) }}")).model
+    assert [(node.op_type, list(node.input)) for node in result.graph.node] == [
+        ("Cast", ["w"]),
+        ("Cast", ["c0"]),  # the last one of them, which casts to float16 now
+        ("MatMul", [f"c{DEEP}", "w_float16"]),
+        ("Cast", ["y_float16"]),
+    ]

@@ -1,0 +1,73 @@
+"""Ctrl-C at bad moments, and a runtime that cannot be imported: one line at most, and the exit code of shells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+from amp_rewrite.cli import door
+from amp_rewrite.ort import runner
+
+MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x) => (float[n, 3] y) { y = Neg (x) }'
+
+
+def test_an_interrupt_while_the_command_line_is_imported_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join((str(tmp_path), str(Path(runner.__file__).parents[2])))
+    command = [sys.executable, "-m", "amp_rewrite", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def interrupted(*_: object, **__: object) -> None:
+    """As a compiled module does that is interrupted while it is loaded."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as cause:
+        raise ImportError("initialization failed") from cause
+
+
+def missing(*_: object, **__: object) -> None:
+    raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+
+
+def ours(*_: object, **__: object) -> None:
+    raise ImportError("cannot import name 'x' from 'amp_rewrite'", name="amp_rewrite")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(MODEL), "m.onnx")
+    np.savez("x.npz", x=np.ones((2, 3), np.float32))
+
+
+def benched() -> tuple[int, str]:
+    done = CliRunner().invoke(door, ["bench", "m.onnx", "--data", "x.npz", "--provider", runner.CPU])
+    return done.exit_code, done.stderr
+
+
+def test_an_interrupt_while_onnxruntime_is_imported_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_check_providers", interrupted)
+    assert benched() == (130, "")
+
+
+def test_an_onnxruntime_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_check_providers", missing)
+    said = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` tells what to install"
+    assert benched() == (2, f"error: {said}\n")
+
+
+def test_another_import_that_fails_is_a_bug_and_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_check_providers", ours)
+    code, said = benched()
+    assert code == 2
+    assert said.startswith("Traceback") and said.endswith("failed inside; please report the lines above\n")

@@ -1,0 +1,165 @@
+"""How many operations an op takes, from shapes: each count is written out beside the shapes that it comes from."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite.entry import Color
+from amp_rewrite.placement.operations import _COUNTS, UNKNOWN_DIMENSION, operations
+from amp_rewrite.placement.work import Work
+from amp_rewrite.request import Request
+from amp_rewrite.roofline import ROOFS
+from amp_rewrite.view import View
+
+
+def counted(node: str, *inputs: str) -> float:
+    """The operations of one op, that makes `y` of inputs with these shapes; an input without one is "*", and other
+    types than float stand before it."""
+    named = []
+    for at, (kind, _, shape) in enumerate(text.rpartition(" ") for text in inputs):
+        named.append(f"{kind or 'float'}{f'[{shape}]' if shape != '*' else ''} i{at}")
+    domain = ', "com.microsoft" : 1' if "com.microsoft" in node else ""
+    text = f'<ir_version: 10, opset_import: ["" : 23{domain}]> g ({", ".join(named)}) => (float y) {{ {node} }}'
+    model = onnx.parser.parse_model(text)
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    view = View.of(amp_rewrite.Model.load(model))
+    return operations(Work(view, ROOFS["A100"], amp_rewrite.DType.FLOAT16), view.ops[0])
+
+
+# B batches, S queries, P past keys, L keys, H heads of D numbers; W what a query is projected from.
+B, S, P, L, H, D, W = 2, 3, 4, 5, 6, 8, 10
+SELF = 4 * B * H * D * S * S  # S queries and S keys: each product 2 operations, for scores and for what they select
+SELF_PAST = 4 * B * H * D * S * (S + P)
+CROSS = 4 * B * H * D * S * L
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "flops"),
+    [
+        ("y = MatMul (i0, i1)", ["2,3,5", "5,7"], 2 * 2 * 3 * 5 * 7),
+        ("y = Gemm (i0, i1)", ["3,5", "5,7"], 2 * 3 * 5 * 7),
+        ("y = Gemm <transA = 1> (i0, i1)", ["5,3", "5,7"], 2 * 3 * 5 * 7),
+        ('y = Einsum <equation = "b i k, b k j -> b i j"> (i0, i1)', ["2,3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
+        ('y = Einsum <equation = "ik,kj"> (i0, i1)', ["3,5", "5,7"], 2 * 3 * 5 * 7),
+        ('y = Einsum <equation = "...ik,...kj->...ij"> (i0, i1)', ["2,3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
+        ("y = Conv (i0, i1)", ["1,4,8,8", "6,4,3,3"], 2 * 6 * 6 * 6 * 4 * 3 * 3),
+        ("y = ConvTranspose (i0, i1)", ["1,4,8,8", "4,6,3,3"], 2 * 4 * 8 * 8 * 6 * 3 * 3),
+        ("y = Attention (i0, i1, i1)", [f"{B},{H},{S},{D}", f"{B},{H},{L},{D}"], CROSS),
+        (
+            f"y = Attention <q_num_heads = {H}, kv_num_heads = {H}> (i0, i1, i1)",
+            [f"{B},{S},{H * D}", f"{B},{L},{H * D}"],
+            CROSS,
+        ),
+        ("y, k, v = Attention (i0, i0, i0, , i1, i1)", [f"{B},{H},{S},{D}", f"{B},{H},{P},{D}"], SELF_PAST),
+        ("y = com.microsoft.FusedMatMul (i0, i1)", ["2,3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
+        ("y = com.microsoft.FusedMatMul <transA = 1, transB = 1> (i0, i1)", ["2,5,3", "2,7,5"], 2 * 2 * 3 * 5 * 7),
+        ("y = com.microsoft.FusedMatMul (i0, i1)", ["3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
+        ("y = com.microsoft.FusedGemm <transB = 1> (i0, i1)", ["3,5", "7,5"], 2 * 3 * 5 * 7),
+        ("y = com.microsoft.GemmFastGelu (i0, i1)", ["2,3,5", "5,7"], 2 * 2 * 3 * 5 * 7),
+        (
+            "y = com.microsoft.MatMulNBits <K = 5, N = 7, block_size = 16> (i0, i1, i2)",
+            ["2,3,5", "uint8 7,1,16", "7,1"],
+            2 * 2 * 3 * 5 * 7,
+        ),
+        ("y = com.microsoft.FusedConv <strides = [2, 2]> (i0, i1)", ["1,4,8,8", "6,4,3,3"], 2 * 6 * 4 * 4 * 4 * 3 * 3),
+        ("y = com.microsoft.FusedConv <group = 4> (i0, i1)", ["1,4,8,8", "4,1,3,3"], 2 * 4 * 8 * 8 * 3 * 3),
+        ("y = com.microsoft.CausalConvWithState (i0, i1)", ["2,4,8", "4,1,3"], 2 * 2 * 4 * 8 * 3),
+        (
+            "y = com.microsoft.MoE <k = 2> (i0, i1, i2, , i3)",
+            ["6,8", "6,4", "4,16,8", "4,8,16"],
+            2 * 6 * 2 * (16 * 8 + 8 * 16),
+        ),
+        (
+            f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1, i1)",
+            [f"{B},{S},{H * D}", f"{B},{L},{H * D}"],
+            CROSS,
+        ),
+        (
+            f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1, i1)",
+            [f"{B},{S},{H * D}", f"{B},{H},{L},{D}"],
+            CROSS,
+        ),
+        (
+            f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1)",
+            [f"{B},{S},{H * D}", f"{B},{L},{H},2,{D}"],
+            CROSS,
+        ),
+        (f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0)", [f"{B},{S},{H},3,{D}"], SELF),
+        (
+            f"y, k, v = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i0, i0, , , , i1, i1)",
+            [f"{B},{S},{H * D}", f"{B},{H},{P},{D}"],
+            SELF_PAST,
+        ),
+        (
+            f"y, k, v = com.microsoft.GroupQueryAttention <num_heads = {H}, kv_num_heads = 2>"
+            " (i0, i1, i1, i2, i2, i3, i4)",
+            [f"{B},{S},{H * D}", f"{B},{S},{2 * D}", f"{B},2,{P},{D}", f"int32 {B}", "int32 1"],
+            SELF_PAST,
+        ),
+        (
+            f"y = com.microsoft.GroupQueryAttention <num_heads = {H}, kv_num_heads = 2> (i0, , , , , i1, i2)",
+            [f"{B},{S},{(H + 2 * 2) * D}", f"int32 {B}", "int32 1"],
+            SELF,
+        ),
+        (
+            f"y, k = com.microsoft.Attention <num_heads = {H}> (i0, i1, , , i2)",
+            [f"{B},{S},{W}", f"{W},{3 * H * D}", f"2,{B},{H},{P},{D}"],
+            2 * B * S * W * 3 * H * D + SELF_PAST,
+        ),
+        (
+            f"y = com.microsoft.PackedAttention <num_heads = {H}> (i0, i1, i2, i3, i4)",
+            [f"{B * S},{W}", f"{W},{3 * H * D}", f"{3 * H * D}", f"int32 {B},{S}", f"int32 {B + 1}"],
+            2 * B * S * W * 3 * H * D + SELF,
+        ),
+        (
+            f"y = com.microsoft.PackedMultiHeadAttention <num_heads = {H}> (i0, , , , i1, i2)",
+            [f"{B * S},{H},3,{D}", f"int32 {B},{S}", f"int32 {B + 1}"],
+            SELF,
+        ),
+        (
+            f"y, k, v = com.microsoft.DecoderMaskedMultiHeadAttention <num_heads = {H}> (i0, i0, i0, , , i1, i1)",
+            [f"{B},1,{H * D}", f"{B},{H},{P},{D}"],
+            4 * B * H * D * (1 + P),
+        ),
+        (
+            "y = com.microsoft.LongformerAttention <num_heads = 2, window = 4> (i0, i1, i2, i3, i1, i2, i4)",
+            ["2,16,8", "8,24", "24", "2,16", "int32 2,16"],
+            2 * 2 * 16 * 8 * 24 + 4 * 2 * 16 * 8 * 8,
+        ),
+        ("y = Relu (i0)", ["2,3"], 0),
+    ],
+)
+def test_an_op_counts_two_operations_for_each_product_that_it_sums(node: str, inputs: list[str], flops: int) -> None:
+    assert counted(node, *inputs) == flops
+
+
+def test_what_has_no_shape_counts_with_a_free_dimension() -> None:
+    made = counted("y = com.microsoft.MultiHeadAttention <num_heads = 2> (i0, i1, i1)", "2,3,8", "*")
+    assert made == 4 * 2 * 3 * 8 * UNKNOWN_DIMENSION
+
+
+BYTES_ALONE = {
+    "LinearAttention",
+    "com.microsoft::DecoderAttention",
+    "com.microsoft::DynamicSparseAttention",
+    "com.microsoft::GatedDeltaNet",
+    "com.microsoft::LinearAttention",
+    "com.microsoft::MatMulBlockQuantizedFp4Weight",
+    "com.microsoft::MatMulBlockQuantizedFp8Weight",
+    "com.microsoft::PackedSparseAttentionIndexer",
+    "com.microsoft::PagedAttention",
+    "com.microsoft::QMoE",
+    "com.microsoft::SparseAttentionIndexer",
+    "com.microsoft::SparsePagedAttention",
+    "com.microsoft::VarlenCausalConvWithState",
+}
+"""On the allow list, and counted by what they read and write."""
+
+
+def test_whatever_is_on_the_allow_list_is_counted_or_named_here() -> None:
+    """And nothing else is: a misspelled name in the table would count nothing, and be missed by nobody."""
+    allowed = {name.partition(" (")[0] for name in Request.of().lists.ops(Color.ALLOW)}
+    assert allowed ^ set(_COUNTS) == BYTES_ALONE
