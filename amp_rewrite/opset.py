@@ -24,13 +24,13 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.attention import KIND as ATTENTION
 from amp_rewrite.fuse.attention import sites
-from amp_rewrite.fuse.dimensions import known_dims
 from amp_rewrite.index import bodies
 from amp_rewrite.names import claimed
 from amp_rewrite.painting.gate import Gate
 from amp_rewrite.policy import Target
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.schema import normal_domain
+from amp_rewrite.shapes.dimensions import known_dims
 from amp_rewrite.view import OpId, View
 
 FIRST = 13

@@ -15,7 +15,7 @@ from amp_rewrite.fuse.attention import sites
 from amp_rewrite.fuse.attention_nodes import write
 from amp_rewrite.fuse.attention_proof import doubt_of
 from amp_rewrite.fuse.attention_site import Site
-from amp_rewrite.fuse.dimensions import known_dims
+from amp_rewrite.shapes.dimensions import known_dims
 from amp_rewrite.view import View
 
 FLAT = "float[4,3,4] q, float[4,5,4] k, float[4,5,6] v"

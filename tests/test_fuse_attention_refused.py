@@ -16,8 +16,8 @@ from amp_rewrite.fuse.attention import sites
 from amp_rewrite.fuse.attention_nodes import Written, write
 from amp_rewrite.fuse.attention_proof import doubt_of
 from amp_rewrite.fuse.attention_site import Site
-from amp_rewrite.fuse.dimensions import known_dims
 from amp_rewrite.policy import Target
+from amp_rewrite.shapes.dimensions import known_dims
 from amp_rewrite.view import View
 
 ROWS_HIDDEN = "a row of its mask may hide every key"

@@ -27,7 +27,6 @@ import amp_rewrite
 from amp_rewrite.convert import Converted, convert
 from amp_rewrite.draft import Draft
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.fuse.shapes import shapes_of
 from amp_rewrite.painting.color import Coloring
 from amp_rewrite.painting.gate import Gate
 from amp_rewrite.placement import work as work_module
@@ -38,6 +37,7 @@ from amp_rewrite.placement.work import ATTOSECONDS, UNKNOWN_DIMENSION, UNKNOWN_S
 from amp_rewrite.policy import AUTO, Placement
 from amp_rewrite.request import Request
 from amp_rewrite.roofline import ROOFS, START
+from amp_rewrite.shapes.inferred import shapes_of
 from amp_rewrite.view import View
 
 MODELS = Path(__file__).parent / "models"

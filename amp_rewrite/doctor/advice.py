@@ -14,11 +14,11 @@ from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.shapes import Shape, Shapes, shapes_of
 from amp_rewrite.kernels import Kernels
 from amp_rewrite.placement.work import READ_IN_PART, VIEWS, Work
 from amp_rewrite.roofline import Roof
 from amp_rewrite.schema import signature
+from amp_rewrite.shapes.inferred import Shape, Shapes, shapes_of
 from amp_rewrite.view import Op, ValueId, View
 
 # A row of so many 16-bit elements is 16 bytes, which tensor cores are fed with at once: NVIDIA, Matrix Multiplication

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.fuse.attention_form import Form, form_of
-from amp_rewrite.fuse.attention_layout import AllDims
 from amp_rewrite.fuse.attention_nodes import write
 from amp_rewrite.fuse.attention_proof import doubt_of
 from amp_rewrite.fuse.attention_site import Site, site_of
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal
+from amp_rewrite.shapes.inferred import AllDims
 from amp_rewrite.view import OpId, View
 
 KIND = "attention"

@@ -15,12 +15,10 @@ import numpy as np
 
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.cone import computed, cone, moves_behind
-from amp_rewrite.fuse.shapes import Dims
-from amp_rewrite.fuse.sizes import names_in, over, renamed
 from amp_rewrite.schema import attribute
-from amp_rewrite.view import Op, OpId, ScopeId, ValueId, View
-
-AllDims = Mapping[tuple[ScopeId, str], Dims]
+from amp_rewrite.shapes.inferred import AllDims, Dims
+from amp_rewrite.shapes.sizes import names_in, over, renamed
+from amp_rewrite.view import Op, OpId, ValueId, View
 
 _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes that stand for free dimensions: no two alike, no product one of them
 _LARGEST = 1 << 24  # elements that are moved to see where they go

@@ -14,13 +14,13 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.attention_form import Form
-from amp_rewrite.fuse.attention_layout import RANK, AllDims, Source, dims_at, keys_source, source, split, ungrouped
+from amp_rewrite.fuse.attention_layout import RANK, Source, dims_at, keys_source, source, split, ungrouped
 from amp_rewrite.fuse.attention_mask import number
 from amp_rewrite.fuse.cone import MOVES, numbers
 from amp_rewrite.fuse.fusion import alone
-from amp_rewrite.fuse.shapes import Dims
-from amp_rewrite.fuse.sizes import Dim, times
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.inferred import AllDims, Dims
+from amp_rewrite.shapes.sizes import Dim, times
 from amp_rewrite.view import Op, ValueId, View
 
 

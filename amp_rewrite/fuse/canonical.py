@@ -15,18 +15,17 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.attention import KIND as ATTENTION
 from amp_rewrite.fuse.attention import fuse_attention
-from amp_rewrite.fuse.attention_layout import AllDims
 from amp_rewrite.fuse.batch_norm import fold_batch_norms
 from amp_rewrite.fuse.constants import fold_constants
-from amp_rewrite.fuse.dimensions import in_numbers, known_dims
 from amp_rewrite.fuse.emit import fused
 from amp_rewrite.fuse.formula import fuse_clusters
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, findings
-from amp_rewrite.fuse.shapes import Shapes
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.policy import Target
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.schema import normal_domain, signature
+from amp_rewrite.shapes.dimensions import in_numbers, known_dims
+from amp_rewrite.shapes.inferred import AllDims, Shapes
 from amp_rewrite.view import OpId, View
 
 

@@ -19,12 +19,12 @@ from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.contrib_attention import fuse_attentions
 from amp_rewrite.fuse.contrib_formula import computed
 from amp_rewrite.fuse.contrib_match import MATCHERS, Match, Site
-from amp_rewrite.fuse.dimensions import in_numbers, known_dims
 from amp_rewrite.fuse.formula import fuse_clusters
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, outside
 from amp_rewrite.fuse.proof import Arrays, doubt, runs_of
-from amp_rewrite.fuse.shapes import MADE_UP, Dims, Shapes
 from amp_rewrite.safety.cluster import clusters
+from amp_rewrite.shapes.dimensions import in_numbers, known_dims
+from amp_rewrite.shapes.inferred import MADE_UP, Dims, Shapes
 from amp_rewrite.view import MAIN, ScopeId, View
 
 _LATEST = 23

@@ -19,14 +19,14 @@ from onnx import NodeProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.attention import sites
-from amp_rewrite.fuse.attention_layout import RANK, AllDims, dims_at
+from amp_rewrite.fuse.attention_layout import RANK, dims_at
 from amp_rewrite.fuse.attention_mask import OUT_OF_REACH
 from amp_rewrite.fuse.attention_site import Site
 from amp_rewrite.fuse.contrib_attention_proof import Base, Trial, doubt_of
 from amp_rewrite.fuse.contrib_formula import DOMAIN
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, alone
-from amp_rewrite.fuse.shapes import Dims
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.inferred import AllDims, Dims
 from amp_rewrite.view import MAIN, Op, ValueId, View
 
 KIND = "multi_head_attention"

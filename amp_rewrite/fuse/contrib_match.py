@@ -13,8 +13,8 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.fuse.contrib_formula import DOMAIN
 from amp_rewrite.fuse.fusion import Fusion, Refusal, alone
-from amp_rewrite.fuse.shapes import Dims
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.inferred import Dims
 from amp_rewrite.view import MAIN, Op, OpId, ScopeId, ValueId, View
 
 DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]

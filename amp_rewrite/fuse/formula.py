@@ -14,9 +14,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, outside
 from amp_rewrite.fuse.proof import Arrays, doubt, run, runs_of
-from amp_rewrite.fuse.shapes import Shape, Shapes
 from amp_rewrite.pin import Cluster
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.inferred import Shape, Shapes
 from amp_rewrite.view import Op, ValueId, View
 
 

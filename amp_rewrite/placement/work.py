@@ -10,9 +10,9 @@ from math import prod
 from onnx import ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.fuse.shapes import Shape, Shapes, shapes_of
 from amp_rewrite.placement.operations import UNKNOWN_DIMENSION, operations
 from amp_rewrite.roofline import START, Roof
+from amp_rewrite.shapes.inferred import Shape, Shapes, shapes_of
 from amp_rewrite.view import MAIN, Op, ValueId, View
 
 UNKNOWN_SIZE = 1 << 16

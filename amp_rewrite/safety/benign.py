@@ -5,24 +5,25 @@ They count as gray, so that they are lowered between two lowered ops and nowhere
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Cluster
 from amp_rewrite.safety.flow import COPIES, Flow, computes_float32, float32
-from amp_rewrite.safety.small_sums import small_sums
+from amp_rewrite.safety.small_sums import axes_of, small_sums, terms_of
 from amp_rewrite.safety.snake import snakes
-from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.inferred import Shapes, shapes_of
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 
 def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, str]:
     """The harmless ops, each with one line that says why. O(nodes), and the copies behind each mean."""
     found = dict(_cubes(view, groups))
-    found.update(small_sums(view))
+    shapes = cache(lambda: shapes_of(view))
+    found.update(small_sums(view, shapes))
     found.update((op, _SNAKE) for pair in snakes(view).items() for op in pair)
-    found.update((op, _MEAN) for op in _means(view, groups, to))
+    found.update((op, _MEAN) for op in _means(view, groups, to, shapes))
     return found
 
 
@@ -53,18 +54,18 @@ def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[tuple[OpId, str]]:
                 yield op.id, _CUBE
 
 
-def _means(view: View, groups: Sequence[Cluster], to: DType) -> Iterator[OpId]:
+def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
     """Means of few numbers: not those that are subtracted, nor variances, which need more digits than their input."""
     taken = {op for group in groups for op in group.ops}
     means = [op for op in view.ops if op.kind == "ReduceMean" and op.id not in taken and computes_float32(view, op)]
-    lengths = _stated(view, {op.inputs[0] for op in means})
+    wide = to.max > 2.0**32
     for op in means:
-        terms = _terms(lengths.get(op.inputs[0], ()), _axes(view, op))
         readers, squares = _readers(view, op), _squares(view, op)
         if squares or any(reader.kind == "Sub" for reader in readers):
             continue
         pooled = bool(readers) and all(reader.kind in _LAYERS for reader in readers)
-        if to.max > 2.0**32 or (terms is not None and terms <= (_FEW_OF_MAPS if pooled else _FEW)):
+        terms = 0 if wide else terms_of(view, op, shapes())
+        if terms is not None and terms <= (_FEW_OF_MAPS if pooled else _FEW):
             yield op.id
 
 
@@ -78,7 +79,7 @@ def _squares(view: View, op: Op) -> bool:
         return made_by is not None and made_by.kind == "Pow"
     if len(set(made_by.inputs)) == 1:
         return True
-    return list(_axes(view, op)) == [-1] and all(view.constant(value) is None for value in made_by.inputs)
+    return list(axes_of(view, op)) == [-1] and all(view.constant(value) is None for value in made_by.inputs)
 
 
 def _readers(view: View, op: Op) -> Sequence[Op]:
@@ -88,35 +89,6 @@ def _readers(view: View, op: Op) -> Sequence[Op]:
     reached = copies.forth({result: None}, float32(view)) if result is not None else {}
     readers = [view.ops[use.op] for value in reached for use in view.uses[value]]
     return [reader for reader in readers if not copies.through(reader)]
-
-
-def _terms(shape: Sequence[int | None], axes: Sequence[int]) -> int | None:
-    """How many numbers each mean is of, where that is known."""
-    if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
-        return None
-    sizes = [shape[axis] for axis in axes]
-    return math.prod(size for size in sizes if size is not None) if None not in sizes else None
-
-
-def _stated(view: View, wanted: Collection[ValueId | None]) -> Mapping[ValueId | None, Sequence[int | None]]:
-    """The shapes that the model states of these values; None where a length is not fixed."""
-    found: dict[ValueId | None, Sequence[int | None]] = {}
-    for scope in view.scopes if wanted else ():
-        named = {view.value_name(v): v for v in wanted if v is not None and view.values[v].scope == scope.id}
-        for formal in (*scope.graph.value_info, *scope.graph.input):
-            if formal.name in named and formal.type.tensor_type.HasField("shape"):
-                dims = formal.type.tensor_type.shape.dim
-                found[named[formal.name]] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
-    return found
-
-
-def _axes(view: View, op: Op) -> Sequence[int]:
-    """The axes of a reduction, where they are stated or constant."""
-    stated = attribute(op.node, "axes")
-    if stated is not None:
-        return list(stated.ints)
-    tensor = view.constant(op.inputs[1]) if len(op.inputs) > 1 else None
-    return [int(axis) for axis in view.model.array(tensor)] if tensor is not None and len(tensor.dims) == 1 else []
 
 
 def _only_reader(view: View, op: Op, kind: str) -> Op | None:

@@ -6,48 +6,39 @@ and adds them up in float32, where the Adds that stand on the gray list round af
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 from amp_rewrite.safety.flow import computes_float32
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.inferred import Shapes
 from amp_rewrite.view import Op, OpId, View
 
 MOST_TERMS = 8
 _NOTE = f"a sum of at most {MOST_TERMS} numbers, as that many Adds give"
 
 
-def small_sums(view: View) -> Iterator[tuple[OpId, str]]:
-    """Every ReduceSum over so few elements by the shapes that the model states, but for sums of squares."""
-    sums = [
-        op for op in view.ops if op.kind == "ReduceSum" and computes_float32(view, op) and not _of_squares(view, op)
-    ]
-    if not sums:
-        return
-    stated = {
-        (scope.id, formal.name): formal.type.tensor_type.shape.dim
-        for scope in view.scopes
-        for formal in (*scope.graph.input, *scope.graph.value_info)
-        if formal.type.tensor_type.HasField("shape")
-    }
-    for op in sums:
-        value = op.inputs[0]
-        dims = stated.get((view.values[value].scope, view.value_name(value))) if value is not None else None
-        lengths = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims or ()]
-        if _few(lengths, _axes(view, op)):
-            yield op.id, _NOTE
+def small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[tuple[OpId, str]]:
+    """Every ReduceSum over so few elements by the shapes that are known, but for sums of squares."""
+    for op in view.ops:
+        if op.kind == "ReduceSum" and computes_float32(view, op) and not _of_squares(view, op):
+            terms = terms_of(view, op, shapes())
+            if terms is not None and terms <= MOST_TERMS:
+                yield op.id, _NOTE
 
 
-def _few(lengths: Sequence[int | None], axes: Sequence[int]) -> bool:
-    terms = 1
-    for axis in axes:
-        length = lengths[axis] if -len(lengths) <= axis < len(lengths) else None
-        if length is None:
-            return False
-        terms *= length
-    return bool(axes) and terms <= MOST_TERMS
+def terms_of(view: View, op: Op, shapes: Shapes) -> int | None:
+    """How many numbers a reduction puts together into each of its results; None where that is not known."""
+    value = op.inputs[0]
+    shape = shapes.get((view.values[value].scope, view.value_name(value)), ()) if value is not None else ()
+    axes = axes_of(view, op)
+    if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    sizes = [size for axis in axes if (size := shape[axis]) is not None]
+    return math.prod(sizes) if len(sizes) == len(axes) else None
 
 
-def _axes(view: View, op: Op) -> Sequence[int]:
+def axes_of(view: View, op: Op) -> Sequence[int]:
     """The axes of a reduction, where they are stated or constant; none where it is over all or the run tells."""
     stated = attribute(op.node, "axes")
     if stated is not None:

@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.dimensions import known_dims
-from amp_rewrite.fuse.shapes import MADE_UP, Dims
-from amp_rewrite.fuse.sizes import Dim, Size, countable, minus, over, plus, product, renamed, times
+from amp_rewrite.shapes.dimensions import known_dims
+from amp_rewrite.shapes.inferred import MADE_UP, Dims
+from amp_rewrite.shapes.sizes import Dim, Size, countable, minus, over, plus, product, renamed, times
 from amp_rewrite.view import MAIN, View
 
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amp_rewrite.fuse.attention_layout import AllDims
-from amp_rewrite.fuse.contents import CONTENTS, Contents, held
-from amp_rewrite.fuse.shapes import MADE_UP, Dims, Shapes, dims_of
-from amp_rewrite.fuse.sizes import Dim, countable, minus, names_in, over, plus, product, renamed, times
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.contents import CONTENTS, Contents, held
+from amp_rewrite.shapes.inferred import MADE_UP, AllDims, Dims, Shapes, dims_of
+from amp_rewrite.shapes.sizes import Dim, countable, minus, names_in, over, plus, product, renamed, times
 from amp_rewrite.view import MAIN, Op, ValueId, View
 
 

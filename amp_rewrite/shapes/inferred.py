@@ -8,15 +8,16 @@ import onnx.checker
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from amp_rewrite.fuse.sizes import Dim
 from amp_rewrite.index import bodies
 from amp_rewrite.schema import normal_domain
+from amp_rewrite.shapes.sizes import Dim
 from amp_rewrite.view import ScopeId, View
 
 Shape = tuple[int | None, ...]
 Shapes = Mapping[tuple[ScopeId, str], Shape]
 Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
+AllDims = Mapping[tuple[ScopeId, str], Dims]
 MADE_UP = "unk__"
 """What a name begins with that inference made up: it may be another's tomorrow."""
 
@@ -33,7 +34,7 @@ def shapes_of(view: View) -> Shapes:
     return {key: tuple([d if isinstance(d, int) else None for d in dims]) for key, dims in numbers}
 
 
-def dims_of(view: View, *, through_values: bool = True) -> Mapping[tuple[ScopeId, str], Dims]:
+def dims_of(view: View, *, through_values: bool = True) -> AllDims:
     """The same with the names of free dimensions. `through_values`: also what Shape, Gather and Concat compute."""
     skeleton = view.model.skeleton()
     told = _inferred(skeleton, through_values)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.fuse.sizes import Dim, countable, minus, over, plus, product, times
 from amp_rewrite.schema import attribute
+from amp_rewrite.shapes.sizes import Dim, countable, minus, over, plus, product, times
 from amp_rewrite.view import ValueId, View
 
 if TYPE_CHECKING:
-    from amp_rewrite.fuse.dimensions import Reading
+    from amp_rewrite.shapes.dimensions import Reading
 
 Contents = tuple[Dim, ...]
 """The elements of a value of at most one axis; a bool is 0 or 1."""
