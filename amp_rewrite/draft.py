@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_rewrite.biased_masks import select_biased
 from amp_rewrite.dtypes import DType
-from amp_rewrite.expand import inline_functions, inline_schema_functions, select_masks, spell_out_casts
+from amp_rewrite.expand.biased_masks import select_biased
+from amp_rewrite.expand.casts import spell_out_casts
+from amp_rewrite.expand.functions import inline_functions, inline_schema_functions
+from amp_rewrite.expand.masks import select_masks
 from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
 from amp_rewrite.fuse.canonical import Fuse, canonical, followed

@@ -17,7 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.exact import exact
-from amp_rewrite.expand import inlined
+from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.index import bodies
 from amp_rewrite.names import claimed

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.biased_masks import select_biased
+from amp_rewrite.expand.biased_masks import select_biased
 from amp_rewrite.files.model import Model
 from amp_rewrite.view import View
 

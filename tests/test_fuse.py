@@ -13,7 +13,8 @@ from onnx import helper, numpy_helper
 from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.expand import inline_functions, spell_out_casts
+from amp_rewrite.expand.casts import spell_out_casts
+from amp_rewrite.expand.functions import inline_functions
 from amp_rewrite.files.model import Model
 from amp_rewrite.fuse.canonical import Fuse, canonical
 from amp_rewrite.fuse.proof import ROUNDINGS, UNIT, doubt

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.expand import select_masks
+from amp_rewrite.expand.masks import select_masks
 from amp_rewrite.files.model import Model
 from amp_rewrite.view import View
 

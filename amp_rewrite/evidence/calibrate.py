@@ -15,7 +15,7 @@ from amp_rewrite.evidence.feed import Feed
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.evidence.tally import merged, neutral, ranges
 from amp_rewrite.evidence.taps import Taps, tapped
-from amp_rewrite.expand import inline_functions, inline_schema_functions
+from amp_rewrite.expand.functions import inline_functions, inline_schema_functions
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.lists import load_lists

@@ -21,7 +21,7 @@ from amp_rewrite.evidence.mapped import casting_in_graph
 from amp_rewrite.evidence.merged import Measuring, reads, with_candidate, with_shadows, with_shapes
 from amp_rewrite.evidence.pairing import Pairing
 from amp_rewrite.exact import exact
-from amp_rewrite.expand import inlined
+from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model
 from amp_rewrite.ort.runner import Runner
 from amp_rewrite.reports.render import count

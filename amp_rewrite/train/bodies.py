@@ -15,7 +15,7 @@ import onnx.helper
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from amp_rewrite.errors import GradientError, ModelError
-from amp_rewrite.expand import inlined
+from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model
 from amp_rewrite.index import bodies
 from amp_rewrite.op import MAIN, Op, ScopeId

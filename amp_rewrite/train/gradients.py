@@ -7,7 +7,7 @@ from pathlib import Path
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
-from amp_rewrite.expand import inlined
+from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model
 from amp_rewrite.op import MAIN, Op, Role, ValueId
 from amp_rewrite.schema import TENSOR
