@@ -70,10 +70,10 @@ class _Emitter:
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Rewrite a copied graph in place; `scope` is its original's index."""
-        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
         values = self.in_scope.get(scope.id, [])
         nodes = list(self._nodes(graph, scope, values))
         self._initializers(graph, values)
+        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
         self._value_infos(graph, values, types)
         del graph.node[:]
         graph.node.extend(nodes)
@@ -257,6 +257,9 @@ class _Emitter:
         if value.id in self.plan.rename:
             made = self.plan.retype.get(value.id) or self.view.dtype(value.id)
             fresh.append((self.plan.rename[value.id], made or DType.FLOAT))
+        bake = self.bakes.get(value.id)
+        if bake is not None and bake.keeps_original:
+            fresh.append((bake.name, bake.to))
         for name, dtype in fresh:
             if name not in types and source.WhichOneof("value") == "tensor_type":
                 info = ValueInfoProto(name=name)

@@ -195,6 +195,18 @@ def test_new_names_avoid_those_of_the_user() -> None:
     assert [v.name for v in result.graph.output] == ["y", "x_float16"]
 
 
+def test_the_low_copy_of_a_weight_is_declared_where_the_weight_is() -> None:
+    """Who reads declarations finds the copy as it finds the weight."""
+    text = """g (float[2,2] x) => (float[2,2] y, float[2,2] z)
+    <float[2,2] both = {1,0,0,1}, float[2,2] low = {1,0,0,1}, float[2,2] both, float[2,2] low>
+    { a = MatMul (x, both)  y = MatMul (a, low)  z = Pow (x, both) }"""
+    result = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>{text}')).model
+    declared = {info.name: info.type.tensor_type for info in result.graph.value_info}
+    held = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
+    assert held == {name: declared[name].elem_type for name in ("both", "both_float16", "low")}
+    assert {len(declared[name].shape.dim) for name in held} == {2}
+
+
 def test_an_initializer_that_ir_3_lists_as_an_input_is_baked_and_still_listed() -> None:
     result = converted("initializers_as_inputs_ir3").model
     listed = {v.name: v.type.tensor_type.elem_type for v in result.graph.input}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.safety.flow import COPIES, Flow
@@ -24,14 +25,16 @@ def scored(view: View) -> list[Op]:
     read = {value for op in view.ops if op.kind in ("Softmax", "LogSoftmax") for value in op.inputs}
     found = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
     sums = [op for op in found if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]
-    filled = _filled(view) if sums else frozenset()
+    filled = _filled(view, sums) if sums else frozenset()
     return [op for op in sums if not filled.issuperset(op.inputs)]
 
 
-def _filled(view: View) -> frozenset[ValueId | None]:
-    """The values that a fill beside which scores are lost has entered, through copies, selections and arithmetic."""
-    levels = fills(view, DType.FLOAT16).items()
-    return frozenset(Flow.of(view, _CARRY).forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
+def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
+    """What the sums are made of that a fill beside which scores are lost has entered, through copies and arithmetic."""
+    flow = Flow.of(view, _CARRY)
+    origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
+    levels = fills(view, DType.FLOAT16, among=origins).items()
+    return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
 
 
 def scalar(view: View, value: ValueId | None) -> float | None:

@@ -12,7 +12,7 @@ where it goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,11 +55,13 @@ class Fill:
     absmax: float
 
 
-def fills(view: View, to: DType) -> dict[ValueId, Fill]:
+def fills(view: View, to: DType, among: Container[ValueId] | None = None) -> dict[ValueId, Fill]:
     """The extreme constants of a model, results of ConstantOfShape and of LabelEncoder among them, whose numbers stand
-    in attributes. Reads each constant once."""
+    in attributes. Reads each constant once; those that are not `among` the given values not at all."""
     found = {}
     for value in constants(view):
+        if among is not None and value not in among:
+            continue
         fit = view.fit(value, to)
         if fit.absmax >= to.max:
             tensor = view.constant(value)
@@ -70,7 +72,7 @@ def fills(view: View, to: DType) -> dict[ValueId, Fill]:
             found[value] = Fill(level, fit.overflow > 0, fit.absmax)
     for op in view.ops:
         result = op.outputs[0] if op.kind in _STATES else None
-        if result is None or view.dtype(result) is not DType.FLOAT:
+        if result is None or view.dtype(result) is not DType.FLOAT or (among is not None and result not in among):
             continue
         for stated in filter(None, (attribute(op.node, name) for name in _STATES[op.kind])):
             fit = view.model.fit(_tensor(stated), to)
