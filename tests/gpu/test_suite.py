@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -153,7 +154,9 @@ def test_small_models_do_not_stand_for_real_ones_in_a_later_run(tmp_path: Path) 
 
 def test_an_interrupt_ends_the_row_too_and_keeps_what_is_there(tmp_path: Path) -> None:
     command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--provider", "cpu", "--tiny", "--models", "dense"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what runs behind
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, preexec_fn=heard, **streams) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("1/"):
             pass
