@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from architecture import Architecture, Built, Named, livened, seed_of
-from architectures_text import GROUPED, ROWS, SMALL, VOCABULARY, made
+from architectures_text import GROUPED, HALVES, ROWS, SMALL, VOCABULARY, made
 from torch import Tensor, nn
 
 Inputs = Callable[[], dict[str, Tensor]]
@@ -25,15 +25,6 @@ WAVES: Mapping[str, Any] = {
     "codevector_dim": 16,
     "proj_codevector_dim": 16,
     "vocab_size": 32,
-}
-HALVES: Mapping[str, Any] = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
 }
 
 

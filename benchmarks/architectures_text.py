@@ -25,6 +25,15 @@ SMALL: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 AXES = {0: "batch", 1: "sequence"}
+HALVES: Mapping[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
 
 
 def ids(tokens: int = TOKENS) -> Tensor:
@@ -70,13 +79,7 @@ def text(name: str, model: str, *, tokens: int = TOKENS, mask: bool = True, **co
 def translation(name: str, model: str, *, tokens: int = TOKENS, **config: Any) -> Architecture:
     """An encoder and a decoder of two layers each; ids, a padding mask and the first words of the answer."""
     both = {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
+        **HALVES,
         "decoder_start_token_id": 2,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 64,

@@ -6,20 +6,13 @@ operator gives 0, and runtimes have given either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
+from fusing import outputs_of, parsed
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import canonical
 from amp_rewrite.fuse.proof import UNIT
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
 
 Q, K, V = "float[2,2,3,4] q", "float[2,2,5,4] k", "float[2,2,5,6] v"
 OPERANDS = f"{Q}, {K}, {V}"
@@ -58,23 +51,10 @@ def model_of(body: str, more: str = "", opset: int = 23, **shapes: str) -> Model
     inputs = shapes.get("inputs", OPERANDS) + more
     head = f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({shapes.get("output", "float[2,2,3,6] y")})'
     constants = CONSTANTS.replace("-3.4e38", "-3.4028234663852886e+38")
-    model = onnx.parser.parse_model(f"{head} <{constants}> {{ {body} }}")
+    model = parsed(f"{head} <{constants}> {{ {body} }}")
     if "inf" in body:
         model.graph.initializer.append(numpy_helper.from_array(np.array(-np.inf, np.float32), "inf"))
-    for node in model.graph.node:
-        node.name = f"the_{node.output[0]}"
     return model
-
-
-def standard(model: ModelProto, target: Target = Target.ORT_CUDA) -> tuple[ModelProto, list[tuple[str, str, str]]]:
-    """The model in standard form, its types checked, and what was said."""
-    view, told = canonical(View.of(Model.load(model)), DType.FLOAT16, target)
-    onnx.checker.check_model(view.model.proto, full_check=True)
-    return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
-
-
-def kinds(model: ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
 
 
 def attention(model: ModelProto) -> NodeProto:
@@ -95,13 +75,6 @@ def feed_of(model: ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
             feed[value.name] = rng.integers(0, 2, shape)
             feed[value.name][-1] = 0
     return feed
-
-
-def outputs_of(model: ModelProto, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feed)))
 
 
 def agree(before: ModelProto, after: ModelProto) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
-import onnxruntime
+from fusing import outputs_of, reducing, standard
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import Fuse, canonical
+from amp_rewrite.fuse.canonical import Fuse
 from amp_rewrite.fuse.proof import UNIT
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -40,32 +33,12 @@ OUT = "float[2,3,4] y"
 
 
 def model_of(body: str, inputs: str = TWO, outputs: str = OUT, opset: int = 18) -> ModelProto:
-    if opset < 18:
-        body = re.sub(r"ReduceMean \((\w+), last\)", r"ReduceMean <axes = [-1]> (\1)", body)
-    head = f'<ir_version: 8, opset_import: ["": {opset}]>\ng ({inputs}) => ({outputs}) <{CONSTANTS}>'
-    model = onnx.parser.parse_model(f"{head} {{ {body} }}")
-    for node in model.graph.node:
-        node.name = f"the_{node.output[0]}"
-    return model
+    return reducing(f"g ({inputs}) => ({outputs}) <{CONSTANTS}>", body, opset)
 
 
 def fused(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
     """The model with operators of onnxruntime, and what was said of them."""
-    arguments = {"to": DType.FLOAT16, "target": Target.ORT_CUDA, "fuse": Fuse.CONTRIB, **options}
-    view, told = canonical(View.of(Model.load(model)), **arguments)  # type: ignore[arg-type]
-    onnx.checker.check_model(view.model.proto, full_check=True)
-    return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
-
-
-def kinds(model: ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
-
-
-def run(model: ModelProto, feed: Arrays) -> list[np.ndarray[Any, Any]]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feed)))
+    return standard(model, **{"fuse": Fuse.CONTRIB, **options})
 
 
 def random_feed(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
@@ -77,7 +50,7 @@ def random_feed(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
 def agree(a: ModelProto, b: ModelProto) -> None:
     """Both compute in float32, in another order, each result a sum of some 10 roundings of at most its magnitude."""
     feed = random_feed(a)
-    for first, second in zip(run(a, feed), run(b, feed), strict=True):
+    for first, second in zip(outputs_of(a, feed), outputs_of(b, feed), strict=True):
         np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
 
 

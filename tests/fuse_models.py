@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
 import numpy as np
-import onnx
-import onnx.parser
-import onnxruntime
+from fusing import outputs_of, reducing
 from onnx import ModelProto
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import canonical
 from amp_rewrite.fuse.proof import UNIT
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
 
 CONSTANTS = """float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
     float root2 = {1.41421354}, float k = {0.044715}, float c = {0.797884583}, float minus_half = {-0.5},
@@ -32,32 +22,7 @@ SOFTMAX = "m = ReduceMax (x, last)  d = Sub (x, m)  b = Exp (d)  s = ReduceSum (
 
 
 def model_of(body: str, opset: int = 18, outputs: str = "float[2,4] y", inputs: str = "float[2,4] x") -> ModelProto:
-    if opset < 18:
-        body = re.sub(r"(ReduceMean|ReduceMax) \((\w+), last\)", r"\1 <axes = [-1]> (\2)", body)
-    head = f'<ir_version: 8, opset_import: ["": {opset}]>\ng ({inputs}) => ({outputs}) <{CONSTANTS}>'
-    model = onnx.parser.parse_model(f"{head} {{ {body} }}")
-    for node in model.graph.node:
-        node.name = f"the_{node.output[0]}"
-    return model
-
-
-def standard(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
-    """The model in standard form, and what was said."""
-    arguments = {"to": DType.FLOAT16, "target": Target.ORT_CUDA, **options}
-    view, told = canonical(View.of(Model.load(model)), **arguments)  # type: ignore[arg-type]
-    onnx.checker.check_model(view.model.proto, full_check=True)
-    return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
-
-
-def kinds(model: ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
-
-
-def outputs_of(model: ModelProto, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feed)))
+    return reducing(f"g ({inputs}) => ({outputs}) <{CONSTANTS}>", body, opset)
 
 
 def agree(a: ModelProto, b: ModelProto, shape: tuple[int, ...] = (2, 4)) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, kinds, model_of, outputs_of, standard
+from fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, model_of
+from fusing import kinds, outputs_of, standard
 from onnx import helper, numpy_helper
 
 from amp_rewrite.convert import convert

@@ -7,24 +7,8 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from attention_models import (
-    HIDDEN,
-    KEYS,
-    MASK,
-    SCORES,
-    WEIGHTS,
-    K,
-    Q,
-    V,
-    agree,
-    attention,
-    feed_of,
-    kinds,
-    model_of,
-    outputs_of,
-    standard,
-    unused,
-)
+from attention_models import HIDDEN, KEYS, MASK, SCORES, WEIGHTS, K, Q, V, agree, attention, feed_of, model_of, unused
+from fusing import kinds, outputs_of, standard
 from onnx import helper, numpy_helper
 
 from amp_rewrite.fuse.proof import UNIT

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_models import GUARDED, HIDDEN, WEIGHTS, agree, attention, kinds, model_of, standard
+from attention_models import GUARDED, HIDDEN, WEIGHTS, agree, attention, model_of
+from fusing import kinds, standard
 from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.dtypes import DType

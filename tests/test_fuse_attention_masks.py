@@ -23,12 +23,10 @@ from attention_models import (
     agree,
     attention,
     feed_of,
-    kinds,
     model_of,
-    outputs_of,
-    standard,
     unused,
 )
+from fusing import kinds, outputs_of, standard
 from onnx import helper
 
 from amp_rewrite.fuse.proof import UNIT

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_models import BIASED, INVERTED, KEYS, MASK, PLAIN, SCORES, WEIGHTS, kinds, model_of, standard
+from attention_models import BIASED, INVERTED, KEYS, MASK, PLAIN, SCORES, WEIGHTS, model_of
+from fusing import kinds, standard
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 import amp_rewrite
@@ -112,7 +113,7 @@ def test_a_constant_mask_of_three_axes_stays() -> None:
 
 
 def test_tensorrt_is_left_the_ops_that_it_looks_for() -> None:
-    made, told = standard(model_of(PLAIN), Target.TENSORRT)
+    made, told = standard(model_of(PLAIN), target=Target.TENSORRT)
     assert (kinds(made), [kind for kind, _, _ in told]) == (["Transpose", "MatMul", "Softmax", "MatMul"], ["not_fused"])
 
 

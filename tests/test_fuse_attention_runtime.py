@@ -8,19 +8,8 @@ import numpy as np
 import onnx
 import pytest
 import stub
-from attention_models import (
-    BIASED,
-    INVERTED,
-    MASK,
-    PLAIN,
-    SCORES,
-    TESTED,
-    WEIGHTS,
-    feed_of,
-    kinds,
-    model_of,
-    outputs_of,
-)
+from attention_models import BIASED, INVERTED, MASK, PLAIN, SCORES, TESTED, WEIGHTS, feed_of, model_of
+from fusing import kinds, outputs_of
 from onnx import ModelProto, helper, numpy_helper
 
 import amp_rewrite

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from fuse_models import agree, kinds, standard
+from fuse_models import agree
+from fusing import kinds, standard
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.convert import convert

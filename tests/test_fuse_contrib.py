@@ -24,10 +24,9 @@ from contrib_models import (
     Arrays,
     agree,
     fused,
-    kinds,
     model_of,
-    run,
 )
+from fusing import kinds, outputs_of
 from onnx import NodeProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
@@ -316,7 +315,7 @@ def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> Non
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(helper.make_graph([node], "g", inputs, made), opset_imports=imports, ir_version=8)
     wanted = computed(node, {name: array.astype(np.float64) for name, array in feed.items()})
-    for value, got in zip(made, run(model, feed), strict=True):
+    for value, got in zip(made, outputs_of(model, feed), strict=True):
         # The kernel of FastGelu rounds its two constants to float32, as the CPU computes tanh: both within 1e-6.
         bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(got).max())
         np.testing.assert_allclose(got, wanted[value.name], rtol=0, atol=bound)

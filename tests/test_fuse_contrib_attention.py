@@ -23,10 +23,9 @@ from contrib_models import (
     Arrays,
     attention_of,
     fused,
-    kinds,
     random_feed,
-    run,
 )
+from fusing import kinds, outputs_of
 from onnx import NodeProto
 
 from amp_rewrite.fuse import contrib_attention_proof
@@ -101,7 +100,7 @@ def test_attention_becomes_one_node(body: str, inputs: str, outputs: str, expect
     if "mask" in feed:
         feed["mask"] = feed["mask"] > 0
         feed["mask"][:, :, 0] = False  # a token that sees nothing
-    for first, second in zip(run(model, feed), run(made, feed), strict=True):
+    for first, second in zip(outputs_of(model, feed), outputs_of(made, feed), strict=True):
         np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
 
 

@@ -26,11 +26,10 @@ from contrib_models import (
     SUM,
     attention_of,
     fused,
-    kinds,
     model_of,
     random_feed,
-    run,
 )
+from fusing import kinds, outputs_of
 from onnx import ModelProto, helper, numpy_helper
 
 import amp_rewrite
@@ -191,7 +190,7 @@ def test_the_sum_of_a_norm_is_rounded_in_emulation(op_type: str, scale: float) -
     apart = half_model("r = Add (x, bias)  t = Add (r, z)  " + norm, opset)
     rng = np.random.default_rng(3)
     feed = {name: (scale * (1 + rng.random((2, 3, 4)))).astype(np.float16) for name in "xz"}
-    (fused_,), (separate,) = (run(amp_rewrite.emulate(model).to_proto(), feed) for model in (one, apart))
+    (fused_,), (separate,) = (outputs_of(amp_rewrite.emulate(model).to_proto(), feed) for model in (one, apart))
     assert bool(np.isfinite(separate).all()) == (scale < 20000)
     np.testing.assert_array_equal(np.isfinite(fused_), np.isfinite(separate))
     finite = np.isfinite(separate)

@@ -13,7 +13,7 @@ import onnx
 from onnx import NodeProto
 
 from amp_rewrite.expand.copied import graphs_of
-from amp_rewrite.expand.scores import FIRST_WHERE, LOST, scalar, scored
+from amp_rewrite.expand.scores import LOST, scalar, scored
 from amp_rewrite.finding import Finding
 from amp_rewrite.names import unused
 from amp_rewrite.view import Op, OpId, ValueId, View
@@ -38,8 +38,6 @@ def select_biased(view: View) -> tuple[View, tuple[Finding, ...]]:
     For a sum that a softmax reads. In float32 nothing changes: what is masked was the fill, whatever the score.
     O(nodes + uses).
     """
-    if view.opsets.get("", 1) < FIRST_WHERE:
-        return view, ()
     sums = {op.id: mask for op in scored(view) if (mask := _biased(view, op)) is not None}
     if not sums:
         return view, ()

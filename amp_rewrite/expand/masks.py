@@ -13,7 +13,7 @@ from onnx import GraphProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.expand.copied import nodes_of
-from amp_rewrite.expand.scores import FIRST_WHERE, LOST, scalar, scored
+from amp_rewrite.expand.scores import LOST, scalar, scored
 from amp_rewrite.files.tensors import Array
 from amp_rewrite.finding import Finding
 from amp_rewrite.names import unused
@@ -30,7 +30,7 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
     changes and masks no row throughout is still added, with a fill that stays in range: runtimes fuse such a sum with
     the softmax.
     """
-    if view.opsets.get("", 1) < FIRST_WHERE or view.model.proto.ir_version < _FIRST_FREE_INITIALIZERS:
+    if view.model.proto.ir_version < _FIRST_FREE_INITIALIZERS:
         return view, ()
     sums = {op.id: mask for op in scored(view) if (mask := _mask_of(view, op)) is not None}
     if not sums:

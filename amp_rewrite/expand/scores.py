@@ -10,7 +10,7 @@ from amp_rewrite.safety.flow import COPIES, Flow
 from amp_rewrite.safety.mask import fills
 from amp_rewrite.view import Op, ValueId, View
 
-FIRST_WHERE = 9
+_FIRST_WHERE = 9
 LOST = -1e30
 """At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
 
@@ -20,8 +20,12 @@ _CARRY = {**COPIES, "Where": (1, 2), **dict.fromkeys(("Add", "Div", "Mul", "Sub"
 def scored(view: View) -> list[Op]:
     """The float32 Adds whose result a softmax reads, but for those of scores that hold another mask's fill already.
 
+    None below opset 9, which has no Where to select with.
+
     What both masks hide is −inf there, and less than what one hides: that shows in a row that is masked throughout.
     """
+    if view.opsets.get("", 1) < _FIRST_WHERE:
+        return []
     read = {value for op in view.ops if op.kind in ("Softmax", "LogSoftmax") for value in op.inputs}
     found = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
     sums = [op for op in found if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]

@@ -11,7 +11,7 @@ from functools import cache
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Cluster
 from amp_rewrite.safety.flow import COPIES, Flow, computes_float32, float32
-from amp_rewrite.safety.small_sums import axes_of, small_sums, terms_of
+from amp_rewrite.safety.small_sums import axes_of, of_squares, small_sums, terms_of
 from amp_rewrite.safety.snake import snakes
 from amp_rewrite.shapes.inferred import Shapes, shapes_of
 from amp_rewrite.view import Op, OpId, ValueId, View
@@ -58,9 +58,9 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
     """Means of few numbers: not those that are subtracted, nor variances, which need more digits than their input."""
     taken = {op for group in groups for op in group.ops}
     means = [op for op in view.ops if op.kind == "ReduceMean" and op.id not in taken and computes_float32(view, op)]
-    wide = to.max > 2.0**32
+    wide, copies = to.max > 2.0**32, Flow.of(view, COPIES)
     for op in means:
-        readers, squares = _readers(view, op), _squares(view, op)
+        readers, squares = _readers(copies, op), _squares(view, op)
         if squares or any(reader.kind == "Sub" for reader in readers):
             continue
         pooled = bool(readers) and all(reader.kind in _LAYERS for reader in readers)
@@ -74,18 +74,17 @@ _LAYERS = ("Conv", "Gemm", "MatMul")
 
 def _squares(view: View, op: Op) -> bool:
     """Whether a reduction reads squares, or along the last axis products, as gradients of norms do."""
-    made_by = view.producer(op.inputs[0])
-    if made_by is None or made_by.kind != "Mul":
-        return made_by is not None and made_by.kind == "Pow"
-    if len(set(made_by.inputs)) == 1:
+    if of_squares(view, op):
         return True
-    return list(axes_of(view, op)) == [-1] and all(view.constant(value) is None for value in made_by.inputs)
+    made_by = view.producer(op.inputs[0])
+    if made_by is None or made_by.kind != "Mul" or list(axes_of(view, op)) != [-1]:
+        return False
+    return all(view.constant(value) is None for value in made_by.inputs)
 
 
-def _readers(view: View, op: Op) -> Sequence[Op]:
+def _readers(copies: Flow, op: Op) -> Sequence[Op]:
     """What reads a result, copies looked past."""
-    copies = Flow.of(view, COPIES)
-    result = op.outputs[0]
+    view, result = copies.view, op.outputs[0]
     reached = copies.forth({result: None}, float32(view)) if result is not None else {}
     readers = [view.ops[use.op] for value in reached for use in view.uses[value]]
     return [reader for reader in readers if not copies.through(reader)]

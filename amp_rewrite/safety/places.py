@@ -35,7 +35,7 @@ def places(view: View, to: DType) -> Iterator[Pin]:
     counted = _counted(view)
     if not found and not counted:
         return
-    plain = Flow.of(view)
+    plain, elementwise = Flow.of(view), Flow.of(view, _ELEMENTWISE)
     layers = {op.outputs[0]: op.id for op in view.ops if op.kind in _LAYERS and op.outputs[0] is not None}
     learned = plain.forth(layers, float32(view))
     positions = plain.forth(counted, float32(view)) if counted else {}
@@ -45,7 +45,7 @@ def places(view: View, to: DType) -> Iterator[Pin]:
         given = [v for v in op.inputs if v is not None]
         ranged = next((v for v in given if v in positions and v not in learned), None)
         grid = found.get(op.id, ranged)
-        if grid is not None and any(v in learned for v in given if v != grid) and not _scored(view, op):
+        if grid is not None and any(v in learned for v in given if v != grid) and not _scored(elementwise, op):
             yield Pin(op.id, "places", positions.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
 
 
@@ -82,8 +82,11 @@ def _even(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float64]], *, least: 
     return bool(steps[-1] < 2 * known.size and np.abs(steps - np.round(steps)).max() < 1e-2)
 
 
-def _scored(view: View, op: Op) -> bool:
+_ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(("Add", "Div", "Mul", "Sub"), range(2))}
+
+
+def _scored(elementwise: Flow, op: Op) -> bool:
     """Whether a softmax reads a result, elementwise ops between."""
-    between = Flow.of(view, {**COPIES, **SELECTIONS, **dict.fromkeys(("Add", "Div", "Mul", "Sub"), range(2))})
-    reached = between.forth({v: None for v in op.outputs if v is not None}, float32(view))
+    view = elementwise.view
+    reached = elementwise.forth({v: None for v in op.outputs if v is not None}, float32(view))
     return any(view.ops[use.op].kind in _SCORED for value in reached for use in view.uses[value])

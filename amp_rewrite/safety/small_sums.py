@@ -21,7 +21,7 @@ _NOTE = f"a sum of at most {MOST_TERMS} numbers, as that many Adds give"
 def small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[tuple[OpId, str]]:
     """Every ReduceSum over so few elements by the shapes that are known, but for sums of squares."""
     for op in view.ops:
-        if op.kind == "ReduceSum" and computes_float32(view, op) and not _of_squares(view, op):
+        if op.kind == "ReduceSum" and computes_float32(view, op) and not of_squares(view, op):
             terms = terms_of(view, op, shapes())
             if terms is not None and terms <= MOST_TERMS:
                 yield op.id, _NOTE
@@ -47,6 +47,7 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
     return [int(axis) for axis in view.model.array(tensor).reshape(-1)] if tensor is not None else []
 
 
-def _of_squares(view: View, op: Op) -> bool:
+def of_squares(view: View, op: Op) -> bool:
+    """Whether a reduction reads squares, or other powers."""
     made_by = view.producer(op.inputs[0])
     return made_by is not None and (made_by.kind == "Pow" or (made_by.kind == "Mul" and len(set(made_by.inputs)) == 1))

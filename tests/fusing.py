@@ -1,0 +1,54 @@
+"""What every test of a fusion does: name a model's nodes, bring it into standard form, run it as it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+from onnx import ModelProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.fuse.canonical import canonical
+from amp_rewrite.policy import Target
+from amp_rewrite.view import View
+
+
+def parsed(text: str) -> ModelProto:
+    """The model of a text, each node called after its first result."""
+    model = onnx.parser.parse_model(text)
+    for node in model.graph.node:
+        node.name = f"the_{node.output[0]}"
+    return model
+
+
+def reducing(head: str, body: str, opset: int) -> ModelProto:
+    """The model of a head and a body; below opset 18 the axes of its reductions over `last` are attributes."""
+    if opset < 18:
+        body = re.sub(r"(ReduceMean|ReduceMax) \((\w+), last\)", r"\1 <axes = [-1]> (\2)", body)
+    return parsed(f'<ir_version: 8, opset_import: ["": {opset}]>\n{head} {{ {body} }}')
+
+
+def standard(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
+    """The model in standard form, its types checked, and what was said."""
+    arguments = {"to": DType.FLOAT16, "target": Target.ORT_CUDA, **options}
+    view, told = canonical(View.of(Model.load(model)), **arguments)  # type: ignore[arg-type]
+    onnx.checker.check_model(view.model.proto, full_check=True)
+    return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
+
+
+def kinds(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def outputs_of(model: ModelProto, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """What a model computes, with nothing optimized."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(feed)))
