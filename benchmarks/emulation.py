@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--cpu-pairs", type=int, default=5)
     given = parser.parse_args()
+    measure.warm_up()
     given.cache.mkdir(parents=True, exist_ok=True)
     found = []
     for rows in given.rows:

@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
+    measure.warm_up()
     points = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
         folder = Path(name)

@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True, help="the python of the other tools' environment")
     parser.add_argument("--limit", type=int, default=1800)
     given = parser.parse_args()
+    measure.warm_up()
     source = measure.apart(planted, str(given.cache))
     batch = str(given.cache / "bert_base.npz")
     rows: list[Row] = []

@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true", help="leave in memory what the system holds of the model")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
+    measure.warm_up()
     sizes = given.sizes or [size for size in SIZES if size <= given.max_gb]
     cases = [(size, False, "float16") for size in sizes]
     if not given.sizes:

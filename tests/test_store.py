@@ -390,3 +390,33 @@ def test_what_is_left_of_a_replaced_model_is_its_foreign_data_alone(tmp_path, in
     assert store.foreign_data(out) == [tmp_path / "shared.bin"]
     (tmp_path / "shared.bin").unlink()
     assert store.foreign_data(out) == store.foreign_data(tmp_path / "none.onnx") == []
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_system_is_told_early_and_once_of_each_byte_and_may_refuse(
+    tmp_path, inline, monkeypatch, external, refused
+):
+    expected = tmp_path / "expected" / "out.onnx"
+    expected.parent.mkdir()
+    Model.load(inline).save(expected, external_data=external)
+    told: list[tuple[int, int, int]] = []
+
+    def advise(descriptor: int, at: int, count: int, advice: int) -> None:
+        told.append((at, count, os.fstat(descriptor).st_size))
+        assert advice == os.POSIX_FADV_DONTNEED
+        if refused:
+            raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(store, "_BEGUN_AT", 256)
+    out = tmp_path / "out.onnx"
+    Model.load(inline).save(out, external_data=external)
+    written = data_file(out) if external else out
+    assert written.read_bytes() == (data_file(expected) if external else expected).read_bytes()
+    first = [turn for turn in told if turn[0] == 0]
+    assert len(first) == 1 + external  # one file after the other
+    ends = [0, *(at + count for at, count, _ in told)]
+    assert all(at in (0, end) for (at, _, _), end in zip(told, ends, strict=False))
+    assert all(count >= 256 and size >= at + count for at, count, size in told)

@@ -33,6 +33,7 @@ LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is t
 _SMALLEST_MOVED = 1 << 10
 _LARGEST_SHAPE = 1 << 14
 _PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
+_BEGUN_AT = 1 << 24  # bytes
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
@@ -121,7 +122,7 @@ def _save(
     data: tuple[Path, Path] | None = None
     if layout:
         temporary, file = scratch(folder, undo)
-        digest = _write_data(file, layout, sources, written)
+        digest = _write_data(_Output(file, written), layout, sources)
         data = temporary, folder / f"{path.stem}.{digest}.data"
         body = _located(body, data[1].name)
     if wire.total(body) > LARGEST_FILE:
@@ -130,7 +131,7 @@ def _save(
             + ("" if external else "; use external data")
         )
     model, model_file = scratch(folder, undo)
-    _write_model(model_file, body, sources, written)
+    _write_model(_Output(model_file, written), body, sources)
     with alone(folder):
         check_target(path, overwrite)  # another process may have been faster
         _commit(path, model, data, undo)
@@ -241,7 +242,37 @@ class _Counter:
         self.progress(self.done, self.total)
 
 
-def _write_data(file: BinaryIO, layout: list[Placed], sources: Sources, written: _Counter) -> str:
+class _Output:
+    """A file that is written from its start. Every 16 MB the system is told to begin to put them on disk, while more
+    is made: at the end the sync waits for little."""
+
+    def __init__(self, file: BinaryIO, written: _Counter) -> None:
+        self.file, self.written = file, written
+        self.begun = self.end = 0
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        self.file.write(chunk)
+        self.end += len(chunk)
+        self.written.add(len(chunk))
+        if self.end - self.begun >= _BEGUN_AT:
+            self._begin()
+
+    def _begin(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            self.file.flush()
+            with suppress(OSError):  # an advice
+                # Linux starts to write what is to be dropped, and drops only what is on disk already: nothing yet.
+                os.posix_fadvise(self.file.fileno(), self.begun, self.end - self.begun, os.POSIX_FADV_DONTNEED)
+        self.begun = self.end
+
+    def finish(self) -> None:
+        """Have all of it on disk, and close the file."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
+def _write_data(out: _Output, layout: list[Placed], sources: Sources) -> str:
     """Write the data file, close it, and give the first 16 hex digits of the SHA-256 of its content."""
     digest = hashlib.sha256()
     end = 0
@@ -249,14 +280,13 @@ def _write_data(file: BinaryIO, layout: list[Placed], sources: Sources, written:
         for placed, chunk in pieces:
             if placed.offset > end:  # its first chunk
                 padding = bytes(placed.offset - end)
-                file.write(padding)
+                out.write(padding)
                 digest.update(padding)
                 end = placed.offset
-            file.write(chunk)
+            out.write(chunk)
             digest.update(chunk)
             end += len(chunk)
-            written.add(len(chunk))
-    _finish(file)
+    out.finish()
     return digest.hexdigest()[:16]
 
 
@@ -269,12 +299,11 @@ def _placed(layout: list[Placed], sources: Sources) -> Generator[tuple[Placed, b
         _check_length(placed.tensor.name, count, placed.nbytes)
 
 
-def _write_model(file: BinaryIO, body: list[wire.Piece], sources: Sources, written: _Counter) -> None:
+def _write_model(out: _Output, body: list[wire.Piece], sources: Sources) -> None:
     with closing(_soon(_chunks(body), sources, wire.total(body))) as chunks:
         for chunk in chunks:
-            file.write(chunk)
-            written.add(len(chunk))
-    _finish(file)
+            out.write(chunk)
+    out.finish()
 
 
 def _soon(pieces: Generator[T, None, None], sources: Sources, total: int) -> Generator[T, None, None]:
@@ -299,12 +328,6 @@ def _check_length(name: str, found: int, expected: int) -> None:
         raise ModelError(
             f"tensor {name!r} has {found} bytes, but its dims and type need {expected}; export the model again"
         )
-
-
-def _finish(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
 
 
 def _sync_folder(folder: Path) -> None:

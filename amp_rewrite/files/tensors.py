@@ -14,6 +14,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -212,8 +213,16 @@ class Sources:
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
-        self.memory, self.made = fresh_memory(), fresh_memory()
-        """For what is read to be cast, and for what is given away; for one `chunks` or `payload` at a time."""
+
+    @cached_property
+    def memory(self) -> Array:
+        """For what is read to be cast; for one `chunks` or `payload` at a time."""
+        return fresh_memory()
+
+    @cached_property
+    def made(self) -> Array:
+        """For what is given away; for one `payload` at a time."""
+        return fresh_memory()
 
     def __enter__(self) -> Sources:
         return self
