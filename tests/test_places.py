@@ -51,6 +51,8 @@ def test_a_grid_that_range_counts_is_one() -> None:
     [
         ("s=MatMul(x,w);y=Sub(grid,s)", np.random.default_rng(0).normal(size=(6400, 2))),  # a learned table
         ("s=MatMul(x,w);y=Sub(grid,s)", np.arange(2) * 8.0),  # two places
+        ("s=MatMul(x,w);y=Sub(grid,s)", np.zeros((6400, 2))),  # one place
+        ("s=MatMul(x,w);y=Add(grid,s)", np.sin(np.arange(6400)[:, None] * [0.0, 1.0]) * 1.0),  # begins with zeros
         ("s=MatMul(x,w);y=Add(grid,s)", np.where(GRID > 40, -1e4, 0.0)),  # a mask
         ("s=MatMul(x,w);y=Add(s,grid)", np.random.default_rng(0).choice(10**6, (6400, 2)) * 1.0),  # whole numbers
         ("y=Add(v,grid)", GRID),  # no layer says anything

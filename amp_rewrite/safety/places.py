@@ -28,7 +28,7 @@ _LEAST = 16
 _MOST = 1 << 22
 """Elements of a grid: what is larger is a weight, and not read for this."""
 _LOOK = 64
-"""How many elements of a constant are looked at first: weights give themselves away at once."""
+"""How many elements in a row of a constant are looked at first: weights give themselves away at once."""
 
 
 def places(view: View, to: DType) -> Iterator[Pin]:
@@ -71,8 +71,11 @@ def _grid(view: View, value: ValueId) -> bool:
     tensor = view.constant(source)
     if tensor is None or not _LEAST <= math.prod(tensor.dims) <= _MOST or tensor.data_type == TensorProto.STRING:
         return False
-    first = next(view.model.chunks(tensor, _LOOK))
-    return _even(first, least=1) and _even(view.model.array(tensor).ravel(), least=_LEAST)
+    if not _even(next(view.model.chunks(tensor, _LOOK)), least=1):
+        return False
+    numbers = view.model.array(tensor).ravel()
+    changes = np.flatnonzero(numbers[1:] != numbers[:-1])[:_LOOK]  # a table of sines begins with zeros
+    return changes.size >= _LEAST - 1 and _even(numbers[changes], least=1) and _even(numbers, least=_LEAST)
 
 
 def _even(values: Array, *, least: int) -> bool:
