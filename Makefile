@@ -78,7 +78,7 @@ gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then ev
 	$(BIN)/python benchmarks/gpu.py --out $(OUT) && exit $$code
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
-	@set -e; for target in model text lists config report pattern; do \
+	@set -e; for target in model emulated stepped text batches lists config report pattern; do \
 		$(BIN)/python tests/fuzz/run.py $$target --seconds $(LONG); done
 
 clean: ## remove what these targets made, the environments included

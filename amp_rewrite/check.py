@@ -17,7 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
 from amp_rewrite.index import bodies
 from amp_rewrite.plan import Plan
-from amp_rewrite.schema import Signature, type_of_proto
+from amp_rewrite.schema import FIRST_CAST_BY_CODE, Signature, type_of_proto
 from amp_rewrite.view import ScopeId, View
 
 
@@ -27,22 +27,47 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     ModelError when the source was no valid model to begin with; ConversionError when the conversion broke it.
     """
     fault, inferred = _examined(result)
+    doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
     wanted = _wanted(view, plan)
     told = _told_by_onnx(view, inferred) if inferred is not None else {}
-    _compare(wanted, told if _tells(told, wanted) else _told_by_view(View.of(result)))
-    if fault is None:
-        return ()
+    try:
+        _compare(wanted, told if _tells(told, wanted) else _told_by_view(View.of(result)))
+    except ConversionError as unplanned:
+        wrong = _misdeclared(view) if fault is None else _invalid(source, fault)
+        if wrong is None:
+            raise
+        raise ModelError(wrong) from unplanned  # of what onnx refuses, or believes, nothing can be said
+    return doubts
+
+
+def _misdeclared(view: View) -> str | None:
+    """Which output is declared as something that it is not: of ops that it knows too little of, onnx believes that."""
+    for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
+        declared, found = type_of_proto(stated.type), view.types[value]
+        if None not in (declared, found) and declared != found:
+            return (
+                f"the model is invalid: output {stated.name!r} is declared as another type than it has; export it again"
+            )
+    return None
+
+
+def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
+    """What onnx cannot tell of the result because it cannot of the source, or of old Casts; raises where the source is
+    at fault, or the conversion."""
+    if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
+        return (Finding("unchecked", "shapes", f"onnx infers nothing of a Cast of opset {opset}"),)
     before, _ = _examined(source)
     if before is None:
         raise ConversionError(
             f"the converted model is invalid, and nothing was written: {_line(fault)}; please report this"
         )
-    if isinstance(fault, onnx.checker.ValidationError):
+    if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
         raise ModelError(_invalid(source, before))
     return (Finding("unchecked", "shapes", f"onnx cannot infer the model's own shapes: {_line(before)}"),)
 
 
-_Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | UnicodeDecodeError
+_Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError
+# ValueError: what onnx refuses by C++'s invalid_argument, such as the element type 0, and text that is not UTF-8.
 
 
 def check_source(source: Model) -> None:
@@ -53,9 +78,12 @@ def check_source(source: Model) -> None:
 
 
 def _invalid(model: Model, fault: _Fault) -> str:
-    """What the checker refuses, in one line; it does not name an input that states no shape."""
+    """What onnx refuses, in one line; it does not name an input that states no shape, or no element type."""
     graph = model.proto.graph
-    edges = ((v.name, v.type.tensor_type) for v in (*graph.input, *graph.output) if v.type.HasField("tensor_type"))
+    edges = [(v.name, v.type.tensor_type) for v in (*graph.input, *graph.output) if v.type.HasField("tensor_type")]
+    untyped = next((name for name, tensor in edges if not tensor.elem_type), None)
+    if untyped is not None:
+        return f"the model is invalid: {untyped!r} states no element type; declare one, or export it again"
     bare = next((name for name, tensor in edges if not tensor.HasField("shape")), None)
     if bare is not None and "'shape'" in str(fault):
         return (
@@ -70,7 +98,7 @@ def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     try:
         onnx.checker.check_model(skeleton)
         return None, onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError) as fault:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
 
 

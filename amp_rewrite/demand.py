@@ -88,9 +88,9 @@ def _attributes(stated: Sequence[AttributeProto], terms: Demand) -> str | None:
     for name in terms.needed_attributes:
         if name not in named:
             return f"lacks the attribute {name!r}; add it"
+    if fault := unstated(stated):
+        return fault
     for name, a in named.items():
-        if a.ref_attr_name:
-            return f"has the attribute {name!r} refer to one of a function, but stands in none; state its value"
         kind = terms.attributes.get(name)
         if kind is not None and a.type not in (kind, AttributeProto.UNDEFINED):
             spelled = AttributeProto.AttributeType.Name
@@ -98,6 +98,20 @@ def _attributes(stated: Sequence[AttributeProto], terms: Demand) -> str | None:
         if name == terms.dtype_attribute and not _names_type(a):
             return f"has the attribute {name!r} be {a.s[:80] or a.i!r}, which is no element type; export it again"
     return None
+
+
+def unstated(stated: Sequence[AttributeProto]) -> str | None:
+    """Which attribute of a node of a graph has no value: needs no schema to be seen; None if all have one."""
+    for a in stated:
+        if a.ref_attr_name:
+            return f"has the attribute {a.name!r} refer to one of a function, but stands in none; state its value"
+        if a.type in _HELD and not a.HasField(_HELD[a.type]):
+            return f"has the attribute {a.name!r} hold nothing; export it again"
+    return None
+
+
+# Where the value of an attribute lies that is a message: what reads it takes one that is missing for an empty one.
+_HELD = {AttributeProto.GRAPH: "g", AttributeProto.TENSOR: "t"}
 
 
 def _names_type(a: AttributeProto) -> bool:
@@ -109,12 +123,16 @@ def _names_type(a: AttributeProto) -> bool:
 
 _TYPE_NAMES = frozenset(onnx.TensorProto.DataType.keys())
 _TYPE_CODES = frozenset(onnx.TensorProto.DataType.values())
-_WORDY = ("Constant", "Scan")
+_WORDY = ("Constant", "Scan", "Transpose")
 
 
 def _said_in_words(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
     """What the schema only says in its description."""
     if op_type == "Constant":
         return None if stated else "holds no value; export it again"
+    if op_type == "Transpose":
+        perm = next((list(a.ints) for a in stated if a.name == "perm"), [])
+        sound = sorted(perm) == list(range(len(perm)))
+        return None if sound else f"turns the axes by {perm[:10]}, which is no permutation; correct perm"
     scanned = next((a.i for a in stated if a.name == "num_scan_inputs"), 1)
     return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"

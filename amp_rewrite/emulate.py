@@ -19,12 +19,13 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.exact import exact
 from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model, baked
-from amp_rewrite.index import bodies
+from amp_rewrite.index import bodies, check_imports
 from amp_rewrite.names import claimed
 from amp_rewrite.rewrite import import_standard
 from amp_rewrite.schema import (
     DTYPE_ATTRIBUTES,
     FIRST_BFLOAT16_CAST,
+    FIRST_CAST_BY_CODE,
     INNER_DTYPE_ATTRIBUTES,
     TENSOR,
     set_element_type,
@@ -39,7 +40,6 @@ _KEPT_EDGES = {
 }
 _LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
-_FIRST_CAST_BY_CODE = 6
 # Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
 _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
@@ -77,6 +77,7 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
 
 def _inlined(model: Model) -> Model:
     """The model without local functions: one may be called with low types here and with others there."""
+    check_imports(model.proto)
     return inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions}))
 
 
@@ -133,7 +134,7 @@ class _Twin:
                 f"the model imports ai.onnx opset {self.opset}, which has no Cast to bfloat16; import opset "
                 f"{FIRST_BFLOAT16_CAST} or later"
             )
-        code: int | str = to.code if self.opset >= _FIRST_CAST_BY_CODE else TensorProto.DataType.Name(to.code)
+        code: int | str = to.code if self.opset >= FIRST_CAST_BY_CODE else TensorProto.DataType.Name(to.code)
         return onnx.helper.make_node("Cast", [source], [target], name=self._fresh(f"{target}_cast"), to=code)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from amp_rewrite.demand import breach
+from amp_rewrite.demand import breach, unstated
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.inference import handed_in, result_type, settle, state_pairs
@@ -67,6 +67,33 @@ def _graphs(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]
             yield a.name, a.g
         elif a.type == AttributeProto.GRAPHS:
             yield from ((a.name, graph) for graph in a.graphs)
+
+
+def check_imports(proto: ModelProto) -> None:
+    """ModelError for opsets, and names of local functions, that onnx does not take."""
+    for function in proto.functions:
+        _refuse_bytes((function.domain, function.name), "the domain or name of a function")
+    for holder in (proto, *proto.functions):
+        what = f"function {holder.name!r}" if isinstance(holder, FunctionProto) else "the model"
+        _refuse_bytes([imported.domain for imported in holder.opset_import], "the domain of an opset import")
+        versions: dict[str, int] = {}
+        for imported in holder.opset_import:
+            domain = normal_domain(imported.domain) or "ai.onnx"
+            if not 0 < imported.version < _OPSETS:
+                raise ModelError(f"{what} imports {domain} opset {imported.version}, which is none; correct it")
+            if versions.setdefault(domain, imported.version) != imported.version:
+                raise ModelError(f"{what} imports {domain} opsets {versions[domain]} and {imported.version}; keep one")
+
+
+def _refuse_untyped(formal: ValueInfoProto) -> None:
+    """Of what is fed to a model the type is known; onnx's checker lets pass what its inference then refuses."""
+    tensor = formal.type.tensor_type
+    if formal.type.WhichOneof("value") == "tensor_type" and tensor.elem_type and DType.of(tensor.elem_type) is None:
+        raise ModelError(
+            f"input {formal.name!r} has the unknown element type {tensor.elem_type}; a newer amp-rewrite may know it"
+        )
+    if formal.type.WhichOneof("value") is None or (formal.type.HasField("tensor_type") and not tensor.elem_type):
+        raise ModelError(f"input {formal.name!r} states no element type; declare one, or export the model again")
 
 
 def _refuse_bytes(texts: Iterable[str], what: str) -> None:
@@ -126,11 +153,8 @@ class _Walk:
     """Schemas that nodes of so many inputs and outputs, and without attributes, do not break."""
 
     def __post_init__(self) -> None:
+        check_imports(self.proto)
         self.opsets = {normal_domain(o.domain): o.version for o in self.proto.opset_import}
-        _refuse_bytes(self.opsets, "the domain of an opset import")
-        for domain, version in self.opsets.items():
-            if not 0 < version < _OPSETS:
-                raise ModelError(f"the model imports {domain or 'ai.onnx'} opset {version}, which is none; correct it")
         self.functions = {(normal_domain(f.domain), f.name) for f in self.proto.functions}
 
     # -- graphs --------------------------------------------------------------------------------------
@@ -180,6 +204,8 @@ class _Walk:
             if tensor is not None:
                 value = self._initializer(frame, tensor, public=may_override, overridable=may_override)
             else:
+                if frame.main:
+                    _refuse_untyped(formal)
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
                 value = self._value(frame, formal.name, Role.INPUT, vtype, public=frame.main)
             frame.define(formal.name, value)
@@ -195,6 +221,8 @@ class _Walk:
         return tuple(inputs)
 
     def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
+        if not tensor.data_type:
+            raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
         vtype = ValueType(TENSOR, DType.of(tensor.data_type))
         return self._value(
             frame, tensor.name, Role.INITIALIZER, vtype, public=public, tensor=tensor, overridable=overridable
@@ -234,7 +262,8 @@ class _Walk:
         self.names.add(name)
         own = frame.own
         inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
-        if schema is not None and (fault := self._breach(schema, read, written, stated)):
+        fault = self._breach(schema, read, written, stated) if schema is not None else unstated(stated)
+        if fault:
             raise ModelError(f"node {name!r} ({op_type}) {fault}")
         graphs = list(_graphs(stated)) if stated else ()
         mine = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
@@ -300,6 +329,12 @@ class _Walk:
     ) -> tuple[ScopeId, ...]:
         found: list[ScopeId] = []
         for attribute, graph in graphs:
+            least = len(node.output) + (domain == "" and node.op_type == "Loop")  # first comes whether it goes on
+            if domain == "" and len(graph.output) < least:
+                raise ModelError(
+                    f"node {name!r} ({node.op_type}) needs {least} outputs of its {attribute}, which has"
+                    f" {len(graph.output)}; export it again"
+                )
             given = [self.types[v] if v is not None else None for v in inputs]
             outer = handed_in(node, domain, given, self.opsets.get("", 1))
             path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a made name has the path in it already

@@ -158,8 +158,8 @@ def settle(
 ) -> None:
     """Fill in the types that are still unknown, as far as consumers tell them; carry each discovery on.
 
-    A consumer tells when its port has one fixed type, or when another input binds the same variable. What
-    stays unknown stays so: it is never guessed.
+    A consumer tells when its port has one fixed type, or when another input or a result binds the same variable.
+    What stays unknown stays so: it is never guessed.
     """
     queue = deque(v.id for v in values if unknown(types[v.id]))
     queued = set(queue)
@@ -172,8 +172,8 @@ def settle(
         if found is None or found.dtype is None or not unknown(types[value]):
             continue
         types[value] = found
-        for use in uses[value]:
-            for near in (*ops[use.op].inputs, *ops[use.op].outputs):
+        for op in (*(use.op for use in uses[value]), *(() if made_by is None else (made_by,))):
+            for near in (*ops[op].inputs, *ops[op].outputs):
                 if near is not None and near not in queued and unknown(types[near]):
                     queue.append(near)
                     queued.add(near)
@@ -181,6 +181,17 @@ def settle(
 
 def _again(op: Op, value: ValueId, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
     return result_type(op, op.outputs.index(value), types, scopes)
+
+
+def _bound_by_result(op: Op, variable: str, types: Types) -> ValueType | None:
+    """The type that a result of the op, which its readers told, binds the variable to."""
+    if op.signature is None or not variable:
+        return None
+    for slot, result in enumerate(op.outputs):
+        told = types[result] if result is not None else None
+        if told is not None and told.dtype is not None and op.signature.output_variable(slot) == variable:
+            return told
+    return None
 
 
 def _demanded(ops: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType | None:
@@ -191,7 +202,8 @@ def _demanded(ops: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType
             continue
         if formal.type not in op.signature.types:
             return parse_type(formal.type)
-        known = bound(op, types).get(op.signature.input_variable(use.slot) or "")
+        variable = op.signature.input_variable(use.slot) or ""
+        known = bound(op, types).get(variable) or _bound_by_result(op, variable, types)
         if known is not None and known.container == TENSOR:
             return known
         legal = op.signature.types[formal.type]

@@ -230,7 +230,7 @@ def _moved(view: View, opset: int) -> View | str:
         onnx.checker.check_model(skeleton)
         onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
         return View.of(moved)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ModelError) as cause:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, ModelError) as cause:
         return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
 
 

@@ -213,9 +213,11 @@ class _Planner:
         """Find the model's own Casts that do nothing, or that changes around them made superfluous, and read past them.
 
         A Cast whose source is made in its type already, of whatever type, would round what is rounded, or copy: its
-        readers read the source. Two of the same source are one too many.
+        readers read the source. So they do where the source is that type widened to float32. Two Casts of the same
+        source are one too many.
         """
         alike: dict[tuple[ValueId, DType], list[Op]] = {}
+        past: set[OpId] = set()
         for op in self.view.ops:
             source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
             if source is None or result is None:
@@ -225,7 +227,13 @@ class _Planner:
                 self.folds[op.id] = source
                 needs.setdefault(result, {made: list(self.view.uses[result])})
             elif made in _TYPES and not self._outlives(op):
-                alike.setdefault((source, made), []).append(op)
+                if (before := self._widened_from(source, made)) is not None:
+                    self.folds[op.id] = before
+                    past.add(op.id)
+                else:
+                    alike.setdefault((source, made), []).append(op)
+        for op_id in sorted(past):
+            self._fold_unread(self.view.ops[op_id].inputs[0], needs, past)
         self._trace()
         for op_id, source in self.folds.items():
             origin = self.origins.get(source, source)
@@ -241,6 +249,24 @@ class _Planner:
                     self.folds[op.id] = source
                     self._hand_on(needs, op.id, source, but=made)
         self._trace()
+
+    def _widened_from(self, value: ValueId, low: DType) -> ValueId | None:
+        """What the model's own Casts widened to float32 to make a value, if that is of this low type."""
+        op = self.view.producer(value)
+        while op is not None and op.id in self.folds and op.inputs[0] is not None:
+            value = op.inputs[0]
+            op = self.view.producer(value)
+        return self._cast_from(value, low) if low.low and self._home(value) is DType.FLOAT else None
+
+    def _fold_unread(self, value: ValueId | None, needs: _Needs, past: set[OpId]) -> None:
+        """Casts to float32 go of whose result nobody reads but Casts that read past it."""
+        while value is not None and self._home(value) is DType.FLOAT:
+            op = self.view.producer(value)
+            if op is None or self._outlives(op) or any(use.op not in past for use in self.view.uses[value]):
+                return
+            past.add(op.id)
+            needs[value].clear()
+            value = self.folds.setdefault(op.id, op.inputs[0]) if op.inputs[0] is not None else None
 
     def _trace(self) -> None:
         """Follow chains of folded casts to where they begin."""
@@ -339,13 +365,13 @@ class _Planner:
             if homes[result] is not (self.view.dtype(result) if present or stated is None else self._implied(op)):
                 yield op.id, homes[result]
 
-    def _implied(self, op: Op) -> DType:
-        """The type that a result gets now where no attribute states one."""
+    def _implied(self, op: Op) -> DType | None:
+        """The type that a result gets now where no attribute states one; None where that is unknown."""
         slot = IMPLIED_BY_INPUT.get(op.op_type)
         if slot is None or slot >= len(op.inputs) or op.signature is None:
             return DType.FLOAT
-        painted = self.coloring.dtype(op.id, op.signature.input_variable(slot))
-        return painted or self._own(op.inputs[slot])
+        painted, value = self.coloring.dtype(op.id, op.signature.input_variable(slot)), op.inputs[slot]
+        return painted or (self.view.dtype(value) if value is not None else None)
 
     def _widened(self) -> Iterator[OpId]:
         """Raised ops that choose a low type for what they compute inside."""

@@ -17,6 +17,7 @@ from amp_rewrite.plan import Bake, Cast, Plan
 from amp_rewrite.schema import (
     DTYPE_ATTRIBUTES,
     FIRST_BFLOAT16_CAST,
+    FIRST_CAST_BY_CODE,
     INNER_DTYPE_ATTRIBUTES,
     TENSOR,
     attribute,
@@ -53,6 +54,7 @@ class _Emitter:
     def __init__(self, view: View, plan: Plan) -> None:
         self.view = view
         self.plan = plan
+        self.in_words = view.opsets.get("", FIRST_CAST_BY_CODE) < FIRST_CAST_BY_CODE
         self.casts: dict[ValueId, list[Cast]] = {}
         for cast in plan.casts:
             self.casts.setdefault(cast.value, []).append(cast)
@@ -100,7 +102,7 @@ class _Emitter:
             if cast.saturates:
                 clamped = f"{cast.name}_clamped"
                 yield from self._clamp(source, clamped, cast.to)
-            yield _cast(clamped, cast.name, self._node_name(name), cast.to)
+            yield _cast(clamped, cast.name, self._node_name(name), cast.to, in_words=self.in_words)
 
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
         """float32 values held within the range of the low type."""
@@ -268,9 +270,10 @@ class _Emitter:
                 yield info
 
 
-def _cast(source: str, result: str, name: str, to: DType) -> NodeProto:
-    """A Cast. Large models get as many as they have nodes, and make_node takes ten times as long."""
-    node: NodeProto = NodeProto.FromString(_nameless_cast(to))
+def _cast(source: str, result: str, name: str, to: DType, *, in_words: bool = False) -> NodeProto:
+    """A Cast, whose type is a word before opset 6. Large models get as many as they have nodes, and make_node takes
+    ten times as long."""
+    node: NodeProto = NodeProto.FromString(_nameless_cast(to, in_words))
     node.name = name
     node.input.append(source)
     node.output.append(result)
@@ -278,8 +281,10 @@ def _cast(source: str, result: str, name: str, to: DType) -> NodeProto:
 
 
 @cache
-def _nameless_cast(to: DType) -> bytes:
+def _nameless_cast(to: DType, in_words: bool) -> bytes:
     stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
+    if in_words:
+        stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code))
     serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
     return serialized
 

@@ -221,6 +221,7 @@ def contrib_schemas() -> Mapping[str, Any]:
 
 
 FIRST_BFLOAT16_CAST = 13
+FIRST_CAST_BY_CODE = 6  # before it the type is a word
 """The ai.onnx opset from which Cast knows bfloat16."""
 
 RANDOM_OPS = frozenset(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.tensors import Array, fresh_memory
+from amp_rewrite.files.tensors import fresh_memory
 from amp_rewrite.index import Index, index
 from amp_rewrite.op import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.schema import TENSOR, Signature, ValueType

@@ -132,19 +132,26 @@ def planned_types(view: View, plan: Plan) -> dict[str, set[int]]:
 
 def inferred_types(model: ModelProto) -> dict[str, set[int]]:
     """Element type codes by value name, all scopes, from onnx's strict shape inference without any value_info."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for graph in graphs(inferred(model).graph):
+        for name, codes in _stated_types(graph).items():
+            found[name] |= codes
+    return found
+
+
+def inferred(model: ModelProto) -> ModelProto:
+    """The model with what onnx's strict inference tells, and no value_info of its own."""
     bare = ModelProto()
     bare.CopyFrom(model)
     for graph in graphs(bare.graph):
         del graph.value_info[:]
-    inferred = onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True, data_prop=False)
-    found: dict[str, set[int]] = defaultdict(set)
-    for graph in graphs(inferred.graph):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if code := _element(value.type):
-                found[value.name].add(code)
-        for tensor in graph.initializer:
-            found[tensor.name].add(tensor.data_type)
-    return found
+    return onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True, data_prop=False)
+
+
+def _stated_types(graph: GraphProto) -> dict[str, set[int]]:
+    values = (*graph.input, *graph.value_info, *graph.output)
+    found = {value.name: {code} for value in values if (code := _element(value.type))}
+    return found | {tensor.name: {tensor.data_type} for tensor in graph.initializer}
 
 
 def _element(proto: onnx.TypeProto) -> int:
@@ -167,8 +174,10 @@ def of_casts(after: ModelProto, before: ModelProto | None = None) -> list[str]:
     known = Counter(of_casts(before)) if before is not None else Counter()
     types = inferred_types(after)
     found: list[str] = []
-    for graph, in_loop in looped_graphs(after.graph):
-        found.extend(_of_graph_casts(graph, types, in_loop))
+    for (graph, in_loop), told in zip(looped_graphs(after.graph), graphs(inferred(after).graph), strict=True):
+        # What onnx does not tell of a name here it may tell of the same name in a body beside this one.
+        own = {name: set() for node in graph.node for name in node.output} | _stated_types(told)
+        found.extend(_of_graph_casts(graph, {**types, **own}, in_loop))
     left = Counter(found) - known
     return sorted(left.elements())
 

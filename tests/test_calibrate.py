@@ -265,6 +265,7 @@ def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
     [
         ({"to": "float32"}, "cannot lower to float32; use float16 or bfloat16"),
         ({"chunk": 0}, "0 taps in a session measure nothing; use a chunk of 1 or more"),
+        ({"threads": 0}, "0 threads compute nothing; use 1 or more, or leave it out for one per core"),
         ({"threads": -1}, "-1 threads compute nothing; use 1 or more, or leave it out for one per core"),
     ],
 )

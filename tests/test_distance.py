@@ -41,6 +41,14 @@ def test_a_product_is_pinned_where_it_meets_the_squares_of_its_factor(text: str,
     assert pinned(text) == expected
 
 
+def test_a_distance_stays_float32_when_a_model_is_converted_again_whose_squares_were_lowered() -> None:
+    text = "p=Mul(x,x);q=ReduceSum(p,one);m=MatMul(x,c);b=Add(m,cc);y=Sub(q,b)"
+    proto = cases.build(text, ["y"], shapes=SHAPES, constants=CONSTANTS, opset=18)
+    once = amp_rewrite.convert(proto, level="lower-all").model
+    again = amp_rewrite.convert(once, level="lower-all").model
+    assert again.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+
+
 def test_the_nearest_centre_is_found_far_from_the_origin() -> None:
     """Points 64 from the origin in each coordinate, 1 apart: x·c is 16384, where float16 counts in steps of 8."""
     centres = 64 + np.eye(4)

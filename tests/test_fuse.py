@@ -24,6 +24,8 @@ from amp_rewrite.opset import at_opset
 from amp_rewrite.policy import Target
 from amp_rewrite.view import View
 
+AUTO = "and --opset auto takes the model there"
+
 # -- operators of the standard ------------------------------------------------------------------------
 
 
@@ -73,10 +75,16 @@ ENDS_IN_Y = "the one that ends in the_y: "
             16,
             "",
             "layer_normalization",
-            "opset 16 has no LayerNormalization; opset 17 has",
+            f"opset 16 has no LayerNormalization; opset 17 has, {AUTO}",
         ),
-        (RMS_NORM, 22, "", "rms_normalization", "opset 22 has no RMSNormalization; opset 23 has"),
-        (ERF, 19, "", "gelu_erf", "opset 19 has no Gelu; opset 20 has"),
+        (
+            RMS_NORM,
+            22,
+            "",
+            "rms_normalization",
+            f"opset 22 has no RMSNormalization; opset 23 has, {AUTO}",
+        ),
+        (ERF, 19, "", "gelu_erf", f"opset 19 has no Gelu; opset 20 has, {AUTO}"),
         (FIRST_AXIS, 18, "", "layer_normalization", "it is not over the last axis alone"),
         (FIRST_AXIS.replace("first", "both"), 18, "", "layer_normalization", "it is not over the last axis alone"),
         (

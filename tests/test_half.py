@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import cast
 from amp_rewrite.files.half import BLOCK, half
-from amp_rewrite.files.tensors import cast
 
 
 def boundaries() -> NDArray[np.float32]:

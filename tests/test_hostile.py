@@ -13,10 +13,14 @@ from fuzz import mutate, targets
 from fuzz.cage import Cage, Outcome
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
+from amp_rewrite.convert import convert
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.wire import head
-from amp_rewrite.view import View
+from amp_rewrite.shapes.dimensions import known_dims
+from amp_rewrite.train.facts import Facts
+from amp_rewrite.view import MAIN, View
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -335,12 +339,65 @@ def test_text_that_is_nested_without_end_is_refused(cage: Cage, tmp_path: Path, 
     assert attempt(cage, tmp_path, DEEP_TEXTS[name].encode(), name=name).refused
 
 
+# -- what does not go together ----------------------------------------------------------------------------------
+
+ASTRAY = {
+    "a step of 0": "t = Shape (x)  u = Slice (t, none, nine, none, none)",
+    "more starts than ends": "t = Shape (x)  u = Slice (t, two, nine)",
+    "two numbers to fill with": "u = ConstantOfShape <value: tensor = int64[2] {1,2}> (nine)",
+    "an axis of a scalar": "t = Size (x)  u = Concat <axis = 1> (t, t)",
+    "a permutation of another rank": "u = Transpose <perm = [1, 0, 2]> (x)",
+}
+
+
+@pytest.mark.parametrize("name", ASTRAY)
+def test_of_axes_bounds_and_steps_that_do_not_go_together_nothing_is_known(name: str) -> None:
+    constants = "int64[1] none = {0}, int64[1] nine = {9}, int64[2] two = {0, 1}"
+    head = '<ir_version: 10, opset_import: ["" : 21]> g (float[2,4] x) => (float[?,?] y)'
+    view = View.of(
+        Model.load(onnx.parser.parse_model(f"{head} <{constants}> {{ {ASTRAY[name]}  y = Reshape (x, u) }}"))
+    )
+    assert known_dims(view)[MAIN, "y"] == (None, None)
+
+
+@pytest.mark.parametrize("steps", ["", "c = Exp (b)  ", "d = Relu (b)  c = Exp (d)  "])
+def test_what_follows_an_unknown_op_has_the_type_that_is_read_at_the_end(steps: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[8,8] x, float[8,8] w) => (float[8,8] y) {{
+        a = MatMul (x, w)  b = my.Op (a)  {steps}y = MatMul ({"c" if steps else "b"}, w) }}"""
+    made = convert(onnx.parser.parse_model(text))
+    assert {made.view.dtype(value.id) for value in made.view.values} == {DType.FLOAT}
+    assert len([node for node in made.model.graph.node if node.op_type == "MatMul"]) == 2
+
+
+@pytest.mark.parametrize(("axes", "known"), [(64, True), (65, False)])
+def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes: int, known: bool) -> None:
+    """A model of 300 bytes declares 2^31 of them."""
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[8,8] x) => (float[8,8] y) <int64[2] size = {8,8}> {
+           zeros = ConstantOfShape (size)  y = Add (x, zeros) }"""
+    )
+    made.graph.initializer[0].dims[0] = axes
+    facts = Facts.of(Model.load(made))
+    assert [len(facts.shapes[v]) for v in facts.shapes if facts.view.values[v].name == "zeros"] == [64] * known
+
+
+def test_before_opset_6_a_cast_states_its_type_in_words() -> None:
+    text = """<ir_version: 3, opset_import: ["" : 5]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }"""
+    made = convert(onnx.parser.parse_model(text)).model
+    assert [a.s for node in made.graph.node if node.op_type == "Cast" for a in node.attribute] == [b"FLOAT16", b"FLOAT"]
+
+
 # -- found by fuzzing -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_what_fuzzing_found_stays_mended(path: Path) -> None:
-    targets.TARGETS[path.parent.name](path.read_bytes())
+    target, content = targets.TARGETS[path.parent.name], path.read_bytes()
+    if target not in (targets.model, targets.emulated):
+        target(content)
+        return
+    for way in range(len(targets.WAYS)):
+        target(content, way)
 
 
 @pytest.mark.parametrize("seed", range(10))

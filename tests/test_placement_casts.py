@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+import stub
 from onnx import ModelProto
 
 from amp_rewrite.convert import Converted, convert
@@ -79,6 +80,46 @@ def test_a_cast_whose_source_has_another_type_stays() -> None:
     assert before - after == Counter()
 
 
+ATTENTION = (
+    '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, float[4,4] w) => ({OUTPUTS})'
+    "{{ a = MatMul (x, w) s = Softmax (a) {CASTS} y = MatMul (q, w) {MORE} }}"
+)
+
+
+@pytest.mark.parametrize("chain", ["p = Cast <to = 1> (s) q = Cast <to = 1> (p)", "{0} r = Cast <to = 1> (p) {1} (r)"])
+def test_casts_that_widen_and_narrow_again_go(chain: str) -> None:
+    """PyTorch writes two of them around the dropout of every attention: float32 to float32, then float16 and back."""
+    given = chain.format("p = Cast <to = 1> (s)", "q = Cast <to = 1>")
+    result = convert(onnx.parser.parse_model(ATTENTION.format(OUTPUTS="float[4,4] y", CASTS=given, MORE="")))
+    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 1}
+    reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
+    assert reads["y_float16"] == ["s", "w_float16"]
+    assert len(folded(result)) == given.count("Cast")
+
+
+def test_a_widening_cast_that_others_read_stays_and_only_the_way_back_goes() -> None:
+    text = ATTENTION.format(
+        OUTPUTS="float[4,4] y, double[4,4] z",
+        CASTS="p = Cast <to = 1> (s) q = Cast <to = 1> (p)",
+        MORE="z = Cast <to = 11> (p)",
+    )
+    result = convert(onnx.parser.parse_model(text))
+    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 2, "float32 → float64": 1}
+    reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
+    assert (reads["y_float16"], reads["z"]) == (["s", "w_float16"], ["p"])
+
+
+def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
+    """A must-fail twin: bfloat16 holds fewer digits than float16, and no whole number holds a fraction."""
+    for code in (16, 7):
+        text = ATTENTION.format(
+            OUTPUTS="float[4,4] y", CASTS=f"p = Cast <to = {code}> (s) q = Cast <to = 1> (p)", MORE=""
+        )
+        model = onnx.parser.parse_model(text)
+        assert casts(convert(model).model).total() == 5
+        assert folded(convert(model)) == []
+
+
 def test_bodies_read_past_a_cast_outside_that_does_nothing() -> None:
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, int64[4] i, bool c, float[4,4] w)'
@@ -106,6 +147,66 @@ def test_some_exported_models_have_casts_that_do_nothing() -> None:
         "llama_ts16": 25,
         "t5_ts14": 17,
     }
+
+
+# -- weights that two share, norms that run as their function body -------------------------------------------
+
+SCALED = (
+    '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, float[4] fed) => (float[4,4] y)'
+    " <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}, float[4] scale = {0.5,0.25,1,2}>"
+    " { a = MatMul (x, w) b = MatMul (a, w) s = SCALE c = Mul (b, s) y = Add (a, c) }"
+)
+
+
+@pytest.mark.parametrize("scale", ["Identity (scale)", "Identity (fed)"])
+def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str) -> None:
+    """TorchScript hands a weight that two layers share to the second one through an Identity."""
+    result = convert(onnx.parser.parse_model(SCALED.replace("SCALE", scale)))
+    fed = "fed" in scale  # a must-fail twin: what a caller feeds may be any number
+    assert casts(result.model) == {"float32 → float16": 1, "float16 → float32": 1 + fed}
+    kept = {"Identity": 1, "Mul": 1, "Add": 1} if fed else {}
+    assert Counter(row.op for row in result.report.rows if row.dtype == "float32") == kept
+
+
+@pytest.fixture(scope="module")
+def cuda_stub() -> Path:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    return libraries
+
+
+NORM = (
+    '<ir_version: 10, opset_import: ["" : OPSET]> g (float[1,4,6,6] x) => (float[1,4,6,6] y)'
+    " <float[4,4,1,1] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}>"
+    " { s = Constant <value = float[4] {1,1,1,1}> () b = Constant <value = float[4] {0,0,0,0}> ()"
+    " c = Conv (x, w) n = GroupNormalization <num_groups = 2STASH> (c, s, b) y = Conv (n, w) }"
+)
+
+
+def normed(opset: int, stash: int | None = None) -> ModelProto:
+    stated = "" if stash is None else f", stash_type = {stash}"
+    model = onnx.parser.parse_model(NORM.replace("OPSET", str(opset)).replace("STASH", stated))
+    for node in model.graph.node:
+        node.name = node.output[0]  # the stub's answers are by name
+    return model
+
+
+@pytest.mark.parametrize(("stash", "low"), [(None, True), (1, True), (10, False), (16, False)])
+def test_a_group_norm_whose_body_casts_to_float32_by_itself_needs_no_casts(stash: int | None, low: bool) -> None:
+    result = convert(normed(21, stash))
+    assert casts(result.model) == {"float32 → float16": 1 + (not low), "float16 → float32": 1 + (not low)}
+
+
+@pytest.mark.stub
+def test_casts_around_a_group_norm_would_come_on_top_of_those_in_its_body(cuda_stub: Path, tmp_path: Path) -> None:
+    """onnxruntime has no kernel for it: the five Casts of the body run whatever the type of the input."""
+    model = normed(21)
+    onnx.save(model, tmp_path / "float32.onnx")
+    convert(model).save(tmp_path / "low.onnx")
+    convert(model, keep=["op=GroupNormalization"]).save(tmp_path / "kept.onnx")
+    told = stub.placements([tmp_path / f"{name}.onnx" for name in ("float32", "low", "kept")])
+    assert [(row["casts"], row["memcpy"], row["cpu_float"]) for row in told] == [(5, 0, []), (7, 0, []), (9, 0, [])]
 
 
 # -- beside other converters -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import objections
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
-from random_graphs import Graph, graphs
-from random_templates import TEMPLATES
+from random_graphs import Graph, Step, graphs
+from random_rarer import RARER
+from random_templates import LATEST, TEMPLATES, Template
 from sandwich import sandwiches
 
 from amp_rewrite.convert import convert
@@ -44,6 +45,12 @@ def new(check: Callable[[ModelProto], list[str]], before: ModelProto, after: Mod
     return sorted(left.elements())
 
 
+def _of_node_names(model: ModelProto) -> list[str]:
+    """Names that nodes of one graph share; bodies may have those of the outer graph."""
+    names = [Counter(n.name for n in graph.node if n.name) for graph in objections.graphs(model.graph)]
+    return [name for counted in names for name, count in counted.items() if count > 1]
+
+
 def written(model: ModelProto) -> bytes:
     return model.SerializeToString(deterministic=True)
 
@@ -69,7 +76,8 @@ def test_every_invariant_holds(way: str, graph: Graph) -> None:
     assert written(convert(model, **WAYS[way]).model) == written(after)
     assert written(apply(result.view, Plan(result.coloring.to)).to_proto()) == written(result.view.model.to_proto())
     assert objections.of_io(model, after) == []
-    assert objections.of_names(after) == []
+    assert [text for text in objections.of_names(after) if "nodes are named" not in text] == []
+    assert new(_of_node_names, model, after) == []
     assert new(objections.of_checker, model, after) == []
     if not result.plan.empty and objections.of_checker(model) == []:
         wrong = objections.of_types(result.view, result.plan, after)
@@ -85,21 +93,49 @@ def test_every_invariant_holds(way: str, graph: Graph) -> None:
     assert written(again.model) == written(after)
 
 
+@pytest.mark.parametrize("opset", range(9, LATEST + 1))
+def test_every_template_between_two_products_is_converted_soundly_at_every_opset(opset: int) -> None:
+    """Random graphs of this size hold a tenth of all pairs of a template and an opset; here stands each of them."""
+    found = {}
+    usable = [t for t in dict.fromkeys((*TEMPLATES, *RARER)) if t.since <= opset <= t.until]
+    for start in range(0, len(usable), LINE):
+        model = lined(usable[start : start + LINE], opset).model()
+        assert objections.of_checker(model) == objections.of_loading(model) == []
+        for way in ("default", "lower_all", "bfloat16") if opset in (9, 17, LATEST) else ("lower_all",):
+            if texts := _of_conversion(model, way):
+                found[way, start] = texts
+    assert found == {}
+
+
+LINE = 24
+
+
+def lined(templates: Sequence[Template], opset: int) -> Graph:
+    """One template after the other, a product behind each."""
+    product = next(t for t in TEMPLATES if t.text.startswith("{o} = MatMul"))
+    steps = [Step("v0", product, ("x",), "w0")]
+    for template in templates:
+        before = steps[-1].result
+        steps.append(Step(f"v{len(steps)}", template, (before, "z")[: template.operands], "w1"))
+        steps.append(Step(f"v{len(steps)}", product, (steps[-1].result,), "w0"))
+    return Graph(opset, tuple(steps), (steps[-1].result,), False, "")
+
+
 @pytest.mark.parametrize("way", ["lower_all", "force_all"])
 def test_every_operator_between_two_products_is_converted_soundly(way: str) -> None:
-    found = {name: texts for name, model in sandwiches().items() if (texts := _of_sandwich(model, way))}
+    found = {name: texts for name, model in sandwiches().items() if (texts := _of_conversion(model, way))}
     assert found == {}
 
 
 def test_every_listed_operator_stands_in_a_sandwich_or_a_random_graph() -> None:
-    made = {word for template in TEMPLATES for word in re.findall(r"= ([A-Z]\w+) ", template.text)}
+    made = {word for template in (*TEMPLATES, *RARER) for word in re.findall(r"= ([A-Z]\w+) ", template.text)}
     listed = {e.name for e in load_lists(DType.FLOAT16) if e.color is not Color.UNLISTED and "::" not in e.name}
     newer = {"CausalConvWithState", "LinearAttention", "SwiGLU"}  # than onnxruntime's opset
-    untested = {"GlobalLpPool", "NonZero", "SimplifiedLayerNormalization"}  # with floats, by onnx itself
+    untested = {"GlobalLpPool", "SimplifiedLayerNormalization"}  # with floats, by onnx itself
     assert listed - made - sandwiches().keys() == newer | untested
 
 
-def _of_sandwich(model: ModelProto, way: str) -> list[str]:
+def _of_conversion(model: ModelProto, way: str) -> list[str]:
     """Everything to object to in a conversion; what onnx or onnxruntime has against the model itself is not held
     against the result."""
     try:
@@ -111,7 +147,7 @@ def _of_sandwich(model: ModelProto, way: str) -> list[str]:
         texts += objections.of_checker(result.model)
         texts += [] if result.plan.empty else objections.of_types(result.view, result.plan, result.model)
         texts += objections.of_casts(result.model, model)
-    if objections.of_loading(model) == []:
+    if way != "bfloat16" and objections.of_loading(model) == []:
         texts += objections.of_loading(result.model)
     return texts
 
@@ -126,13 +162,10 @@ def test_every_output_stays_within_its_bound(to: str, level: str, graph: Graph, 
     if all(map(math.isinf, bounds.values())):
         return
     rng = np.random.default_rng(seed)
-    feeds = {
-        **{name: rng.uniform(-1, 1, (4, 4)).astype(np.float32) for name in ("x", "z")},
-        "c": np.array(truth),
-    }
+    feeds = graph.feeds(rng, truth)
     model = graph.model()
     after = emulate(convert(model, to=to, level=level).model).to_proto()
     expected, found = objections.run(model, feeds, "BASIC"), objections.run(after, feeds)
-    for (name, bound), left, right in zip(bounds.items(), expected, found, strict=True):
+    for (name, bound), left, right in zip(bounds.items(), expected, found, strict=not graph.holding):
         if not math.isinf(bound):
             np.testing.assert_allclose(right, left, rtol=0, atol=bound, err_msg=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -219,9 +220,9 @@ def test_any_random_part_of_a_random_half_model_can_be_raised(to: str, graph: Gr
 def test_a_random_model_that_is_raised_whole_rounds_no_more_than_its_edges(
     graph: Graph, seed: int, truth: bool
 ) -> None:
+    graph = replace(graph, holding=False)  # its bounds are those of tensors of float32
     note(graph.text())
-    rng = np.random.default_rng(seed)
-    feeds = {name: rng.uniform(-1, 1, (4, 4)).astype(np.float32) for name in ("x", "z")} | {"c": np.array(truth)}
+    feeds = graph.feeds(np.random.default_rng(seed), truth)
     half = convert(graph.model(), **FORCED).model
     whole = convert(half, keep=["*"], **RAISING).model if low_kinds(half) else half
     wide = emulate(half, rounding=False, io="float32").to_proto()

@@ -211,7 +211,7 @@ def test_the_old_data_file_is_removed_after_the_model_and_no_other(tmp_path, inl
     proto.CopyFrom(found.proto)
     heavy = next(t for t in proto.graph.initializer if t.name == "heavy")
     heavy.CopyFrom(baked(heavy, DType.FLOAT16, model=found))
-    Model(proto).save(out, overwrite=True, external_data=external)
+    Model(proto, out).save(out, overwrite=True, external_data=external)
     assert not old.exists()
     assert all((tmp_path / name).read_bytes() == b"kept" for name in others)
     saved = Model.load(out).to_proto()

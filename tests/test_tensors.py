@@ -1,4 +1,4 @@
-"""Casting, and tensors whose bytes lie in files."""
+"""Tensors whose bytes lie in files."""
 
 from __future__ import annotations
 
@@ -9,93 +9,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
+from test_casting import edges
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors
-from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.tensors import Source, Sources
-
-LOW = [DType.FLOAT16, DType.BFLOAT16]
-
-
-def numbers(to: DType) -> np.ndarray:
-    """All finite numbers of a 16-bit type that are not negative, in order of their codes."""
-    with np.errstate(invalid="ignore"):
-        every = np.arange(1 << 15, dtype=np.uint16).view(to.numpy).astype(np.float64)
-    return every[np.isfinite(every)]
-
-
-def edges(to: DType) -> np.ndarray:
-    """float64 values at, between and just beside the numbers of a low type, of both signs."""
-    finite = numbers(to)
-    last = finite[-1] + (finite[-1] - finite[-2]) / 2
-    halves = [*((finite[1:] + finite[:-1]) / 2), last, 1e300]
-    out = np.concatenate([finite, halves, np.nextafter(halves, 0), np.nextafter(halves, np.inf)])
-    return np.concatenate([out, -out])
-
-
-def nearest(values: np.ndarray, to: DType) -> np.ndarray:
-    """Rounding to nearest even by search among all numbers of the type, saturating: the definition itself."""
-    known = numbers(to)
-    sizes = np.minimum(np.abs(values), known[-1])
-    above = np.searchsorted(known, sizes).clip(1)
-    low, high = sizes - known[above - 1], known[above] - sizes
-    code = np.where((high < low) | ((high == low) & (above % 2 == 0)), above, above - 1).astype(np.uint16)
-    return (code | (np.signbit(values).astype(np.uint16) << 15)).view(to.numpy)
-
-
-@pytest.mark.parametrize("to", LOW)
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_every_number_and_every_tie_rounds_to_nearest_even_and_saturates(to, kind):
-    with np.errstate(over="ignore"):
-        values = edges(to).astype(kind)
-    values = values[np.isfinite(values)]
-    np.testing.assert_array_equal(
-        tensors.cast(values, to).view(np.uint16), nearest(values.astype(float), to).view("u2")
-    )
-
-
-def test_a_double_is_not_rounded_twice():
-    value = np.array([1 + 2.0**-8 + 2.0**-40])
-    assert float(tensors.cast(value, DType.BFLOAT16)[0]) == 1 + 2.0**-7
-    assert float(value.astype(ml_dtypes.bfloat16)[0]) == 1.0
-
-
-@pytest.mark.parametrize("to", [*LOW, DType.FLOAT])
-def test_infinity_and_nan_stay_and_finite_overflow_becomes_the_largest_number(to):
-    values = np.array([np.inf, -np.inf, np.nan, 1e300, -1e300])
-    found = tensors.cast(values, to).astype(np.float64)
-    np.testing.assert_array_equal(found, [np.inf, -np.inf, np.nan, to.max, -to.max])
-
-
-@pytest.mark.parametrize("to", LOW)
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_a_fit_counts_what_casting_does(to, kind):
-    with np.errstate(over="ignore"):
-        values = np.concatenate([edges(to).astype(kind), np.array([np.nan, np.inf, 0], kind)])
-    finite = values[np.isfinite(values)]
-    low = np.abs(tensors.cast(finite, to).astype(np.float64))
-    with np.errstate(all="ignore"):
-        overflow = (np.abs(finite).astype(float) >= to.max * (1 + to.eps / (2 - to.eps) / 2)).sum()
-    expected = Fit(
-        count=values.size,
-        nonfinite=values.size - finite.size,
-        absmax=float(np.abs(finite).max()),
-        absmin=float(np.abs(finite[finite != 0]).min()),
-        overflow=int(overflow),
-        flushed=int(((low == 0) & (finite != 0)).sum()),
-        subnormal=int(((low > 0) & (low < to.tiny)).sum()),
-    )
-    assert Fit.of(np.array_split(values, 7), to) == expected
-    assert min(expected.overflow, expected.flushed, expected.subnormal) > 0
-
-
-@pytest.mark.parametrize("values", [[], [0.0, -0.0], [np.nan, np.inf]])
-def test_a_fit_without_finite_nonzero_values_has_no_bounds(values):
-    found = Fit.of([np.array(values, np.float32)], DType.FLOAT16)
-    bad = sum(not np.isfinite(v) for v in values)
-    assert found == Fit(count=len(values), nonfinite=bad)
 
 
 def stub(folder: Path, values: np.ndarray, *, skip: int = 8) -> TensorProto:
@@ -141,9 +60,9 @@ def test_chunks_cover_the_tensor_in_order(tmp_path, shape):
         np.testing.assert_array_equal(np.concatenate([np.empty(0), *found]), values.ravel())
 
 
-@pytest.mark.parametrize("to", LOW)
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
 def test_baking_a_stub_and_baking_values_in_memory_give_the_same_values(tmp_path, to):
-    values = edges(to).astype(np.float64)
+    values = edges(to)
     lazy = stub(tmp_path, values)
     lazy.doc_string = "kept"
     eager = numpy_helper.from_array(values, "w")

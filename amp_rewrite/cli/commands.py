@@ -75,7 +75,7 @@ def convert(
             save = converted.result.save
             save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if report_file and solved:
-        report_file.write_text(converted.report.to_json(), encoding="utf-8", newline="\n")
+        _write_report(report_file, converted.report.to_json())
     _say(converted, repaired, check_weights, as_json=as_json, verbose=verbose, quiet=quiet, asked=as_json or dry_run)
     if converted.plan.empty and solved:
         terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=quiet)
@@ -165,6 +165,19 @@ def _check_report_file(file: Path, model: Path, output: Path) -> None:
         raise ReportError(f"cannot write a report to {file}: reports are known by their suffix; name a .json file")
     if file.resolve() in (model.resolve(), output.resolve()):
         raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
+
+
+def _write_report(file: Path, text: str) -> None:
+    """A report in a file, whole or not at all; down a pipe or a device as it comes."""
+    from amp_rewrite.files.scratch import write_whole
+
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8", newline="\n")
+        return
+    try:
+        write_whole(Path(os.path.realpath(file)), text.encode())
+    except OSError as error:
+        raise ReportError(f"cannot write {file}: {error.strerror or error}; nothing was changed") from error
 
 
 def _foreign_data(output: Path) -> list[Path]:

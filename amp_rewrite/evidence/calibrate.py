@@ -49,14 +49,14 @@ def calibrate(
     `progress(done, total)` counts runs; the total asks the data for its length.
 
     Everything is measured inside onnxruntime, on the CPU, without optimizations: each op computes what stands in the
-    model. PolicyError for another type, a chunk below 1 or negative threads; ModelError and FeedError as `Model.load`,
+    model. PolicyError for another type, a chunk or threads below 1; ModelError and FeedError as `Model.load`,
     `Feed.of` and `Runner` raise them.
     """
     low = low_type(to)
     size = CHUNK if chunk is None else chunk
     if size < 1:
         raise PolicyError(f"{size} taps in a session measure nothing; use a chunk of 1 or more")
-    if threads is not None and threads < 0:
+    if threads is not None and threads < 1:
         raise PolicyError(f"{threads} threads compute nothing; use 1 or more, or leave it out for one per core")
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))

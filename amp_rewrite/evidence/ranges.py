@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError
 from amp_rewrite.files.fit import Fit
-from amp_rewrite.files.scratch import scratch, sweep
+from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.version import VERSION
 
@@ -133,13 +131,7 @@ class Ranges:
         file = Path(path)
         check_writable(file, overwrite)
         try:
-            sweep(file.parent)
-            with ExitStack() as undo:
-                made, stream = scratch(file.parent, undo)
-                stream.write(self.to_json().encode())
-                stream.flush()
-                os.fsync(stream.fileno())
-                made.replace(file)
+            write_whole(file, self.to_json().encode())
         except OSError as cause:
             raise EvidenceError(f"cannot write {file}: {cause.strerror or cause}; nothing was changed") from cause
 

@@ -17,7 +17,7 @@ from amp_rewrite.entry import Color
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.finding import Finding
-from amp_rewrite.index import bodies
+from amp_rewrite.index import bodies, check_imports
 from amp_rewrite.kernels import load_kernels
 from amp_rewrite.lists import OpLists
 from amp_rewrite.names import unused
@@ -46,6 +46,7 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
     """
     if not functions:
         return model
+    check_imports(model.proto)
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:

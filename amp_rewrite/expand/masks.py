@@ -14,7 +14,7 @@ from onnx import GraphProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.expand.copied import nodes_of
 from amp_rewrite.expand.scores import LOST, scalar, scored
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.finding import Finding
 from amp_rewrite.names import unused
 from amp_rewrite.schema import attribute

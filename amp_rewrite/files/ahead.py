@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from amp_rewrite.files.tensors import Array, Sources, fresh_memory
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.tensors import Sources, fresh_memory
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 WORTH_IT = 1 << 28  # bytes; from a quarter of a second on a second thread pays
 
@@ -20,9 +24,8 @@ def ahead(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
 
     `pieces`: as `tensors.payload` makes them, in `sources.made`; no one else may use `sources` meanwhile. A piece is
     good until the next one is asked for. Whatever making one raises is raised here. Close the iterator if it is left
-    early: the thread is done then.
+    early: the thread is done then. Where no thread can be started the pieces are made in this one.
     """
-    from concurrent.futures import ThreadPoolExecutor  # small models need not wait for it
 
     def made(memories: list[Array]) -> list[T]:
         group: list[T] = []
@@ -33,10 +36,26 @@ def ahead(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
             group.append(piece)
         return group
 
-    with ThreadPoolExecutor(1, "amp-rewrite") as worker:
+    worker = _worker()
+    if worker is None:
+        yield from pieces
+        return
+    with worker:
         turns = [[fresh_memory() for _ in range(_PIECES)] for _ in range(_GROUPS)]
         pending = deque((memories, worker.submit(made, memories)) for memories in turns)
         while group := pending[0][1].result():
             yield from group
             memories, _ = pending.popleft()
             pending.append((memories, worker.submit(made, memories)))
+
+
+def _worker() -> ThreadPoolExecutor | None:
+    """A thread that has begun to wait for work; None where the system gives no more of them, or Python is ending."""
+    try:
+        from concurrent.futures import ThreadPoolExecutor  # small models need not wait for it
+
+        worker = ThreadPoolExecutor(1, "amp-rewrite")
+        worker.submit(int).result()
+    except RuntimeError:
+        return None
+    return worker

@@ -22,10 +22,11 @@ from onnx.serialization import registry
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, tensors, wire
+from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.location import Folder
 from amp_rewrite.files.skeleton import skeleton
-from amp_rewrite.files.tensors import Array, Source, Sources, is_stub
+from amp_rewrite.files.tensors import Source, Sources, is_stub
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
@@ -104,7 +105,7 @@ class Model:
                 return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
             found = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory if memory is None else memory)
             pending = tensors.source(tensor).dtype is not kind
-            return Fit.of((tensors.cast(c, kind) for c in found) if pending else found, to, ours=True)
+            return Fit.of((cast(c, kind) for c in found) if pending else found, to, ours=True)
 
     @property
     def nbytes(self) -> int:
@@ -131,6 +132,7 @@ class Model:
         store.save(
             self.proto,
             Path(path),
+            read=self.path,
             total=self.nbytes,
             overwrite=overwrite,
             external_data=external_data,
@@ -225,7 +227,10 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
         tensor.external_data.add(key="location", value=key)
         return True
 
-    return _parsed(wire.lightened(file, status.st_size, HEAVY, stub, str(path)), str(path)), own
+    light = wire.lightened(file, status.st_size, HEAVY, stub, str(path))
+    if tensors.stamp(os.fstat(file.fileno())) != stamp:
+        raise ModelError(f"{path} was written to while it was read; load it again")
+    return _parsed(light, str(path)), own
 
 
 def _of_text(path: Path, format_: str) -> ModelProto:

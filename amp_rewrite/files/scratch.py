@@ -6,6 +6,7 @@ process is gone. Where files cannot be locked (Windows, some network file system
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import sys
@@ -17,6 +18,7 @@ from typing import BinaryIO
 
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
 _PATTERN = ".amp-rewrite.*.tmp"
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # what is said of a call that is not supported there
 _YOUNG = 60  # seconds; between being made and being locked a file is younger than that
 
 
@@ -39,6 +41,26 @@ def sweep(folder: Path) -> None:
             with path.open("rb") as file:
                 if _lock(file.fileno(), wait=False):
                     path.unlink()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put the content into a file, which stays as it was until all of it is on disk; OSError where that fails."""
+    sweep(path.parent)
+    with ExitStack() as undo:
+        made, file = scratch(path.parent, undo)
+        file.write(content)
+        file.flush()
+        sync(file.fileno())
+        made.replace(path)
+
+
+def sync(descriptor: int) -> None:
+    """Have a file on disk, where its file system knows how; OSError for what could not be written."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
 
 
 @contextmanager

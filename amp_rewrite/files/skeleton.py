@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import onnx
 import onnx.helper
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -20,7 +22,9 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
 
     Heavy initializers of the main graph become graph inputs. In bodies and functions heavy initializers
     and Constants become Constants of an empty sparse tensor, which stands for a dense one. Where the opset
-    has no such Constant (below 11), and in the attributes of other ops, heavy values become zeros.
+    has no such Constant (below 11), and in the attributes of other ops, heavy values become zeros. A Cast or an
+    Identity stands for EyeLike, RegexFullMatch and LabelEncoder: where their input has a type that onnx does not know,
+    as behind an operator of com.microsoft, onnx 1.23's inference for these ends the process.
     """
 
     def hollow(tensor: TensorProto) -> list[wire.Piece] | None:
@@ -34,6 +38,7 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     body = wire.pieces(proto, hollow)
     if body is None:
         out.CopyFrom(proto)
+        _stand_in(out)
         return out
     out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
     _main_inputs(out.graph)
@@ -45,7 +50,41 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
         _fill_nodes(function, _opset(function))
         for attribute in function.attribute_proto:
             _fill_attribute(attribute, _opset(function))
+    _stand_in(out)
     return out
+
+
+_BODIED = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+
+
+def _stand_in(model: ModelProto) -> None:
+    """Have ops with the same types and shapes stand for those of whose inference onnx dies."""
+    holders: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
+    while holders:
+        for node in holders.pop().node:
+            if node.op_type in _BODIED:
+                holders.extend(a.g for a in node.attribute if a.HasField("g"))
+            elif (operator := (node.domain.removeprefix("ai.onnx"), node.op_type)) in _FATAL:
+                codes = _FATAL[operator](node)
+                if codes is not None:
+                    del node.attribute[:]
+                    node.domain, node.op_type = "", "Cast" if codes else "Identity"
+                    node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
+
+
+def _of_labels(node: NodeProto) -> list[int] | None:
+    """The type that a LabelEncoder gives, by the attribute that holds the labels; None before ai.onnx.ml 2."""
+    tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
+    return (tensors + [_LABELS[a.name] for a in node.attribute if a.name in _LABELS])[:1] or None
+
+
+_LABELS = {"values_floats": TensorProto.FLOAT, "values_int64s": TensorProto.INT64, "values_strings": TensorProto.STRING}
+_FATAL: Mapping[tuple[str, str], Callable[[NodeProto], list[int] | None]] = {
+    ("", "EyeLike"): lambda node: [a.i for a in node.attribute if a.name == "dtype"],
+    ("", "RegexFullMatch"): lambda node: [TensorProto.BOOL],
+    (".ml", "LabelEncoder"): _of_labels,
+}
+"""Ops of whose inference onnx dies, and the type that they give: none for that of their input, None for no telling."""
 
 
 def _sized(tensor: TensorProto) -> bool:

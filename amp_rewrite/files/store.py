@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.ahead import WORTH_IT, ahead
-from amp_rewrite.files.scratch import alone, scratch, sweep
+from amp_rewrite.files.scratch import alone, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
@@ -52,6 +52,7 @@ def save(
     proto: ModelProto,
     path: Path,
     *,
+    read: Path | None,
     total: int,
     overwrite: bool,
     external_data: bool | None,
@@ -59,14 +60,15 @@ def save(
 ) -> None:
     """Write the model to `path`, and its large tensors beside it where `external_data` says so.
 
-    See `Model.save`. `total` is the number of bytes of all tensors.
+    See `Model.save`. `read`: the file that the model came from; `total`: the number of bytes of all tensors.
     """
     external = total > LARGEST_INLINE if external_data is None else external_data
     try:
         check_target(path, overwrite)
         sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
-            _save(proto, path, external, overwrite, sources, undo, progress or _silent)
+            kept = _read_on(proto, path, read)
+            _save(proto, path, external, overwrite, kept, sources, undo, progress or _silent)
     except OSError as cause:
         raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
@@ -108,6 +110,7 @@ def _save(
     path: Path,
     external: bool,
     overwrite: bool,
+    kept: Collection[str],
     sources: Sources,
     undo: ExitStack,
     progress: Progress,
@@ -132,17 +135,18 @@ def _save(
         )
     model, model_file = scratch(folder, undo)
     _write_model(_Output(model_file, written), body, sources)
+    sources.confirm()
     with alone(folder):
         check_target(path, overwrite)  # another process may have been faster
-        _commit(path, model, data, undo)
+        _commit(path, model, data, kept, undo)
 
 
-def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, undo: ExitStack) -> None:
-    """Give the written files their names, and remove the data of the model that was there.
+def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, kept: Collection[str], undo: ExitStack) -> None:
+    """Give the written files their names, and remove the data of the model that was there, but for what is `kept`.
 
     Only one process at a time may be here: what is outdated for one may be what another has just written.
     """
-    outdated = [old for old in _data_files(path) if _own(path).fullmatch(old.name) and (data is None or old != data[1])]
+    outdated = [old for old in _outdated(path, kept) if data is None or old != data[1]]
     if data is not None:
         written, named = data
         if not named.exists():
@@ -154,6 +158,26 @@ def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, undo: ExitS
     for old in outdated:
         with suppress(OSError):
             old.unlink()
+
+
+def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
+    """The files that are being read and go on being read: by the model at `read`, if that is not the one replaced."""
+    if read is not None and replaces(path, read):
+        return frozenset()
+    return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
+
+
+def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
+    """The data files that nobody needs once the model at `path` is replaced: those that `save` made for it, and that
+    no other name of the model, no other model in the folder and nothing `kept` refers to."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
+        return []
+    own = [file for file in _data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
+    if not own:
+        return []
+    others = [other for other in path.parent.glob("*.onnx") if other.name != path.name and other.is_file()]
+    shared = {file for other in others for file in _data_files(other)}
+    return [file for file in own if file not in shared]
 
 
 class _Replace:
@@ -268,7 +292,7 @@ class _Output:
     def finish(self) -> None:
         """Have all of it on disk, and close the file."""
         self.file.flush()
-        os.fsync(self.file.fileno())
+        sync(self.file.fileno())
         self.file.close()
 
 

@@ -1,4 +1,4 @@
-"""The bytes of tensors: where they lie, reading them in chunks, and casting them.
+"""The bytes of tensors: where they lie, and reading them in chunks.
 
 A *stub* is a TensorProto whose bytes lie in a file: data_location is EXTERNAL and external_data says the
 absolute path, the offset, the length, and the *stamp* of the file. When its bytes are of another element
@@ -15,31 +15,22 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import onnx
 import onnx.numpy_helper
-from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.half import BLOCK, half
-
-Array = NDArray[Any]
+from amp_rewrite.files.casting import Array, cast
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
-_LARGE = 1 << 12  # elements from which it pays to convert in whole arrays
 
 _DTYPE, _STAMP, _EXPLICIT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.explicit"
+_CHANGED = "{} has changed since the model was loaded from it; load it again"
 _OPEN_FILES = 32
 _COPIED = 1 << 20  # bytes
-# The bit pattern of infinity; the one below it is the largest finite value.
-_INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
-    DType.FLOAT16: (np.uint16, 0x7C00),
-    DType.BFLOAT16: (np.uint16, 0x7F80),
-    DType.FLOAT: (np.uint32, 0x7F800000),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,57 +140,6 @@ def nbytes(tensor: onnx.TensorProto) -> int:
     return kind.nbytes(elements(tensor))
 
 
-def cast(values: Array, to: DType, memory: Array | None = None) -> Array:
-    """Floating values in another floating type, rounded once, to nearest even.
-
-    Finite values beyond the largest of the type become it (with their sign), instead of infinity; infinity
-    and NaN stay. `memory`: bytes in which the result may be made.
-    """
-    if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
-        return _cast_in_blocks(values, memory)
-    return _cast_whole(values, to)
-
-
-def _cast_in_blocks(values: Array, memory: Array | None) -> Array:
-    flat = np.ascontiguousarray(values).reshape(-1)
-    low: Array = np.empty(flat.size, np.float16) if memory is None else memory[: 2 * flat.size].view(np.float16)
-    for at in range(0, flat.size, BLOCK):
-        block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
-        if not half(block, rounded):
-            rounded[:] = _cast_whole(block, DType.FLOAT16)
-    return low.reshape(values.shape)
-
-
-def _cast_whole(values: Array, to: DType) -> Array:
-    if values.dtype == np.float64 and to is DType.BFLOAT16:
-        values = _rounded_to_odd(values)
-    with np.errstate(all="ignore"):
-        low: Array = values.astype(to.numpy)
-    if to in _INFINITY:
-        unsigned, infinity = _INFINITY[to]
-        bits = low.view(unsigned)
-        over = bits & (np.iinfo(unsigned).max >> 1) == infinity
-        if over.any():
-            bits[over & np.isfinite(values)] -= 1
-    return low
-
-
-def _rounded_to_odd(values: Array) -> Array:
-    """float64 values as float32 such that rounding on to a type of at most 22 bits is as if done at once.
-
-    Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
-    odd, IEEE Transactions on Computers 57(4), 2008.
-    """
-    with np.errstate(all="ignore"):
-        near = values.astype(np.float32)
-    back = near.astype(np.float64)
-    inexact = np.isfinite(values) & (back != values)
-    bits = near.view(np.uint32)
-    bits[inexact & (np.abs(back) > np.abs(values))] -= 1
-    bits[inexact] |= 1
-    return near
-
-
 def fresh_memory() -> Array:
     """Bytes for a `CHUNK` of any type. To touch new memory takes longer than to compute with what is in it: keep it."""
     return np.empty(8 * CHUNK, np.uint8)
@@ -208,7 +148,8 @@ def fresh_memory() -> Array:
 class Sources:
     """The files that stubs point into, opened once each and kept open (at most 32 of them).
 
-    Files are opened without following a link, and only in the state in which the model was loaded.
+    Files are opened without following a link, and only in the state in which the model was loaded; what was read of
+    them is good if they still are in it at the end: `confirm`, which leaving the context without an error does too.
     """
 
     def __init__(self) -> None:
@@ -227,9 +168,19 @@ class Sources:
     def __enter__(self) -> Sources:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        while self._files:
-            self._files.popitem()[1].close()
+    def __exit__(self, kind: type[BaseException] | None, error: object, at: object) -> None:
+        try:
+            if kind is None:
+                self.confirm()
+        finally:
+            while self._files:
+                self._files.popitem()[1].close()
+
+    def confirm(self) -> None:
+        """Nothing, where no file was written to since the model was loaded; ModelError for one that was, of which part
+        of what was read may be old and part new."""
+        for (path, state), file in self._files.items():
+            _check_state(path, state, file)
 
     def fill(self, source: Source, at: int, target: memoryview) -> None:
         """Read into `target` the source's bytes from byte `at` on."""
@@ -240,7 +191,7 @@ class Sources:
             while done < len(target):
                 count = file.readinto(target[done:])  # type: ignore[attr-defined]
                 if not count:
-                    raise ModelError(f"{source.path} ends before byte {source.offset + source.length}")
+                    raise ModelError(_CHANGED.format(source.path))
                 done += count
         except OSError as cause:
             raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
@@ -253,7 +204,9 @@ class Sources:
         file = _opened(source)
         self._files[key] = file
         if len(self._files) > _OPEN_FILES:
-            self._files.popitem(last=False)[1].close()
+            (path, state), oldest = self._files.popitem(last=False)
+            with oldest:
+                _check_state(path, state, oldest)
         return file
 
 
@@ -264,11 +217,18 @@ def _opened(source: Source) -> BinaryIO:
         file = open(os.open(source.path, flags), "rb", buffering=0)  # noqa: PTH123, SIM115
     except OSError as cause:
         raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
+    try:
+        _check_state(source.path, source.stamp, file)
+    except ModelError:
+        file.close()
+        raise
+    return file
+
+
+def _check_state(path: str, state: str, file: BinaryIO) -> None:
     status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and stamp(status) == source.stamp:
-        return file
-    file.close()
-    raise ModelError(f"{source.path} has changed since the model was loaded from it; load it again")
+    if not stat.S_ISREG(status.st_mode) or stamp(status) != state:
+        raise ModelError(_CHANGED.format(path))
 
 
 def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Array | None = None) -> Iterator[Array]:

@@ -14,7 +14,7 @@ from amp_rewrite.fuse.attention_form import Form, form_of
 from amp_rewrite.fuse.attention_nodes import write
 from amp_rewrite.fuse.attention_proof import doubt_of
 from amp_rewrite.fuse.attention_site import Site, site_of
-from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal
+from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, too_old
 from amp_rewrite.shapes.inferred import AllDims
 from amp_rewrite.view import OpId, View
 
@@ -31,9 +31,7 @@ def fuse_attention(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterat
     opset = view.opsets.get("", 1)
     if opset < OPSET:
         for last, form in forms(view):
-            yield Refusal(
-                KIND, last, form if isinstance(form, str) else f"opset {opset} has no Attention; opset {OPSET} has"
-            )
+            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", OPSET))
         return
     for last, site in sites(view, to, dims):
         yield Refusal(KIND, last, site) if isinstance(site, str) else _fusion(site)

@@ -13,7 +13,7 @@ from itertools import permutations
 
 import numpy as np
 
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.cone import computed, cone, moves_behind
 from amp_rewrite.schema import attribute
 from amp_rewrite.shapes.inferred import AllDims, Dims
@@ -195,6 +195,8 @@ def _marked(dims: Dims, sizes: Mapping[str, int] | None) -> Array | None:
 def _move(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -> Array | None:
     """What a move makes of an array if its result has this shape; None if it cannot have."""
     if kind == "Transpose":
+        if perm and len(perm) != x.ndim:
+            return None
         moved: Array = x.transpose(perm or None)
         return moved if moved.shape == shape else None
     if kind == "Expand":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.cone import MOVES, moves_behind, numbers
 from amp_rewrite.view import Op, ValueId, View
 

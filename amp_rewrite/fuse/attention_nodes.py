@@ -11,7 +11,7 @@ import onnx.helper
 import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.attention_mask import LOST, OUT_OF_REACH
 from amp_rewrite.view import MAIN, ValueId, View
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.proof import Arrays, doubt, run, runs_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.attention_form import Form
 from amp_rewrite.fuse.attention_layout import RANK, Source, dims_at, keys_source, source, split, ungrouped
 from amp_rewrite.fuse.attention_mask import number

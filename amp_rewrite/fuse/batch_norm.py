@@ -15,7 +15,7 @@ import onnx.numpy_helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, alone
 from amp_rewrite.fuse.proof import Arrays, doubt, run
 from amp_rewrite.schema import attribute

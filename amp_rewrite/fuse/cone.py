@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.proof import Arrays, runs_of
 from amp_rewrite.schema import RANDOM_OPS
 from amp_rewrite.view import Op, OpId, ValueId, View

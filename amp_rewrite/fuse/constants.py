@@ -14,7 +14,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.fusion import Fusion
 from amp_rewrite.fuse.proof import run
 from amp_rewrite.schema import attribute

@@ -15,7 +15,7 @@ import onnx.helper
 from onnx import ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.contrib_attention import fuse_attentions
 from amp_rewrite.fuse.contrib_formula import computed
 from amp_rewrite.fuse.contrib_match import MATCHERS, Match, Site

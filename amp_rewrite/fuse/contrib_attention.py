@@ -17,7 +17,7 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.attention import sites
 from amp_rewrite.fuse.attention_layout import RANK, dims_at
 from amp_rewrite.fuse.attention_mask import OUT_OF_REACH

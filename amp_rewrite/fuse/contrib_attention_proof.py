@@ -9,7 +9,7 @@ import numpy as np
 import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.attention_proof import double, masks_of
 from amp_rewrite.fuse.attention_site import Site
 from amp_rewrite.fuse.contrib_formula import computed

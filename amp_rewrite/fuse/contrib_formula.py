@@ -13,7 +13,7 @@ import numpy as np
 import onnx.helper
 from onnx import NodeProto
 
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 
 DOMAIN = "com.microsoft"
 

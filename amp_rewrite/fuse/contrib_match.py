@@ -318,6 +318,15 @@ def _only_product(view: View, sigmoid: Op) -> Op | None:
 
 # -- products --------------------------------------------------------------------------------------
 
+_MILD = 2.0**6
+"""By what factor, or its inverse, numbers may be scaled where that moves into the product: they are then read unscaled,
+or made scaled, in the low type, which has to hold them so. Scores are scaled by 1/sqrt(size of a head) (Vaswani et al.
+2017, section 3.2.1), and heads have far less than 4096 numbers."""
+
+
+def _mild(scale: float) -> bool:
+    return 1 / _MILD <= abs(scale) <= _MILD
+
 
 @dataclass(frozen=True, slots=True)
 class _Side:
@@ -360,7 +369,7 @@ def _side(site: Site, product: Op, value: ValueId | None) -> _Side:
         if not alone(view, value, reader) or not site.floats((op.id,)):
             break
         scaled = site.scaled(op) if view.constant(op.inputs[0]) is None else None
-        if scaled is not None:
+        if scaled is not None and _mild(scale * scaled[1]):
             source, scale = scaled[0], scale * scaled[1]
         elif not swapped and _swaps(op) and view.constant(op.inputs[0]) is None and op.inputs[0] is not None:
             source, swapped = op.inputs[0], True
@@ -386,7 +395,8 @@ def _scaled_after(site: Site, product: Op) -> tuple[Op, float]:
     if reader is None or not alone(site.view, result, reader) or not site.floats((reader.id,)):
         return product, 1.0
     scaled = site.scaled(reader)
-    return (reader, scaled[1]) if scaled is not None and scaled[0] == result else (product, 1.0)
+    fits = scaled is not None and scaled[0] == result and _mild(scaled[1])
+    return (reader, scaled[1]) if scaled is not None and fits else (product, 1.0)
 
 
 def _tried(site: Site, side: _Side, last: tuple[int, int]) -> tuple[int, ...]:

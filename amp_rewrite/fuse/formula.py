@@ -11,8 +11,8 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
-from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, outside
+from amp_rewrite.files.casting import Array
+from amp_rewrite.fuse.fusion import Fusion, Outcome, Refusal, outside, too_old
 from amp_rewrite.fuse.proof import Arrays, doubt, run, runs_of
 from amp_rewrite.pin import Cluster
 from amp_rewrite.schema import attribute
@@ -92,7 +92,7 @@ class _Formula:
 def _fused(case: _Case, formula: _Formula) -> Fusion | str:
     view, ops = case.view, case.cluster.ops
     if case.opset < formula.opset:
-        return f"opset {case.opset} has no {formula.op_type}; opset {formula.opset} has"
+        return too_old(case.opset, formula.op_type, formula.opset)
     odd = _unfit(case)
     if odd:
         return odd

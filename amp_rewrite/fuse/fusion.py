@@ -44,6 +44,11 @@ class Refusal:
 Outcome = Fusion | Refusal
 
 
+def too_old(opset: int, op_type: str, first: int) -> str:
+    """Why ops stay apart that one operator of a newer opset replaces."""
+    return f"opset {opset} has no {op_type}; opset {first} has, and --opset auto takes the model there"
+
+
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
     """A finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
     fused = [o for o in outcomes if isinstance(o, Fusion)]

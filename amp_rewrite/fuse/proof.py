@@ -14,7 +14,7 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.fuse.moving import moved
 from amp_rewrite.view import OpId, View
 

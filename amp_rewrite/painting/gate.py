@@ -11,7 +11,7 @@ import onnx.defs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.kernels import Kernels, load_kernels
 from amp_rewrite.policy import Target
-from amp_rewrite.schema import FIRST_BFLOAT16_CAST, KEPT_VARIABLES, Signature, signature, unknown
+from amp_rewrite.schema import FIRST_BFLOAT16_CAST, KEPT_VARIABLES, Signature, attribute, signature, unknown
 from amp_rewrite.view import Op, Variable, View
 
 # Their schema lets input and scale differ, and onnx's own inference then objects to the result.
@@ -23,6 +23,18 @@ _NEVER = {
     "Constant": "a constant is baked for the readers that want it low",
     "MeanVarianceNormalization": "its function body holds float32 constants",
 }
+
+
+_STASHED = {"GroupNormalization": 21}
+"""Ops that CUDA runs as their function body, by the version from which that casts to a type of its own and back."""
+
+
+def _computes_float32_inside(op: Op) -> bool:
+    """Whether an op runs as a body that casts what it reads to float32, whatever type comes: one more Cast is lost."""
+    if op.domain or op.signature is None or op.signature.since < _STASHED.get(op.op_type, op.signature.since + 1):
+        return False
+    stashed = attribute(op.node, "stash_type")
+    return stashed is None or DType.of(stashed.i) is DType.FLOAT
 
 
 def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
@@ -141,7 +153,7 @@ class Gate:
         return self._runs_with(view, op, lowered, self.to)
 
     def _runs_with(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> bool:
-        if self.kernels is None or op.signature is None:
+        if self.kernels is None or op.signature is None or _computes_float32_inside(op):
             return True
         types = self._types(view, op, changed, dtype)
         return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)

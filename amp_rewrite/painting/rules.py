@@ -112,18 +112,22 @@ def joins(canvas: Canvas) -> None:
     if not canvas.spare_casts:
         return
     read: dict[int, tuple[int, ...]] = {}
-    for v in range(len(canvas.vertices.all)):
+    still: set[int] = set()
+    for v, vertex in enumerate(canvas.vertices.all):
         sources = canvas.vertices.sources[v]
-        if v in canvas.low or not sources or not _between(canvas, v) or not _reads_vertices(canvas, v):
+        if v in canvas.low or not _between(canvas, v) or not _reads_vertices(canvas, v):
             continue
-        if all(s in canvas.low or s in read for s in sources):
-            read[v] = sources
+        if vertex.op in canvas.numbers:
+            still.add(v)  # a weight that is copied or reshaped on the way here
+        elif sources and all(s in canvas.low or s in read or s in still for s in sources):
+            read[v] = tuple(s for s in sources if s not in still)
     met = {s for sources in read.values() if len(sources) > 1 for s in sources}
     spared = {s for s in met if all(r in canvas.low or r in read for r in canvas.vertices.readers[s])}
     meetings = [v for v, sources in read.items() if len(sources) > 1 and len(spared.intersection(sources)) > 1]
-    before = canvas.walk(meetings, canvas.vertices.sources.__getitem__, read.__contains__)
+    before = canvas.walk(meetings, canvas.vertices.sources.__getitem__, lambda v: v in read or v in still)
     for v in sorted({*meetings, *before}):
-        canvas.low[v] = Paint(canvas.to, "join", canvas.vertices.all[min(read[v])].op)
+        due = min(read.get(v) or meetings)
+        canvas.low[v] = Paint(canvas.to, "join", canvas.vertices.all[due].op)
 
 
 def _reads_vertices(canvas: Canvas, v: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Pin
-from amp_rewrite.safety.flow import COPIES, Flow, Slots, computes_float32, float32, makers
+from amp_rewrite.safety.flow import COPIES, Flow, Slots, computes_float32, makers
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 _PRODUCTS = ("Gemm", "MatMul", "com.microsoft::FusedMatMul")
@@ -44,8 +44,13 @@ def distance(view: View, to: DType) -> Iterator[Pin]:
 def _met(view: View, flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> set[OpId]:
     """The product, the sums in which it meets the squares, and what lies between; nothing if they do not meet."""
     made = {v: product.id for v in product.outputs if v is not None}
-    lengths = flow.forth(squares, float32(view))
-    scores = flow.forth(made, float32(view))
+
+    def floating(value: ValueId) -> bool:
+        dtype = view.dtype(value)  # in a model that is converted already the squares may have been lowered
+        return dtype is DType.FLOAT or (dtype is not None and dtype.low)
+
+    lengths = flow.forth(squares, floating)
+    scores = flow.forth(made, floating)
     both = {v: product.id for v in scores if v in lengths}
     meetings = [op for op in map(view.ops.__getitem__, makers(view, both)) if op.kind in ("Add", "Gemm", "Sub")]
     if not meetings:
@@ -59,6 +64,8 @@ def _squared(view: View, op: Op) -> ValueId | None:
     if op.kind == "ReduceSumSquare":
         return op.inputs[0]
     square = view.producer(op.inputs[0]) if op.kind == "ReduceSum" else None
+    if square is not None and square.kind == "Cast":
+        square = view.producer(square.inputs[0])
     if square is None or square.kind not in ("Mul", "Pow"):
         return None
     return square.inputs[0] if square.kind == "Pow" or len(set(square.inputs)) == 1 else None

@@ -10,13 +10,18 @@ from amp_rewrite.finding import Finding
 from amp_rewrite.pin import Cluster, Pin
 from amp_rewrite.safety.angle import angle
 from amp_rewrite.safety.benign import benign
+from amp_rewrite.safety.cancellation import cancellation
 from amp_rewrite.safety.cluster import clusters
 from amp_rewrite.safety.constants import epsilon, statistics, underflow
 from amp_rewrite.safety.distance import distance
 from amp_rewrite.safety.folded import folded
+from amp_rewrite.safety.growth import growth
+from amp_rewrite.safety.logarithm import logarithm
 from amp_rewrite.safety.mask import overflow, saturated
 from amp_rewrite.safety.numbers import numbers
 from amp_rewrite.safety.places import places
+from amp_rewrite.safety.products import products
+from amp_rewrite.safety.quantizers import quantizers
 from amp_rewrite.safety.taint import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.view import OpId, ValueId, View
 
@@ -36,6 +41,11 @@ RULES: tuple[Rule, ...] = (
     folded,
     places,
     distance,
+    cancellation,
+    logarithm,
+    quantizers,
+    products,
+    growth,
 )
 
 

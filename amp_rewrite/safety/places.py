@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.pin import Pin
 from amp_rewrite.safety.flow import COPIES, SELECTIONS, Flow, computes_float32, float32
 from amp_rewrite.view import Op, OpId, ValueId, View

@@ -130,12 +130,12 @@ class _Walk:
 
     def result(self, reading: Reading, result: ValueId) -> None:
         op, told = reading.op, reading.told
-        made = RULES[op.kind](reading) if op.kind in RULES else None
+        made = _ruled(RULES, reading)
         if made is not None and (told is None or len(told) == len(made)):
             self.found[result] = tuple(map(self.settled, made, told or (None,) * len(made)))
             if op.scope == MAIN:
                 self.learn(self.found[result], told or ())
-        contents, rank = CONTENTS[op.kind](reading) if op.kind in CONTENTS else None, self.at(result)
+        contents, rank = _ruled(CONTENTS, reading), self.at(result)
         if contents is not None and rank is not None and len(rank) <= 1:
             self.contents[result] = contents
 
@@ -154,6 +154,19 @@ class _Walk:
 
 
 # -- rules: the dimensions of an op's first result --------------------------------------------------
+
+
+# What the rules raise for ranks, axes, bounds and steps that do not go together.
+_FAULTS = (ValueError, IndexError, ArithmeticError)
+
+
+def _ruled(rules: Mapping[str, Callable[[Reading], tuple[Dim, ...] | None]], reading: Reading) -> Dims | None:
+    """What the rule of the op says, if there is one; None where what it reads does not go together."""
+    rule = rules.get(reading.op.kind)
+    try:
+        return rule(reading) if rule is not None else None
+    except _FAULTS:
+        return None
 
 
 def _same(reading: Reading) -> Dims | None:
@@ -182,7 +195,7 @@ def _product(reading: Reading) -> Dims | None:
 
 def _transposed(reading: Reading) -> Dims | None:
     (x,), perm = reading.dims, attribute(reading.op.node, "perm")
-    if x is None:
+    if x is None or (perm is not None and len(perm.ints) != len(x)):
         return None
     return tuple(x[axis] for axis in perm.ints) if perm is not None else tuple(reversed(x))
 

@@ -16,8 +16,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.tensors import Array
 from amp_rewrite.names import numbered
 from amp_rewrite.op import MAIN, ScopeId, Value
 from amp_rewrite.schema import RANDOM_OPS

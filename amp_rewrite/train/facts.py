@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
+import onnx.checker
 import onnx.helper
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto
@@ -72,7 +73,7 @@ def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto
     """What onnx infers, and the shapes of constants."""
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError) as cause:
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as cause:
         raise ModelError(f"onnx cannot infer the shapes of the model: {' '.join(str(cause).split())}") from cause
     found: dict[ValueId, Shape] = {}
     for scope, graph in _graphs(view, MAIN, inferred.graph):
@@ -117,6 +118,9 @@ def _same(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
     return None if first is None else len(first)
 
 
+_MOST_AXES = 64  # of an array of numpy 2; few bytes of a broken model declare 2^31 of them
+
+
 def _length(slot: int) -> Callable[[Op, Mapping[ValueId, Shape]], int | None]:
     """As many axes as an input, which holds a shape, has elements."""
 
@@ -124,7 +128,7 @@ def _length(slot: int) -> Callable[[Op, Mapping[ValueId, Shape]], int | None]:
         held = op.inputs[slot] if slot < len(op.inputs) else None
         shape = shapes.get(held) if held is not None else None
         count = shape[0] if shape is not None and len(shape) == 1 else None
-        return count if isinstance(count, int) else None
+        return count if isinstance(count, int) and count <= _MOST_AXES else None
 
     return rank
 

@@ -35,10 +35,11 @@ class Case:
     `text`: the graph in ONNX text; the head is made from `opset`, `ir` and `domains`; functions may follow it.
     `weights`: initializers that the text does not spell out, a shape for seeded values of at most 0.5.
     `feeds`: the inputs that matter; the others are small. `fails`: a regular expression that the naive
-    converter's failure must match. `lowers`: first outputs of ops that must be in low precision, so that leaving
-    the model alone is no way out. `stays`: those that must not. `exact`: outputs that must not differ at all.
-    `casts`: how many Casts the result may hold. `blocked`, `retargets`, `clamps`: for `naive`. `options`: for
-    `convert`.
+    converter's failure must match; empty where that survives, and only other converters are known to fail.
+    `lowers`: first outputs of ops that must be in low precision, so that leaving the model alone is no way out.
+    `stays`: those that must not. `exact`: outputs that must not differ at all. `casts`: how many Casts the result may
+    hold. `blocked`, `retargets`, `clamps`, `appends`: for `naive`. Nodes without names are named after what they make
+    before that sees them, so that it fails in the way of the row, unless `nameless`. `options`: for `convert`.
     """
 
     row: int
@@ -54,6 +55,8 @@ class Case:
     blocked: str = ""
     retargets: bool = False
     clamps: bool = False
+    appends: bool = False
+    nameless: bool = False
     opset: int = 17
     ir: int | None = None
     domains: Mapping[str, int] = field(default_factory=dict)
@@ -106,16 +109,19 @@ def lowered(case: Case) -> set[str]:
 
 def of_naive(case: Case) -> list[str]:
     """Everything to object to in the naive conversion, or what it died of."""
-    blocked = tuple(case.blocked.split())
+    blocked, source = tuple(case.blocked.split()), case.model()
+    for node in (n for g in objections.graphs(source.graph) for n in g.node if not (n.name or case.nameless)):
+        node.name = f"{node.output[0]}_node"
     try:
-        return of_result(case, naive(case.model(), blocked, case.retargets, case.clamps, case.to.spelling))
+        return of_result(case, naive(source, blocked, case.retargets, case.clamps, case.to.spelling, case.appends))
     except (ValueError, TypeError, onnx.checker.ValidationError) as error:
         return [f"dies: {error}"]
 
 
 def naive_fails(case: Case) -> bool:
-    """Whether the naive conversion fails, and in the way that the case is about."""
-    return any(re.search(case.fails, text) for text in of_naive(case))
+    """Whether the naive conversion fails, and in the way that the case is about; or survives, where that is said."""
+    found = of_naive(case)
+    return any(re.search(case.fails, text) for text in found) if case.fails else found == []
 
 
 def of_result(case: Case, after: ModelProto) -> list[str]:

@@ -182,8 +182,8 @@ CASES = (
             y = MatMul (t, w2)
         }""",
         weights=SQUARE,
-        blocked="Exp SequenceConstruct SequenceAt",
-        fails="topologically sorted",
+        blocked="SequenceConstruct",
+        fails=MISMATCH,
         lowers="a y",
         stays="e",
     ),
@@ -199,8 +199,8 @@ CASES = (
             y = MatMul (t, w2)
         }""",
         weights=SQUARE,
-        blocked="SequenceAt",
-        fails=MISMATCH + "|topologically sorted",
+        blocked="SplitToSequence",
+        fails=MISMATCH,
         lowers="a y",
     ),
     Case(
@@ -225,8 +225,8 @@ CASES = (
             y = MatMul (b, w2)
         }""",
         weights=SQUARE,
-        blocked="OptionalGetElement",
-        fails="topologically sorted|optional|" + MISMATCH,
+        blocked="Optional",
+        fails="optional|" + MISMATCH,
         lowers="a y",
     ),
 )

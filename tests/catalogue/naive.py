@@ -1,7 +1,7 @@
 """The converter that one writes in an afternoon: every float tensor becomes float16, Casts at the edges.
 
 It is what the catalogue is for: each of its shortcuts (one dictionary of initializers, names made from names,
-Casts appended to the graph, types said once and not again) looks right on the first model that one tries.
+Casts of the main graph alone, types said once and not again) looks right on the first model that one tries.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ def naive(
     retargets: bool = False,
     clamps: bool = False,
     to: str = "float16",
+    appends: bool = False,
 ) -> ModelProto:
     """The model in half precision, its inputs and outputs in float32. `blocked`: op types that compute in
     float32; `retargets`: whether Casts to float and the inputs of bodies state half as well;
-    `clamps`: whether weights are clamped to 10000 first."""
+    `clamps`: whether weights are clamped to 10000 first; `appends`: whether Casts stand at the end of the graph,
+    and not where they are read and made."""
     half = TensorProto.FLOAT16 if to == "float16" else TensorProto.BFLOAT16
     model = onnx.shape_inference.infer_shapes(source)
     graph = model.graph
@@ -63,6 +65,8 @@ def naive(
                 node.output[slot] = f"{node.name}_out{slot}"
                 graph.node.append(_cast(node.output[slot], name, half, f"{node.name}_cast_{slot}"))
     _drop_pairs(graph)
+    if not appends:
+        _sort(graph)
     del graph.value_info[:]
     return model
 
@@ -97,3 +101,26 @@ def _drop_pairs(graph: GraphProto) -> None:
     for node in graph.node:
         if node.op_type == "Cast" and node.input[0] in source:
             node.input[0] = source[node.input[0]]
+
+
+def _sort(graph: GraphProto) -> None:
+    """Every node of the graph behind those that it reads; what reads a value of a body, or itself, stays at the end."""
+    made = {name for node in graph.node for name in node.output}
+    left = [NodeProto() for _ in graph.node]
+    for copy, node in zip(left, graph.node, strict=True):
+        copy.CopyFrom(node)
+    del graph.node[:]
+    ready: set[str] = set()
+    while left:
+        at = next((at for at, node in enumerate(left) if _reads(node) & made <= ready), None)
+        if at is None:
+            break
+        ready.update(left[at].output)
+        graph.node.append(left.pop(at))
+    graph.node.extend(left)
+
+
+def _reads(node: NodeProto) -> set[str]:
+    """What a node reads, and what its bodies read."""
+    inner = [n for a in node.attribute for g in _graphs(a.g) for n in g.node]
+    return {name for n in (node, *inner) for name in n.input}

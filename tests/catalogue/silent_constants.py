@@ -8,6 +8,8 @@ from catalogue.case import WRONG, Case
 from catalogue.loud_types import SQUARE
 
 LOWEST = float(np.finfo(np.float32).min)
+SEEN = np.vstack([np.zeros((1, 8)), np.tri(8)[1:]]).astype(bool)
+"""Which key a query sees: the first sees none."""
 
 LAYER_NORM = """g (float[8,8] x) => (float[8,8] y) {
     a = MatMul (x, w)
@@ -34,7 +36,7 @@ CASES = (
             y = MatMul (s, w2)
         }""",
         weights={**SQUARE, "lowest": [LOWEST]},
-        feeds={"m": np.vstack([np.zeros((1, 8)), np.tri(8)[1:]]).astype(bool)},
+        feeds={"m": SEEN},
         fails=WRONG,
         lowers="a y",
     ),
@@ -50,7 +52,7 @@ CASES = (
                 y = MatMul (s, w2)
             }""",
             weights={**SQUARE, "lowest": [LOWEST]},
-            feeds={"far": np.vstack([np.ones((1, 8)), 1 - np.tri(8)[1:]])},
+            feeds={"far": ~SEEN},
             fails=WRONG,
             lowers="a y",
             stays="f",
@@ -59,13 +61,35 @@ CASES = (
         )
         for to in ("float16", "bfloat16")
     ),
+    *(
+        Case(
+            44,
+            f"a mask of the lowest float32 that is {made}, a row fully masked",
+            f"""g (float[8,8] x, bool[8,8] m) => (float[8,8] y) {{
+                a = MatMul (x, w)
+                {mask}
+                s = Softmax (f)
+                y = MatMul (s, w2)
+            }}""",
+            weights={**SQUARE, "zero": [0], "one": [1], "lowest": [LOWEST], "k": np.where(SEEN, 0, LOWEST)},
+            feeds={"m": SEEN},
+            retargets=True,
+            fails=WRONG,
+            lowers="a y",
+        )
+        for made, mask in (
+            ("selected and then added", "h = Where (m, zero, lowest) f = Add (a, h)"),
+            ("a weight", "f = Add (a, k)"),
+            ("one minus what is seen", "c = Cast <to = 1> (m) i = Sub (one, c) h = Mul (i, lowest) f = Add (a, h)"),
+        )
+    ),
     Case(
         50,
         "a weight of 30000, which half can hold",
         """g (float[8,8] x) => (float[8,8] y) {
             y = MatMul (x, w)
         }""",
-        weights={"w": np.full((8, 8), 30000)},
+        weights={"w": np.eye(8) * 30000},
         feeds={"x": np.full((8, 8), 0.05)},
         fails="is off by",
         clamps=True,
@@ -78,7 +102,7 @@ CASES = (
             a = MatMul (x, w)
             y = MatMul (a, w2)
         }""",
-        weights={"w": np.full((8, 8), 1e6), "w2": (8, 8)},
+        weights={"w": np.eye(8) * 1e6, "w2": (8, 8)},
         feeds={"x": np.full((8, 8), 1e-4)},
         fails="is off by|is not finite",
         lowers="y",
@@ -112,7 +136,7 @@ CASES = (
         weights={**SQUARE, "large": [1e5]},
         feeds={"x": np.full((8, 8), 1e5)},
         blocked="ReduceSum",
-        fails="topologically sorted",
+        fails="is not finite",
         lowers="a y",
         stays="r i",
     ),
@@ -131,6 +155,23 @@ CASES = (
         fails=WRONG,
         lowers="a y",
         stays="d",
+    ),
+    Case(
+        53,
+        "a quantization scale below half's smallest number, by which small numbers are quantized",
+        """g (float[8,2] x) => (float[8,2] y) <float scale = {0.00000002}, int8 zero = {0}> {
+            a = MatMul (x, w)
+            t = Mul (a, tiny)
+            q = QuantizeLinear (t, scale, zero)
+            d = DequantizeLinear (q, scale, zero)
+            m = Mul (d, large)
+            y = MatMul (m, w2)
+        }""",
+        weights={"w": (2, 2), "w2": (2, 2), "tiny": [1e-6], "large": [1e5]},
+        opset=21,
+        fails=WRONG,
+        lowers="a y",
+        stays="q d",
     ),
     Case(
         54,
@@ -173,6 +214,7 @@ CASES = (
             text,
             weights=weights,
             opset=opset,
+            retargets=True,
             fails="checker|inference",
             lowers="y",
             stays=stays,
@@ -207,6 +249,55 @@ CASES = (
                 }""",
                 {"w": (8, 8), "w2": (2, 2)},
                 "v",
+            ),
+            (
+                "a product in Einstein's notation",
+                22,
+                """g (float[8,8] x) => (float[8,8] y) {
+                    a = Einsum <equation = "ij,jk->ik"> (x, w)
+                    y = MatMul (a, w2)
+                }""",
+                SQUARE,
+                "a",
+            ),
+            (
+                "a range",
+                22,
+                """g (float[8,8] x) => (float[8,8] y) {
+                    from = Constant <value = float {0}> ()
+                    to = Constant <value = float {8}> ()
+                    by = Constant <value = float {1}> ()
+                    r = Range (from, to, by)
+                    a = MatMul (x, w)
+                    s = Add (a, r)
+                    y = MatMul (s, w2)
+                }""",
+                SQUARE,
+                "r",
+            ),
+            (
+                "random numbers",
+                17,
+                """g (float[8,8] x) => (float[8,8] y) {
+                    a = MatMul (x, w)
+                    r = RandomNormal <shape = [8, 8], dtype = 1> ()
+                    n = Mul (r, zero)
+                    s = Add (a, n)
+                    y = MatMul (s, w2)
+                }""",
+                {**SQUARE, "zero": [0]},
+                "r",
+            ),
+            (
+                "sampling on a grid",
+                17,
+                """g (float[1,1,4,4] x, float[1,4,4,2] p) => (float[1,1,4,4] y) {
+                    a = MatMul (x, w)
+                    s = GridSample (a, p)
+                    y = MatMul (s, w2)
+                }""",
+                {"w": (4, 4), "w2": (4, 4)},
+                "s",
             ),
         )
     ),

@@ -61,7 +61,24 @@ CASES = (
             y = MatMul (n, w2)
         }""",
         weights={"w": np.eye(8) * 1200, "w2": (8, 8), "scale": np.ones(8)},
-        feeds={"x": np.linspace(0.1, 0.25, 64).reshape(8, 8)},
+        feeds={"x": np.linspace(0.05, 0.25, 64).reshape(8, 8, order="F")},
+        fails=WRONG,
+        lowers="a y",
+        stays="e n",
+    ),
+    Case(
+        38,
+        "a fused norm of a large sum",
+        """g (float[2,4,8] x) => (float[2,4,8] y) {
+            a = MatMul (x, w)
+            two = Constant <value = float {2}> ()
+            e = Pow (a, two)
+            n = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.00001> (e, e, scale)
+            y = MatMul (n, w2)
+        }""",
+        weights={"w": np.eye(8) * 1200, "w2": (8, 8), "scale": np.ones(8)},
+        domains={"com.microsoft": 1},
+        feeds={"x": np.linspace(0.1, 0.25, 64).reshape(2, 4, 8)},
         fails=WRONG,
         lowers="a y",
         stays="e n",
@@ -93,10 +110,10 @@ CASES = (
             y = MatMul (s, w2)
         }""",
         weights={"w": np.eye(8), "w2": np.full((1, 1), 0.25), "one": [1.0]},
-        feeds={"x": 100 + 4 * np.random.default_rng(0).integers(0, 2, (8, 8))},
+        feeds={"x": 10 + np.random.default_rng(1).uniform(-1, 1, (8, 8))},
         fails=WRONG,
         lowers="a y",
-        stays="mq m v",
+        stays="q mq m qm v",
     ),
     Case(
         39,
@@ -149,6 +166,38 @@ CASES = (
         fails=WRONG,
         lowers="a y",
         stays="e d",
+    ),
+    *(
+        Case(
+            40,
+            f"a row of zeros beside a guard {where}",
+            f"""g (float[8,8] x) => (float[8,8] y) {{
+                a = MatMul (x, w)
+                {guarded}
+                y = MatMul (d, w2)
+            }}""",
+            weights={**SQUARE, "eps": 1e-12, "minus": -0.5},
+            feeds={"x": np.vstack([np.zeros((1, 8)), np.full((7, 8), 0.2)])},
+            fails=WRONG,
+            lowers="a y",
+            stays=stays,
+        )
+        for where, guarded, stays in (
+            (
+                "under a root that divides",
+                "axis = Constant <value_ints = [-1]> () q = Mul (a, a) v = ReduceSum (q, axis) e = Add (v, eps) "
+                "r = Sqrt (e) d = Div (a, r)",
+                "e r d",
+            ),
+            (
+                "under a reciprocal root",
+                "q = Mul (a, a) e = Add (q, eps) r = Sqrt (e) i = Reciprocal (r) d = Mul (a, i)",
+                "e r i",
+            ),
+            ("under a negative power", "q = Mul (a, a) e = Add (q, eps) i = Pow (e, minus) d = Mul (a, i)", "e i"),
+            ("that is a Clip", "n = ReduceL2 <axes = [-1]> (a) e = Clip (n, eps) d = Div (a, e)", "e d"),
+            ("under a logarithm", "m = Abs (a) e = Add (m, eps) d = Log (e)", "e d"),
+        )
     ),
     *(
         Case(

@@ -26,8 +26,14 @@ def test_every_class_has_a_case_or_a_test_of_its_own() -> None:
     assert {case.row for case in CASES} | APART == set(range(1, 59))
 
 
+def test_a_naive_conversion_fails_on_one_case_of_each_class_at_least() -> None:
+    """It survives what only other converters are known to fail on."""
+    assert {case.row for case in CASES if case.fails} | APART == set(range(1, 59))
+    assert {case.row for case in CASES if not case.fails} == {4, 11}
+
+
 def test_what_the_page_names_is_there_and_of_that_class() -> None:
-    known = {case.name: case.row for case in CASES}
+    known = {case.name: case.row for case in CASES if case.fails}
     for number, name in rows():
         assert known.get(name) == number or (name.startswith("test_") and hasattr(test_catalogue_apart, name)), name
 

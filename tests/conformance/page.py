@@ -64,7 +64,8 @@ def _sections(results: Results) -> Iterator[str]:
         "*right*: a converted model passes the full checker, opens in onnxruntime at BASIC and at ALL (float16), and "
         "gives right results; of these *converted* is how many came out changed. *right with --data*: not right as "
         "such, since float32 values leave the type's range on the case's own inputs, and right when converted with "
-        "those inputs (`amp-rewrite MODEL --data INPUTS`). *others valid*: of the models that onnxruntime cannot run "
+        "those inputs (`amp-rewrite MODEL --data INPUTS`). *without safety*: by `--safety none`, so that nothing is "
+        "held in float32 that is known to leave the range. *others valid*: of the models that onnxruntime cannot run "
         "in float32, how many convert and pass the checker."
     )
     yield "## The cases"
@@ -91,18 +92,24 @@ def _sections(results: Results) -> Iterator[str]:
     for how, words in HOW.items():
         yield f"### {how}\n\n" + _text(f"Compared with {words}.")
         yield _by_case(o for o in results.outcomes.values() if o.how == how)
-    yield "### data\n\n" + _text(
-        "Right with data only. Weights and shapes do not say how large activations get; a run does. The light models "
-        "have constant weights of 0.02 in place of trained ones, so that their activations grow beyond those of any "
-        "trained model. The node tests among these have inputs or results that the type cannot hold, and are forced."
-    )
-    yield _by_case((o for o in results.outcomes.values() if o.verdict == "data"), notes=True)
+    yield from _with_data([o for o in results.outcomes.values() if o.verdict == "data"])
     yield "## What went wrong"
     yield _by_case((o for o in results.failures), notes=True)
     yield "## What onnxruntime cannot run in float32"
     yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "refused") or "Nothing.")
     yield f"## What does not check at opset {NEWEST_OPSET}"
     yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "unlabelled") or "Nothing.")
+
+
+def _with_data(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What only data tells; nothing where there is no such case."""
+    if outcomes:
+        yield "### data\n\n" + _text(
+            "Right with data only: the safety rules are off or foresee nothing there, and a run on the case's own "
+            "inputs shows values that the type cannot hold. The light models have constant weights of 0.02 in place of "
+            "trained ones, so that their activations grow beyond those of any trained model."
+        )
+        yield _by_case(outcomes, notes=True)
 
 
 def _text(text: str) -> str:

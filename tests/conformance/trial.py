@@ -38,7 +38,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        return f"{self.level} to {self.to.spelling}"
+        return f"{self.level}{' without safety' if self.safety == 'none' else ''} to {self.to.spelling}"
 
 
 MODES = {
@@ -47,6 +47,7 @@ MODES = {
     for mode in (
         Mode("default", "ort-cuda", "default", to),
         Mode("lower-all", "onnx", "default", to),
+        Mode("unsafe-force-all", "onnx", "default", to),
         Mode("unsafe-force-all", "onnx", "none", to),
     )
 }

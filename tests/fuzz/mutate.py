@@ -31,6 +31,56 @@ def mutated(content: bytes, rng: random.Random, changes: int = 3) -> bytes:
     return damaged(out, rng) if rng.random() < 0.1 else out
 
 
+def spelled_out() -> list[bytes]:
+    """Sound models of what is recognized in models: attention, norms and GELUs op by op, masks, biased ones, grids."""
+    import attention_models as attention
+    import contrib_models as contrib
+    import fuse_models as fuse
+
+    masked = (
+        ("m = Add (z, mask)  ", ", float[2,1,3,5] mask"),
+        (attention.SUMMED + "m = Add (z, b)  ", attention.MASK),
+        *((body, ", int64[2,1,3,5] ids") for body in (attention.OLD, attention.INVERTED, attention.TESTED)),
+    )
+    found = [attention.model_of(attention.PLAIN)]
+    for body, more in masked:
+        for opset in (17, 23):
+            found.append(attention.model_of(attention.SCORES + body + attention.WEIGHTS, more, opset))
+    for body in (fuse.LAYER_NORM + "y = Mul (n, gain)", fuse.RMS_NORM, fuse.ERF, fuse.TANH):
+        found += [fuse.model_of(body), fuse.model_of(body, opset=12)]
+    found.append(fuse.model_of(fuse.SOFTMAX))
+    whole = contrib.SPLIT + contrib.SCORES + contrib.SOFTMAX + contrib.REST + contrib.MERGED
+    hidden = contrib.SPLIT + contrib.HIDDEN + contrib.SOFTMAX + contrib.REST + contrib.MERGED
+    found += [contrib.attention_of(whole), contrib.attention_of(hidden, contrib.MASKED)]
+    found += [contrib.model_of("t = Add (x, z)  " + contrib.LAYER_NORM)]
+    found += [onnx.parser.parse_model(text) for text in _GRIDS]
+    return [model.SerializeToString() for model in found]
+
+
+_GRIDS = (
+    """<ir_version: 8, opset_import: ["" : 17]> g (float[1,8] x, int64[1,8] ids) => (float[1,8] y)
+    <int64[8] places = {0,1,2,3,4,5,6,7}, float[1,8] far = {0,3000,5000,7000,9000,11000,13000,15000}> {
+        p = Cast <to = 1> (ids)  q = Cast <to = 1> (places)  s = Sub (p, far)  t = Mul (s, q)  c = Cos (t)
+        m = Equal (ids, places)  h = Cast <to = 1> (m)  w = Mul (h, x)  y = Add (w, c) }""",
+    """<ir_version: 8, opset_import: ["" : 17]> g (float[4,4] x, bool[4,4] seen) => (float[4,4] y)
+    <float[4,4] bias = {1,2,3,4,0,1,2,3,-1,0,1,2,-2,-1,0,1}, float low = {-3.4e38}, float none = {0}> {
+        f = Where (seen, none, low)  b = Add (f, bias)  p = MatMul (x, x)  s = Add (p, b)  a = Softmax (s)
+        y = MatMul (a, x) }""",
+)
+
+
+def arrays(names: list[str]) -> bytes:
+    """A .npz file of a small array under each name."""
+    import io
+
+    import numpy as np
+
+    held = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in names}
+    made = io.BytesIO()
+    np.savez(made, **held)  # type: ignore[arg-type]
+    return made.getvalue()
+
+
 def damaged(content: bytes, rng: random.Random) -> bytes:
     """The bytes with some flipped, cut out, doubled or cut off."""
     out = bytearray(content)
@@ -80,7 +130,7 @@ def _tensors(proto: ModelProto) -> list[TensorProto]:
 
 def _names(proto: ModelProto) -> list[str]:
     found = [name for graph in graphs(proto.graph) for node in graph.node for name in (*node.input, *node.output)]
-    return found or ["x"]
+    return [name for name in found if isinstance(name, str)] or ["x"]
 
 
 def _change_op(proto: ModelProto, rng: random.Random) -> None:
@@ -151,7 +201,7 @@ def _change_attribute(proto: ModelProto, rng: random.Random) -> None:
     elif way == 4:
         name = attribute.name
         attribute.Clear()
-        attribute.name = name
+        attribute.name = name if isinstance(name, str) else ""  # protobuf gives bytes for what is not UTF-8
     elif way == 5:
         attribute.name = rng.choice(("to", "axis", "body", "value", "dtype", "num_scan_inputs", "perm", ""))
     else:

@@ -11,6 +11,7 @@ import argparse
 import faulthandler
 import hashlib
 import random
+import resource
 import sys
 import time
 import traceback
@@ -21,17 +22,25 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 
 
+MEMORY = 4 << 30  # bytes of address space: what asks for more has failed
+MODELS = ("model", "emulated", "stepped")
+TARGETS = (*MODELS, "text", "batches", "lists", "config", "report", "pattern")
+
+
 def seeds(target: str) -> list[bytes]:
     """What the target is started with: sound inputs, and all that was found before."""
     import corpus
-    from fuzz import mutate  # noqa: F401
+    from fuzz import mutate
 
     root = HERE.parents[1]
     found = [path.read_bytes() for path in sorted((HERE / "corpus" / target).glob("*"))]
-    if target == "model":
+    if target in MODELS:
+        found += mutate.spelled_out()
         found += [corpus.text_model(name).SerializeToString() for name in corpus.TEXT_MODELS]
         small = (path for path in sorted((HERE.parent / "models").glob("*.onnx")) if path.stat().st_size < 10_000)
         found += [path.read_bytes() for path in small]
+    elif target == "batches":
+        found += [mutate.arrays(names) for names in (["x"], ["0/x", "1/x"], ["x", "y"])]
     elif target == "text":
         texts = sorted((HERE.parent / "models_text").glob("*.onnxtxt"))
         found += [b"\0" + path.read_bytes() for path in texts if path.stat().st_size < 3000]
@@ -50,15 +59,16 @@ def seeds(target: str) -> list[bytes]:
 def changed(target: str, content: bytes, rng: random.Random) -> bytes:
     from fuzz import mutate
 
-    if target == "model" and rng.random() < 0.7:
+    if target in MODELS and rng.random() < 0.7:
         return mutate.mutated(content, rng)
     return mutate.damaged(content, rng)
 
 
 def randomly(target: str, seconds: float, seed: int, folder: Path) -> int:
     """Random inputs until the time is up; the number of kinds of failures."""
-    from fuzz.targets import TARGETS
+    from fuzz import targets
 
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     rng = random.Random(seed)
     pool = seeds(target)
     kinds: Counter[str] = Counter()
@@ -68,7 +78,7 @@ def randomly(target: str, seconds: float, seed: int, folder: Path) -> int:
         (folder / "last").write_bytes(content)  # should a crash end it all, this is what did it
         runs += 1
         try:
-            TARGETS[target](content)
+            targets.TARGETS[target](content)
         except Exception as error:  # noqa: BLE001 whatever comes is what is looked for
             at = traceback.extract_tb(error.__traceback__)[-1]
             kind = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}"
@@ -87,7 +97,7 @@ def guided(target: str, seconds: float, seed: int, folder: Path) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["amp_rewrite"]):
-        from fuzz.targets import TARGETS
+        from fuzz import targets
     pool = folder / "corpus"
     pool.mkdir(exist_ok=True)
     for content in seeds(target):
@@ -101,13 +111,13 @@ def guided(target: str, seconds: float, seed: int, folder: Path) -> None:
 
     words = [f"-max_total_time={int(seconds)}", f"-seed={seed + 1}", "-timeout=10", "-rss_limit_mb=2048"]
     words += ["-max_len=30000", f"-artifact_prefix={folder}/", "-print_final_stats=1", "-verbosity=0", str(pool)]
-    atheris.Setup([sys.argv[0], *words], TARGETS[target], custom_mutator=mutator)
+    atheris.Setup([sys.argv[0], *words], targets.TARGETS[target], custom_mutator=mutator)
     atheris.Fuzz()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("target", choices=("model", "text", "lists", "config", "report", "pattern"))
+    parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--found", type=Path, default=Path("build/fuzz"))

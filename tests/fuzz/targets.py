@@ -16,7 +16,9 @@ import onnx
 from amp_rewrite.config import from_file
 from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
+from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import AmpRewriteError, ConversionError
+from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.lists import load_lists
 from amp_rewrite.pattern import select
@@ -24,27 +26,69 @@ from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
+from amp_rewrite.train.step import training_step
 from amp_rewrite.view import View
 
-_WAYS: tuple[dict[str, str], ...] = (
+WAYS: tuple[dict[str, str], ...] = (
     {},
     {"target": "onnx", "level": "lower-all"},
     {"target": "onnx", "level": "unsafe-force-all", "safety": "none", "io": "low"},
     {"target": "tensorrt", "to": "bfloat16"},
+    {"opset": "auto"},
+    {"fuse": "contrib"},
+    {"fuse": "contrib", "opset": "auto", "to": "bfloat16", "placement": "mincut:a100"},
+    {"placement": "mincut", "level": "treat-gray-as-deny"},
+    {"placement": "propagate", "fuse": "none", "opset": "23"},
 )
 
 
-def model(content: bytes) -> None:
-    """A model file, converted (in the way that its last byte chooses) and saved; its inventory, printed."""
-    way = _WAYS[content[-1] % len(_WAYS)] if content else {}
+def model(content: bytes, way: int | None = None) -> None:
+    """A model file, converted (in that of `WAYS`, else the one that its last byte chooses) and saved; its inventory,
+    printed."""
+    chosen = _way(content, way)
     with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
         path = Path(folder, "m.onnx")
         path.write_bytes(content)
-        convert(path, **way).save(path.with_name("out.onnx"))  # type: ignore[arg-type]
+        convert(path, **chosen).save(path.with_name("out.onnx"))  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
         path = Path(folder, "m.onnx")
         path.write_bytes(content)
         report_of(View.of(Model.load(path)), name="m", tool="").text(verbose=True)
+
+
+def _way(content: bytes, way: int | None) -> dict[str, str]:
+    return WAYS[way if way is not None else content[-1] % len(WAYS) if content else 0]
+
+
+def emulated(content: bytes, way: int | None = None) -> None:
+    """A model file, emulated as it is and after a conversion (see `model`), and saved."""
+    chosen = _way(content, way)
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, "m.onnx")
+        path.write_bytes(content)
+        emulate(path).save(path.with_name("twin.onnx"))
+        converted = convert(path, **chosen)  # type: ignore[arg-type]
+        emulate(converted.result).save(path.with_name("out.onnx"))
+        emulate(converted.result, rounding=False, io="same").save(path.with_name("wide.onnx"))
+
+
+def stepped(content: bytes) -> None:
+    """A model file, made into a training step."""
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, "m.onnx")
+        path.write_bytes(content)
+        policy = ("mixed_float16", "float32")[content[-1] % 2] if content else "float32"
+        training_step(path, loss="mean(square(y))", optimizer="adamw,lr=0.1", policy=policy).save(
+            Path(folder, "s.onnx")
+        )
+
+
+def batches(content: bytes) -> None:
+    """A file of arrays, calibrated with and compared on by a small model."""
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, "batches.npz")
+        path.write_bytes(content)
+        verify(_sound_model(), _sound_converted(), path, rtol=0.1, atol=0.1)
 
 
 def text(content: bytes) -> None:
@@ -91,8 +135,11 @@ def pattern(content: bytes) -> None:
         select(_view(), content.decode("utf-8", "surrogateescape"))
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
+TARGETS: dict[str, Callable[..., None]] = {
     "model": model,
+    "emulated": emulated,
+    "stepped": stepped,
+    "batches": batches,
     "text": text,
     "lists": lists,
     "config": config,
@@ -113,6 +160,7 @@ class _refusals(suppress):
         return super().__exit__(kind, error, trace)  # type: ignore[arg-type]
 
 
+_LOSS = "mean_squared_error(y, target)"
 _TEXT = """
 <ir_version: 10, opset_import: ["" : 21]>
 net (float[2,4] x) => (float[2,3] y)
@@ -127,6 +175,16 @@ net (float[2,4] x) => (float[2,3] y)
 @cache
 def _view() -> View:
     return View.of(Model.load(onnx.parser.parse_model(_TEXT)))
+
+
+@cache
+def _sound_model() -> Model:
+    return Model.load(onnx.parser.parse_model(_TEXT))
+
+
+@cache
+def _sound_converted() -> Model:
+    return convert(_sound_model()).result
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.train.vjp.row import Call, Refuse, Rows, positive, row
 
 Places = Callable[[Array, float, int, int], Array]

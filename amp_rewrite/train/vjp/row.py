@@ -11,7 +11,7 @@ import onnx.helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
-from amp_rewrite.files.tensors import Array
+from amp_rewrite.files.casting import Array
 from amp_rewrite.op import Op
 from amp_rewrite.schema import attribute
 from amp_rewrite.train.builder import Builder

@@ -1,0 +1,72 @@
+"""Floating values in another floating type: rounded once, and finite where they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.half import BLOCK, half
+
+Array = NDArray[Any]
+
+_LARGE = 1 << 12  # elements from which it pays to convert in whole arrays
+# The bit pattern of infinity; the one below it is the largest finite value.
+_INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
+    DType.FLOAT16: (np.uint16, 0x7C00),
+    DType.BFLOAT16: (np.uint16, 0x7F80),
+    DType.FLOAT: (np.uint32, 0x7F800000),
+}
+
+
+def cast(values: Array, to: DType, memory: Array | None = None) -> Array:
+    """Floating values in another floating type, rounded once, to nearest even.
+
+    Finite values beyond the largest of the type become it (with their sign), instead of infinity; infinity
+    and NaN stay. `memory`: bytes in which the result may be made.
+    """
+    if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
+        return _cast_in_blocks(values, memory)
+    return _cast_whole(values, to)
+
+
+def _cast_in_blocks(values: Array, memory: Array | None) -> Array:
+    flat = np.ascontiguousarray(values).reshape(-1)
+    low: Array = np.empty(flat.size, np.float16) if memory is None else memory[: 2 * flat.size].view(np.float16)
+    for at in range(0, flat.size, BLOCK):
+        block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
+        if not half(block, rounded):
+            rounded[:] = _cast_whole(block, DType.FLOAT16)
+    return low.reshape(values.shape)
+
+
+def _cast_whole(values: Array, to: DType) -> Array:
+    if values.dtype == np.float64 and to is DType.BFLOAT16:
+        values = _rounded_to_odd(values)
+    with np.errstate(all="ignore"):
+        low: Array = values.astype(to.numpy)
+    if to in _INFINITY:
+        unsigned, infinity = _INFINITY[to]
+        bits = low.view(unsigned)
+        over = bits & (np.iinfo(unsigned).max >> 1) == infinity
+        if over.any():
+            bits[over & np.isfinite(values)] -= 1
+    return low
+
+
+def _rounded_to_odd(values: Array) -> Array:
+    """float64 values as float32 such that rounding on to a type of at most 22 bits is as if done at once.
+
+    Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+    odd, IEEE Transactions on Computers 57(4), 2008.
+    """
+    with np.errstate(all="ignore"):
+        near = values.astype(np.float32)
+    back = near.astype(np.float64)
+    inexact = np.isfinite(values) & (back != values)
+    bits = near.view(np.uint32)
+    bits[inexact & (np.abs(back) > np.abs(values))] -= 1
+    bits[inexact] |= 1
+    return near

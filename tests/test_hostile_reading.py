@@ -1,0 +1,286 @@
+"""Files that change while they are read, and what writing may not take for granted: threads, syncs, sole ownership."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from amp_rewrite.convert import convert
+from amp_rewrite.errors import ModelError, ReportError
+from amp_rewrite.files import store, tensors, wire
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.scratch import write_whole
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,300] x) => (float[2,300] y) {
+  h = MatMul (x, w)
+  y = MatMul (h, v)
+}
+"""
+
+
+def net(seed: int = 0) -> ModelProto:
+    """A model with two weights of 360 kB each."""
+    model: ModelProto = onnx.parser.parse_model(TEXT)
+    rng = np.random.default_rng(seed)
+    for name in ("w", "v"):
+        weight = rng.standard_normal((300, 300)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    return model
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@pytest.fixture(params=["inline", "external"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """A model, and the file in which its weights lie."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    model = folder / "m.onnx"
+    if request.param == "inline":
+        onnx.save(net(), model)
+        return model, model
+    onnx.save_model(net(), model, save_as_external_data=True, location="m.bin", size_threshold=0)
+    return model, folder / "m.bin"
+
+
+# -- what changes while it is read ------------------------------------------------------------------------------
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(500_000)
+        file.write(b"\1" * 4096)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\1")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 400_000)
+
+
+def to_hole(path: Path) -> None:
+    """The size stays, the bytes do not."""
+    size = path.stat().st_size
+    os.truncate(path, 400_000)
+    os.truncate(path, size)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("change", [overwrite, append, truncate, to_hole])
+@pytest.mark.parametrize("external", [False, True])
+def test_weights_that_are_written_to_while_a_model_is_saved_are_not_mixed(
+    source: tuple[Path, Path],
+    change: Callable[[Path], None],
+    ahead: bool,
+    external: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file is open, and it is the same file: half of what was read is old, and half is new."""
+    monkeypatch.setattr(store, "WORTH_IT", 0 if ahead else 1 << 40)
+    model, weights = source
+    converted = convert(model).result
+    left = [change]
+
+    def progress(done: int, total: int) -> None:
+        if left:
+            left.pop()(weights)
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "out.onnx").write_bytes(b"the old model")
+    with pytest.raises(ModelError, match=f"^{weights} has changed since the model was loaded from it; load it again$"):
+        converted.save(out / "out.onnx", overwrite=True, external_data=external, progress=progress)
+    assert files(out) == {"out.onnx": b"the old model"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("amp-rewrite")]
+
+
+def test_a_file_that_is_written_to_is_found_out_also_once_it_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many files some are closed before the end."""
+    monkeypatch.setattr(tensors, "_OPEN_FILES", 1)
+    onnx.save_model(
+        net(), tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0
+    )
+    found = Model.load(tmp_path / "m.onnx")
+    left = [tmp_path / "w"]
+
+    def progress(done: int, total: int) -> None:
+        if left and done > 300_000:  # all of w is read
+            append(left.pop())
+
+    with pytest.raises(ModelError, match="w has changed since the model was loaded"):
+        found.save(tmp_path / "out.onnx", external_data=False, progress=progress)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_weights_that_are_written_to_while_they_are_looked_at_are_not_told_of(source: tuple[Path, Path]) -> None:
+    model, weights = source
+    found = Model.load(model)
+    looked = found.chunks(found.proto.graph.initializer[1], 1000)
+    next(looked)
+    append(weights)
+    with pytest.raises(ModelError, match="has changed since the model was loaded from it; load it again"):
+        list(looked)
+
+
+def test_a_model_that_is_written_to_while_it_is_loaded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(net(), path)
+    walk = wire.lightened
+
+    def slow(*words: object) -> bytes:
+        found = walk(*words)  # type: ignore[arg-type]
+        append(path)
+        return found
+
+    monkeypatch.setattr(wire, "lightened", slow)
+    with pytest.raises(ModelError, match=r"m\.onnx was written to while it was read; load it again$"):
+        Model.load(path)
+
+
+# -- what the system may refuse ---------------------------------------------------------------------------------
+
+
+def test_a_model_is_saved_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(net(), tmp_path / "m.onnx")
+    found = convert(tmp_path / "m.onnx").result
+    monkeypatch.setattr(store, "WORTH_IT", 0)
+    found.save(tmp_path / "with.onnx")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    found.save(tmp_path / "without.onnx")
+    assert (tmp_path / "without.onnx").read_bytes() == (tmp_path / "with.onnx").read_bytes()
+
+
+def test_a_model_is_saved_while_python_ends(tmp_path: Path) -> None:
+    onnx.save(net(), tmp_path / "m.onnx")
+    program = (
+        "import atexit, sys\nfrom amp_rewrite.files import store\nfrom amp_rewrite.files.model import Model\n"
+        "store.WORTH_IT = 0\natexit.register(Model.load(sys.argv[1]).save, sys.argv[2])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "m.onnx", tmp_path / "out.onnx"], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert onnx.load(tmp_path / "out.onnx") == net()
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
+@pytest.mark.parametrize("external", [False, True])
+def test_a_file_system_that_cannot_sync_advise_or_lock_is_written_to(
+    code: int, external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store, "_BEGUN_AT", 1000)
+    for module, name in ((os, "fsync"), (os, "posix_fadvise"), (fcntl, "flock")):
+        monkeypatch.setattr(module, name, refuse, raising=False)
+    Model.load(net()).save(tmp_path / "out.onnx", external_data=external)
+    write_whole(tmp_path / "words", b"whole")
+    assert onnx.load(tmp_path / "out.onnx").graph.initializer[0].raw_data == net().graph.initializer[0].raw_data
+    assert (tmp_path / "words").read_bytes() == b"whole"
+    assert len(files(tmp_path)) == 2 + external
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 kB with an old report on it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    done = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
+    if not done or done.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    (folder / "r.json").write_bytes(b"old")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
+    from amp_rewrite.cli.commands import _write_report
+
+    with pytest.raises(ReportError, match=r"^cannot write .*r\.json: No space left on device; nothing was changed$"):
+        _write_report(full / "r.json", "x" * 100_000)
+    assert files(full) == {"r.json": b"old"}
+
+
+# -- data files that others read --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A model whose weights lie in a data file of ours."""
+    Model.load(net()).save(tmp_path / "m.onnx", external_data=True)
+    return tmp_path / "m.onnx"
+
+
+def same(path: Path) -> bool:
+    weights = [tensor.raw_data for tensor in onnx.load(path).graph.initializer]
+    return weights == [tensor.raw_data for tensor in net().graph.initializer]
+
+
+@pytest.mark.parametrize("name", ["other.onnx", "other.model", "sub/other.onnx"])
+@pytest.mark.parametrize("external", [False, True])
+def test_the_data_of_the_model_that_is_read_stays_when_a_model_is_replaced_that_had_it_too(
+    saved: Path, name: str, external: bool
+) -> None:
+    other = saved.parent / name
+    other.parent.mkdir(exist_ok=True)
+    shutil.copy(saved, other)
+    folder = saved.parent if name.startswith("sub") else None
+    Model.load(other, folder=folder).save(saved, overwrite=True, external_data=external)
+    again = Model.load(other, folder=folder).to_proto()
+    assert [tensor.raw_data for tensor in again.graph.initializer] == [t.raw_data for t in net().graph.initializer]
+    assert same(saved)
+
+
+@pytest.mark.parametrize("way", [shutil.copy, os.link])
+def test_the_data_of_a_copy_stays_when_the_model_is_replaced(saved: Path, way: Callable[[Path, Path], None]) -> None:
+    other = saved.parent / "copy.onnx"
+    way(saved, other)
+    Model.load(net(1)).save(saved, overwrite=True, external_data=True)
+    assert same(other) and not same(saved)
+
+
+def test_the_data_of_what_a_link_leads_to_stays_when_the_link_is_replaced(saved: Path) -> None:
+    saved.rename(saved.parent / "real.bin")
+    saved.symlink_to("real.bin")
+    Model.load(net(1)).save(saved, overwrite=True, external_data=True)
+    assert same(saved.parent / "real.bin") and not same(saved)
+
+
+def test_what_only_looks_like_a_model_does_not_keep_a_save_waiting(saved: Path) -> None:
+    os.mkfifo(saved.parent / "pipe.onnx")
+    (saved.parent / "folder.onnx").mkdir()
+    (saved.parent / "words.onnx").write_bytes(b"no model")
+    Model.load(net(1)).save(saved, overwrite=True, external_data=False)
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["folder.onnx", "m.onnx", "pipe.onnx", "words.onnx"]

@@ -1,0 +1,68 @@
+"""Values whose types onnx does not know, in front of operators of whose inference it dies then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+HEAD = '<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.ml": 4]>'
+MODELS = {
+    "EyeLike with a type": """g (float[4,4] x, float[4,4] w) => (float[4,4] y) {
+        a = com.microsoft.FastGelu (x)
+        e = EyeLike <dtype = 1> (a)
+        s = Add (a, e)
+        y = MatMul (s, w)
+    }""",
+    "EyeLike in a branch": """g (float[4,4] x, float[4,4] w, bool c) => (float[4,4] y) {
+        a = com.microsoft.FastGelu (x)
+        s = If (c) <
+            then_branch = t () => (float[4,4] p) { p = EyeLike <dtype = 1> (a) },
+            else_branch = e () => (float[4,4] q) { q = Identity (a) }
+        >
+        y = MatMul (s, w)
+    }""",
+    "RegexFullMatch": """g (string[4] s, float[4,4] x, float[4,4] w) => (bool[4] m, float[4,4] y) {
+        t = com.microsoft.StringLower (s)
+        m = RegexFullMatch <pattern = "a.*"> (t)
+        y = MatMul (x, w)
+    }""",
+    "LabelEncoder": """g (string[4] s, float[4,4] x, float[4,4] w) => (float[4,4] y) {
+        t = com.microsoft.StringLower (s)
+        l = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_floats = [1.0, 2.0], default_float = 0.0> (t)
+        p = MatMul (x, w)
+        y = Mul (p, l)
+    }""",
+    "LabelEncoder of tensors": """g (string[4] s, float[4,4] x, float[4,4] w) => (int64[4] l, float[4,4] y) {
+        t = com.microsoft.StringLower (s)
+        l = ai.onnx.ml.LabelEncoder
+            <keys_strings = ["a"], values_tensor = int64[1] {3}, default_tensor = int64[1] {0}> (t)
+        y = MatMul (x, w)
+    }""",
+}
+
+SHAPES = """
+import sys
+from amp_rewrite import Model, View
+from amp_rewrite.shapes.inferred import shapes_of
+assert shapes_of(View.of(Model.load(sys.argv[1])))
+"""
+CONVERTS = """
+import sys
+from amp_rewrite import convert
+assert "Cast" in {node.op_type for node in convert(sys.argv[1]).model.graph.node}
+"""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_input_of_unknown_type_does_not_end_the_process(name: str, tmp_path: Path) -> None:
+    """In a process of its own, as a failure would end this one."""
+    onnx.save(onnx.parser.parse_model(f"{HEAD}\n{MODELS[name]}"), tmp_path / "model.onnx")
+    model = tmp_path / "model.onnx"
+    for program in (SHAPES, CONVERTS):
+        done = subprocess.run([sys.executable, "-c", program, model], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), program
