@@ -77,7 +77,7 @@ def test_how_many_of_each_are_made_and_how_many_casts_stay(name: str) -> None:
 
 
 FLOAT32 = {"bert_ts13": 4}
-"""How many stay float32: behind a norm of its own that opset 13 has no operator for. So do the ops that they replace."""
+"""How many stay float32: behind a norm that opset 13 has no operator for. So do the ops that they replace."""
 
 
 @every_model
