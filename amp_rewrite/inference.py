@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.op import Op, Scope, Use, Value, ValueId
+from amp_rewrite.op import Op, OpId, Scope, Use, Value, ValueId
 from amp_rewrite.schema import TENSOR, Signature, ValueType, attribute, parse_type, stated_dtype, unknown
 
 Types = Sequence[ValueType | None]
@@ -163,6 +163,7 @@ def settle(
     """
     queue = deque(v.id for v in values if unknown(types[v.id]))
     queued = set(queue)
+    told: set[tuple[OpId, str | None]] = set()  # variables of ops that a result has bound
     while queue:
         value = queue.popleft()
         queued.discard(value)
@@ -172,7 +173,12 @@ def settle(
         if found is None or found.dtype is None or not unknown(types[value]):
             continue
         types[value] = found
-        for op in (*(use.op for use in uses[value]), *(() if made_by is None else (made_by,))):
+        around = [use.op for use in uses[value]]
+        if made_by is not None:
+            binding = made_by, _result_variable(ops[made_by], value)
+            around += [made_by] * (binding not in told)
+            told.add(binding)
+        for op in around:
             for near in (*ops[op].inputs, *ops[op].outputs):
                 if near is not None and near not in queued and unknown(types[near]):
                     queue.append(near)
@@ -181,6 +187,10 @@ def settle(
 
 def _again(op: Op, value: ValueId, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
     return result_type(op, op.outputs.index(value), types, scopes)
+
+
+def _result_variable(op: Op, value: ValueId) -> str | None:
+    return op.signature.output_variable(op.outputs.index(value)) if op.signature is not None else None
 
 
 def _bound_by_result(op: Op, variable: str, types: Types) -> ValueType | None:

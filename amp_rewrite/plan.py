@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
@@ -217,7 +218,8 @@ class _Planner:
         source are one too many.
         """
         alike: dict[tuple[ValueId, DType], list[Op]] = {}
-        past: set[OpId] = set()
+        roots: dict[ValueId, ValueId] = {}  # of results of folded Casts
+        past: list[OpId] = []
         for op in self.view.ops:
             source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
             if source is None or result is None:
@@ -225,15 +227,16 @@ class _Planner:
             made = homes.get(result) or self.view.dtype(result)
             if made is not None and (homes.get(source) or self.view.dtype(source)) is made:
                 self.folds[op.id] = source
+                roots[result] = roots.get(source, source)
                 needs.setdefault(result, {made: list(self.view.uses[result])})
             elif made in _TYPES and not self._outlives(op):
-                if (before := self._widened_from(source, made)) is not None:
+                if (before := self._widened_from(roots.get(source, source), made)) is not None:
                     self.folds[op.id] = before
-                    past.add(op.id)
+                    roots[result] = roots.get(source, source)
+                    past.append(op.id)
                 else:
                     alike.setdefault((source, made), []).append(op)
-        for op_id in sorted(past):
-            self._fold_unread(self.view.ops[op_id].inputs[0], needs, past)
+        self._fold_unread(past, needs)
         self._trace()
         for op_id, source in self.folds.items():
             origin = self.origins.get(source, source)
@@ -251,22 +254,22 @@ class _Planner:
         self._trace()
 
     def _widened_from(self, value: ValueId, low: DType) -> ValueId | None:
-        """What the model's own Casts widened to float32 to make a value, if that is of this low type."""
-        op = self.view.producer(value)
-        while op is not None and op.id in self.folds and op.inputs[0] is not None:
-            value = op.inputs[0]
-            op = self.view.producer(value)
+        """What a Cast of the model's own widened to float32 to make a value, if that is of this low type."""
         return self._cast_from(value, low) if low.low and self._home(value) is DType.FLOAT else None
 
-    def _fold_unread(self, value: ValueId | None, needs: _Needs, past: set[OpId]) -> None:
-        """Casts to float32 go of whose result nobody reads but Casts that read past it."""
-        while value is not None and self._home(value) is DType.FLOAT:
+    def _fold_unread(self, past: Sequence[OpId], needs: _Needs) -> None:
+        """Casts to float32 go of whose result nobody reads but Casts that read past it. O(Casts)."""
+        queue, read_past = list(past), Counter[ValueId]()
+        for op_id in queue:
+            value = self.view.ops[op_id].inputs[0]
             op = self.view.producer(value)
-            if op is None or self._outlives(op) or any(use.op not in past for use in self.view.uses[value]):
-                return
-            past.add(op.id)
-            needs[value].clear()
-            value = self.folds.setdefault(op.id, op.inputs[0]) if op.inputs[0] is not None else None
+            if value is None or op is None or self._outlives(op) or self._home(value) is not DType.FLOAT:
+                continue
+            read_past[value] += 1
+            if read_past[value] == len(self.view.uses[value]) and op.inputs[0] is not None:
+                needs[value].clear()
+                self.folds.setdefault(op.id, op.inputs[0])
+                queue.append(op.id)
 
     def _trace(self) -> None:
         """Follow chains of folded casts to where they begin."""

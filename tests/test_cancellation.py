@@ -46,6 +46,8 @@ def pinned(text: str) -> set[str]:
             "q=Mul(p,o);e=Conv(q,blur);m=Conv(p,blur);n=Conv(o,blur);s=Mul(n,m);v=Sub(e,s)",
             "q e m n s v",
         ),
+        ("q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(s,e)", "q e m s v"),
+        ("q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);n=Neg(s);v=Add(n,e)", "q e m s v"),
         (  # another layout for one of them
             "i=Reshape(x,shape);q=Mul(i,i);e=GlobalAveragePool(q);m=GlobalAveragePool(i);s=Mul(m,m);v=Sub(e,s)",
             "q e m s v",
@@ -64,7 +66,10 @@ def test_a_difference_of_means_of_products_is_pinned_with_what_computes_it(text:
         "e=ReduceMean[axes=-1](x);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # of no product
         "q=Mul(x,x);e=ReduceMax[axes=-1](q);m=ReduceMax[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # of no means
         "q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Add(e,s)",  # a sum
+        "q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=0](x);s=Mul(m,m);v=Sub(e,s)",  # over other elements
+        "q=Mul(x,z);e=MatMul(q,w);m=MatMul(x,r);n=MatMul(z,t);s=Mul(m,n);v=Sub(e,s)",  # layers, each of its own
         "m=Mul(x,z);v=Sub(x,m)",
+        "r=RandomNormal[shape=8 8]();s=Mul(r,r);v=Sub(r,s)",  # of what nothing is read for
         "v=Sub(x,x)",
     ],
 )

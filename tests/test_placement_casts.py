@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import cases
+import numpy as np
+import objections
 import onnx
 import pytest
 import stub
 from onnx import ModelProto
 
 from amp_rewrite.convert import Converted, convert
+from amp_rewrite.emulate import emulate
 from amp_rewrite.files.model import Model
 from amp_rewrite.view import View
 
@@ -168,6 +172,29 @@ def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str
     assert Counter(row.op for row in result.report.rows if row.dtype == "float32") == kept
 
 
+@pytest.mark.parametrize("outputs", [["y", "p"], ["y", "k"]])
+def test_a_copied_weight_that_somebody_else_reads_keeps_its_digits(outputs: list[str]) -> None:
+    """2049 lies between two float16 numbers."""
+    text = "k=Reshape(g,sides);a=MatMul(x,w);b=MatMul(z,w);d=Mul(a,k);y=Add(d,b)" + (
+        ";p=Sub(v,k)" if "p" in outputs else ""
+    )
+    constants = {"g": np.full(64, 2049.0), "sides": np.array([8, 8]), "w": np.eye(8)}
+    model = cases.build(text, outputs, constants=constants)
+    result = convert(model, keep=["p"] if "p" in outputs else [])
+    feeds = {name: np.zeros((8, 8), np.float32) for name in ("x", "z")}
+    feeds |= {"v": np.full((8, 8), 2049, np.float32)} if "p" in outputs else {}
+    found = objections.run(emulate(result.model).proto, feeds)[1]
+    np.testing.assert_array_equal(found, np.full((8, 8), 0.0 if "p" in outputs else 2049.0))
+
+
+def test_each_copied_weight_is_due_to_who_reads_it() -> None:
+    part = "k{0}=Reshape(g,sides);a{0}=MatMul(x{0},w);b{0}=MatMul(z{0},w);d{0}=Mul(a{0},k{0});y{0}=Add(d{0},b{0})"
+    constants = {"g": np.ones(64), "sides": np.array([8, 8]), "w": np.eye(8)}
+    model = cases.build(";".join(map(part.format, "123")), ["y1", "y2", "y3"], constants=constants)
+    rows = {row.name: row for row in convert(model).report.rows}
+    assert [rows[f"k{n}"].because for n in "123"] == ["d1", "d2", "d3"]
+
+
 @pytest.fixture(scope="module")
 def cuda_stub() -> Path:
     libraries, reason = stub.folder()
@@ -190,6 +217,19 @@ def normed(opset: int, stash: int | None = None) -> ModelProto:
     for node in model.graph.node:
         node.name = node.output[0]  # the stub's answers are by name
     return model
+
+
+@pytest.mark.parametrize("stashes", [(1, 10), (10, 1)])
+def test_each_group_norm_is_asked_for_itself(stashes: tuple[int, int]) -> None:
+    model = normed(21, stashes[0])
+    again = model.graph.node.add()
+    again.CopyFrom(model.graph.node[3])
+    again.name, again.output[0], again.input[0], again.attribute[1].i = "m", "m", "y", stashes[1]
+    model.graph.node[4].output[0] = "y"
+    model.graph.node.add(op_type="Conv", name="end", input=["m", "w"], output=["end"])
+    model.graph.output[0].name = "end"
+    rows = {row.name: row.dtype for row in convert(model).report.rows if row.op == "GroupNormalization"}
+    assert rows == {name: "float16" if stash == 1 else "float32" for name, stash in zip("nm", stashes, strict=True)}
 
 
 @pytest.mark.parametrize(("stash", "low"), [(None, True), (1, True), (10, False), (16, False)])

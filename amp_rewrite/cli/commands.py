@@ -75,7 +75,7 @@ def convert(
             save = converted.result.save
             save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if report_file and solved:
-        _write_report(report_file, converted.report.to_json())
+        _write_report(report_file, converted.report.to_json(), None if dry_run else output)
     _say(converted, repaired, check_weights, as_json=as_json, verbose=verbose, quiet=quiet, asked=as_json or dry_run)
     if converted.plan.empty and solved:
         terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=quiet)
@@ -167,8 +167,8 @@ def _check_report_file(file: Path, model: Path, output: Path) -> None:
         raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
 
 
-def _write_report(file: Path, text: str) -> None:
-    """A report in a file, whole or not at all; down a pipe or a device as it comes."""
+def _write_report(file: Path, text: str, written: Path | None) -> None:
+    """A report in a file, whole or not at all; down a pipe or a device as it comes. `written`: the model, if it is."""
     from amp_rewrite.files.scratch import write_whole
 
     if file.exists() and not file.is_file():
@@ -177,7 +177,8 @@ def _write_report(file: Path, text: str) -> None:
     try:
         write_whole(Path(os.path.realpath(file)), text.encode())
     except OSError as error:
-        raise ReportError(f"cannot write {file}: {error.strerror or error}; nothing was changed") from error
+        fate = "nothing was changed" if written is None else f"{written} is written, the report is not"
+        raise ReportError(f"cannot write {file}: {error.strerror or error}; {fate}") from error
 
 
 def _foreign_data(output: Path) -> list[Path]:

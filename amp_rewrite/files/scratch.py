@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         sync(file.fileno())
+        with suppress(FileNotFoundError):
+            made.chmod(stat.S_IMODE(path.stat().st_mode))
         made.replace(path)
 
 

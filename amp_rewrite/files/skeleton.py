@@ -72,6 +72,12 @@ def _stand_in(model: ModelProto) -> None:
                     node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
 
 
+def _of_ones(node: NodeProto) -> list[int] | None:
+    """The type that an EyeLike states; None where that is an attribute of the function around it."""
+    stated = [a for a in node.attribute if a.name == "dtype"]
+    return None if any(a.ref_attr_name for a in stated) else [a.i for a in stated]
+
+
 def _of_labels(node: NodeProto) -> list[int] | None:
     """The type that a LabelEncoder gives, by the attribute that holds the labels; None before ai.onnx.ml 2."""
     tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
@@ -80,7 +86,7 @@ def _of_labels(node: NodeProto) -> list[int] | None:
 
 _LABELS = {"values_floats": TensorProto.FLOAT, "values_int64s": TensorProto.INT64, "values_strings": TensorProto.STRING}
 _FATAL: Mapping[tuple[str, str], Callable[[NodeProto], list[int] | None]] = {
-    ("", "EyeLike"): lambda node: [a.i for a in node.attribute if a.name == "dtype"],
+    ("", "EyeLike"): _of_ones,
     ("", "RegexFullMatch"): lambda node: [TensorProto.BOOL],
     (".ml", "LabelEncoder"): _of_labels,
 }

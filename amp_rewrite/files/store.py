@@ -175,7 +175,8 @@ def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
     own = [file for file in _data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
     if not own:
         return []
-    others = [other for other in path.parent.glob("*.onnx") if other.name != path.name and other.is_file()]
+    near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
+    others = [other for other in near if other.is_file()]
     shared = {file for other in others for file in _data_files(other)}
     return [file for file in own if file not in shared]
 

@@ -29,7 +29,7 @@ _STASHED = {"GroupNormalization": 21}
 """Ops that CUDA runs as their function body, by the version from which that casts to a type of its own and back."""
 
 
-def _computes_float32_inside(op: Op) -> bool:
+def computes_float32_inside(op: Op) -> bool:
     """Whether an op runs as a body that casts what it reads to float32, whatever type comes: one more Cast is lost."""
     if op.domain or op.signature is None or op.signature.since < _STASHED.get(op.op_type, op.signature.since + 1):
         return False
@@ -85,7 +85,8 @@ class Gate:
     def passage(self, view: View, op: Op) -> Passage:
         """Which float32 variables of the op may be lowered."""
         variables = view.variables[op.id]
-        key = (op.domain, op.op_type, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])
+        stashed = computes_float32_inside(op)
+        key = (op.domain, op.op_type, stashed, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])
         if key not in self._seen:
             self._seen[key] = self._passage(view, op, variables)
         return self._seen[key]
@@ -153,7 +154,7 @@ class Gate:
         return self._runs_with(view, op, lowered, self.to)
 
     def _runs_with(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> bool:
-        if self.kernels is None or op.signature is None or _computes_float32_inside(op):
+        if self.kernels is None or op.signature is None or computes_float32_inside(op):
             return True
         types = self._types(view, op, changed, dtype)
         return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)

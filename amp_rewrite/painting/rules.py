@@ -7,7 +7,7 @@ sweep in topological order, as in TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Color
@@ -15,7 +15,7 @@ from amp_rewrite.lists import Level
 from amp_rewrite.painting.canvas import Canvas
 from amp_rewrite.painting.color import Paint
 from amp_rewrite.schema import RANDOM_OPS
-from amp_rewrite.view import Op, ValueId
+from amp_rewrite.view import Op, OpId, ValueId
 
 # They make constants out of nothing, and no provider has a half kernel for them.
 _GENERATORS = {"EyeLike", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
@@ -107,27 +107,51 @@ def _between(canvas: Canvas, v: int) -> bool:
 def joins(canvas: Canvas) -> None:
     """Where several lowered values meet in a gray op at the end of a model: one Cast behind it instead of several.
 
-    Lowered are such a meeting and the gray and clear ops before it, if all that they read is low or constant.
+    Lowered are such a meeting and the gray and clear ops before it, if all that they read is low or constant. Of a
+    constant that is copied or reshaped on its way there, that too, if nobody reads it in float32.
     """
     if not canvas.spare_casts:
         return
+    copied = {v for v, vertex in enumerate(canvas.vertices.all) if vertex.op in canvas.numbers and _joinable(canvas, v)}
+    for attempt in range(_ATTEMPTS):
+        joined = _joined(canvas, copied)
+        wanted = {v for v in copied & joined.keys() if not _only_read_by(canvas, v, joined)}
+        if not wanted:
+            break
+        copied = copied - wanted if attempt < _ATTEMPTS - 2 else set()
+    for v, cause in sorted(joined.items()):
+        canvas.low[v] = Paint(canvas.to, "join", cause)
+
+
+_ATTEMPTS = 4
+
+
+def _joinable(canvas: Canvas, v: int) -> bool:
+    return v not in canvas.low and _between(canvas, v) and _reads_vertices(canvas, v)
+
+
+def _joined(canvas: Canvas, copied: Collection[int]) -> dict[int, OpId]:
+    """The meetings and what is before them, each with the op that it is due to. `copied`: constants on their way."""
     read: dict[int, tuple[int, ...]] = {}
-    still: set[int] = set()
-    for v, vertex in enumerate(canvas.vertices.all):
+    for v in range(len(canvas.vertices.all)):
         sources = canvas.vertices.sources[v]
-        if v in canvas.low or not _between(canvas, v) or not _reads_vertices(canvas, v):
+        if not sources or v in copied or not _joinable(canvas, v):
             continue
-        if vertex.op in canvas.numbers:
-            still.add(v)  # a weight that is copied or reshaped on the way here
-        elif sources and all(s in canvas.low or s in read or s in still for s in sources):
-            read[v] = tuple(s for s in sources if s not in still)
+        if all(s in canvas.low or s in read or s in copied for s in sources):
+            read[v] = tuple(s for s in sources if s not in copied)
     met = {s for sources in read.values() if len(sources) > 1 for s in sources}
     spared = {s for s in met if all(r in canvas.low or r in read for r in canvas.vertices.readers[s])}
     meetings = [v for v, sources in read.items() if len(sources) > 1 and len(spared.intersection(sources)) > 1]
-    before = canvas.walk(meetings, canvas.vertices.sources.__getitem__, lambda v: v in read or v in still)
-    for v in sorted({*meetings, *before}):
-        due = min(read.get(v) or meetings)
-        canvas.low[v] = Paint(canvas.to, "join", canvas.vertices.all[due].op)
+    before = canvas.walk(meetings, canvas.vertices.sources.__getitem__, lambda v: v in read or v in copied)
+    return {v: canvas.vertices.all[min(read[v])].op if read.get(v) else before[v] for v in (*meetings, *before)}
+
+
+def _only_read_by(canvas: Canvas, v: int, joined: Collection[int]) -> bool:
+    """Whether nobody else reads what an op gives than lowered ops and these."""
+    results = [value for value in canvas.op(v).outputs if value is not None]
+    readers = [canvas.vertices.by_op.get(use.op) for value in results for use in canvas.view.uses[value]]
+    low = all(at and all(r in canvas.low or r in joined for r in at) for at in readers)
+    return low and canvas.view.yielded.isdisjoint(results)
 
 
 def _reads_vertices(canvas: Canvas, v: int) -> bool:

@@ -11,7 +11,7 @@ import onnx
 from amp_rewrite.dtypes import DType
 from amp_rewrite.entry import Entry
 from amp_rewrite.lists import OpLists
-from amp_rewrite.painting.gate import Gate, Refusal
+from amp_rewrite.painting.gate import Gate, Refusal, computes_float32_inside
 from amp_rewrite.schema import TENSOR
 from amp_rewrite.view import Op, OpId, Role, ValueId, Variable, View
 
@@ -101,7 +101,7 @@ class _Builder:
         known: dict[object, tuple[_Group, ...]] = {}  # most ops of a model are like many others
         for op in self.view.ops:
             variables = self.view.variables[op.id]
-            alike = op.signature, tuple([v[1:] for v in variables])
+            alike = op.signature, computes_float32_inside(op), tuple([v[1:] for v in variables])
             groups = known.get(alike)
             if groups is None:
                 groups = known[alike] = self._groups(op, variables)

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Pin
 from amp_rewrite.safety.flow import COPIES, computes_float32
+from amp_rewrite.safety.small_sums import axes_of
 from amp_rewrite.view import Op, OpId, ValueId, View
 
-_MEANS = ("AveragePool", "Conv", "GlobalAveragePool", "MatMul", "ReduceMean", "ReduceSum")
-"""Ops that give means, or sums that a factor makes means of."""
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+_WINDOWS = ("AveragePool", "Conv", "GlobalAveragePool", "MatMul")
 _FAR = 32  # copies and constant factors in a row
 
 
@@ -23,33 +24,56 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
     """Pins on such a difference and all that computes it from x and y. O(nodes)."""
     pins: dict[OpId, OpId] = {}
     for op in view.ops:
-        if op.kind == "Sub":
-            for op_id in _variance(view, op):
+        for minuend, subtrahend in _differences(view, op):
+            for op_id in _variance(view, minuend, subtrahend):
                 pins.setdefault(op_id, op.id)
+                pins.setdefault(op.id, op.id)
     for op_id, cause in sorted(pins.items()):
         if computes_float32(view, view.ops[op_id]):
             yield Pin(op_id, "cancellation", cause, "a variance as a difference of means, which is small beside them")
 
 
-def _variance(view: View, difference: Op) -> Collection[OpId]:
-    """The ops of E[x·y] − E[x]·E[y]; none where it is another difference."""
-    mean, product = (_made(view, value) for value in difference.inputs)
-    factors = _factors(product.op)
-    if mean.op is None or not factors:
+def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
+    """What an op subtracts from what, either way round: the sign of a variance does not matter."""
+    if op.kind not in ("Add", "Sub") or len(op.inputs) != 2:
+        return
+    first, second = op.inputs
+    if op.kind == "Sub":
+        yield from ((first, second), (second, first))
+        return
+    for kept, other in ((first, second), (second, first)):
+        negated = view.producer(other)
+        if negated is not None and negated.kind == "Neg":
+            yield kept, negated.inputs[0]
+
+
+def _variance(view: View, minuend: ValueId | None, subtrahend: ValueId | None) -> Collection[OpId]:
+    """The ops of E[x·y] and E[x]·E[y]; none where these are something else."""
+    mean, product = _made(view, minuend), _made(view, subtrahend)
+    factors, manner = _factors(product.op), None if mean.op is None else _manner(view, mean.op)
+    if mean.op is None or manner is None or not factors:
         return ()
     if mean.op.kind == "ReduceSumSquare":
         inner, of = _Made((), None, mean.value), mean.op.inputs[:1] * 2
-    elif mean.op.kind in _MEANS:
+    else:
         inner = _made(view, mean.op.inputs[0])
         of = _factors(inner.op)
-    else:
-        return ()
     means = [_made(view, value) for value in factors]
-    read = [m.op.inputs[0] for m in means if m.op is not None and m.op.kind in _MEANS]
-    if len(of) != 2 or {_made(view, v).value for v in of} != {_made(view, v).value for v in read} or len(read) != 2:
+    read = [m.op.inputs[0] for m in means if m.op is not None and _manner(view, m.op) == manner]
+    if len(of) != 2 or len(read) != 2 or {_made(view, v).value for v in of} != {_made(view, v).value for v in read}:
         return ()
     parts = (mean, inner, product, *means)
-    return {difference.id, *(op_id for part in parts for op_id in part.ops)}
+    return {op_id for part in parts for op_id in part.ops}
+
+
+def _manner(view: View, op: Op) -> tuple[object, ...] | None:
+    """How an op makes means, or sums that a factor makes means of: the same for those over the same elements with the
+    same weights. None for an op that makes none."""
+    if op.kind in _REDUCTIONS:
+        return ("Reduce", *axes_of(view, op))
+    if op.kind in _WINDOWS:
+        return (op.kind, op.inputs[1:], *sorted(a.SerializeToString() for a in op.node.attribute))
+    return None
 
 
 class _Made(NamedTuple):

@@ -22,7 +22,7 @@ _SQUEEZES = frozenset({"Exp", "HardSigmoid", "Sigmoid", "Softmax", "Softplus", "
 
 
 def logarithm(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on the ops from a squeeze to a logarithm, both included, and on sums with a constant right before a
+    """Pins on the ops from a squeeze to a logarithm, both included, and on the sums with constants before a
     logarithm (`log(1 + x)`). O(nodes + uses)."""
     ends = {op.inputs[0]: op.id for op in reversed(view.ops) if op.kind in _LOGARITHMS and op.inputs[0] is not None}
     if not ends:

@@ -22,6 +22,9 @@ _MOVED = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "U
 """Ops that give all that they read, and nothing else."""
 
 
+_FAR = 32  # of these in a row
+
+
 class Placeholder(NamedTuple):
     """A layer of placeholders: by how much it multiplies which of its inputs."""
 
@@ -54,7 +57,10 @@ def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) ->
 
 def number_throughout(view: View, value: ValueId, to: DType) -> float | None:
     """The finite number that every element of a constant is, or of a ConstantOfShape; None where they differ."""
-    while (made_by := view.producer(value)) is not None and made_by.kind in _MOVED and made_by.inputs[0] is not None:
+    for _ in range(_FAR):
+        made_by = view.producer(value)
+        if made_by is None or made_by.kind not in _MOVED or made_by.inputs[0] is None:
+            break
         value = made_by.inputs[0]
     if view.dtype(value) is not DType.FLOAT:
         return None
