@@ -286,6 +286,18 @@ def attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
     return next((a for a in node.attribute[:] if a.name == name), None)  # a slice is iterated over in half the time
 
 
+def float_attribute(node: NodeProto, name: str, default: float) -> float:
+    """A number among a node's attributes."""
+    found = attribute(node, name)
+    return default if found is None else found.f
+
+
+def int_attribute(node: NodeProto, name: str, default: int) -> int:
+    """A whole number among a node's attributes."""
+    found = attribute(node, name)
+    return default if found is None else found.i
+
+
 def stated_dtype(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
     """The element type of an output that no input binds: stated by an attribute, or by the operator's rule.
 

@@ -44,17 +44,26 @@ def sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put the content into a file, which stays as it was until all of it is on disk; OSError where that fails."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written, which takes the place of the one at `path` once all of it is on disk; OSError where that
+    fails."""
     sweep(path.parent)
     with ExitStack() as undo:
         made, file = scratch(path.parent, undo)
-        file.write(content)
+        yield file
         file.flush()
         sync(file.fileno())
-        with suppress(FileNotFoundError):
-            made.chmod(stat.S_IMODE(path.stat().st_mode))
         made.replace(path)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put the content into a file, which stays as it was until all of it is on disk, with the permissions that it had;
+    OSError where that fails."""
+    with replacing(path) as file:
+        with suppress(FileNotFoundError):
+            Path(file.name).chmod(stat.S_IMODE(path.stat().st_mode))
+        file.write(content)
 
 
 def sync(descriptor: int) -> None:

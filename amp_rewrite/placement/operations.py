@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Protocol
 
-from amp_rewrite.schema import attribute
+from amp_rewrite.schema import attribute, int_attribute
 from amp_rewrite.view import Op, ValueId
 
 UNKNOWN_DIMENSION = 128
@@ -48,11 +48,6 @@ def _dimension(sizes: Sizes, value: ValueId | None, axis: int) -> int:
     return shape[axis] if -len(shape) <= axis < len(shape) else UNKNOWN_DIMENSION
 
 
-def _number(op: Op, name: str, unstated: int = 0) -> int:
-    found = attribute(op.node, name)
-    return found.i if found is not None else unstated
-
-
 # -- products and convolutions ---------------------------------------------------------------------------
 
 
@@ -62,14 +57,17 @@ def _product(sizes: Sizes, op: Op) -> float:
 
 
 def _gemm(sizes: Sizes, op: Op) -> float:
-    return 2.0 * sizes.size(op.outputs[0]) * _dimension(sizes, op.inputs[0], 0 if _number(op, "transA") else -1)
+    summed = 0 if int_attribute(op.node, "transA", 0) else -1
+    return 2.0 * sizes.size(op.outputs[0]) * _dimension(sizes, op.inputs[0], summed)
 
 
 def _factors(sizes: Sizes, op: Op) -> float:
     """Of a product whose result has no shape: each element of one factor meets the rows or columns of the other."""
     first, second = op.inputs[0], op.inputs[1]
-    rows = _dimension(sizes, first, -1 if _number(op, "transA") else -2) if len(sizes.shape(first)) != 1 else 1
-    columns = _dimension(sizes, second, -2 if _number(op, "transB") else -1)
+    along = -1 if int_attribute(op.node, "transA", 0) else -2
+    across = -2 if int_attribute(op.node, "transB", 0) else -1
+    rows = _dimension(sizes, first, along) if len(sizes.shape(first)) != 1 else 1
+    columns = _dimension(sizes, second, across)
     return 2.0 * max(sizes.size(first) * columns, sizes.size(second) * rows)
 
 
@@ -77,7 +75,7 @@ def _packed_weight(*columns: tuple[str, int]) -> Callable[[Sizes, Op], float]:
     """Of products with weights in a packed form: attributes say how many columns they have, so many times."""
 
     def count(sizes: Sizes, op: Op) -> float:
-        return 2.0 * sizes.size(op.inputs[0]) * sum(times * _number(op, name) for name, times in columns)
+        return 2.0 * sizes.size(op.inputs[0]) * sum(times * int_attribute(op.node, name, 0) for name, times in columns)
 
     return count
 
@@ -106,7 +104,7 @@ def _convolved(sizes: Sizes, op: Op) -> float:
     weight = sizes.shape(op.inputs[1])
     if sizes.shape(op.outputs[0]) or not weight:
         return sizes.size(op.outputs[0])
-    strides, groups = attribute(op.node, "strides"), _number(op, "group", 1)
+    strides, groups = attribute(op.node, "strides"), int_attribute(op.node, "group", 1)
     channels = weight[1] * groups if len(weight) > 1 else 1
     return sizes.size(op.inputs[0]) / channels * weight[0] / prod(strides.ints if strides is not None else ())
 
@@ -127,7 +125,7 @@ def _experts(sizes: Sizes, op: Op) -> float:
     layers = (_input(op, slot) for slot in (2, 4, 6))
     weights = sum(prod(sizes.shape(layer)[1:]) for layer in layers if layer is not None)
     tokens = sizes.size(op.inputs[0]) / max(1, _dimension(sizes, op.inputs[0], -1))
-    return 2.0 * tokens * _number(op, "k", 1) * weights
+    return 2.0 * tokens * int_attribute(op.node, "k", 1) * weights
 
 
 # -- attention -------------------------------------------------------------------------------------------
@@ -151,8 +149,8 @@ def _heads(past: int) -> Callable[[Sizes, Op], float]:
         query, key = op.inputs[0], _input(op, 1)
         size = float(sizes.size(query))
         if key is None:
-            heads = _number(op, "num_heads", 1)
-            size *= heads / (heads + 2 * _number(op, "kv_num_heads", heads))
+            heads = int_attribute(op.node, "num_heads", 1)
+            size *= heads / (heads + 2 * int_attribute(op.node, "kv_num_heads", heads))
         new = key if key is not None else query
         length = _dimension(sizes, new, 2 if len(sizes.shape(new)) == 4 else 1)
         return _scores(size, length + _dimension(sizes, _input(op, past), -2))
@@ -183,7 +181,7 @@ def _packed_heads(sizes: Sizes, op: Op) -> float:
 def _windowed(sizes: Sizes, op: Op) -> float:
     """Projections, and the scores of the tokens around each; those that see everything are counted like the others."""
     size = sizes.size(op.inputs[0])
-    return 2.0 * size * _dimension(sizes, op.inputs[1], -1) + _scores(size, 2 * _number(op, "window"))
+    return 2.0 * size * _dimension(sizes, op.inputs[1], -1) + _scores(size, 2 * int_attribute(op.node, "window", 0))
 
 
 _COUNTS: Mapping[str, Callable[[Sizes, Op], float]] = {

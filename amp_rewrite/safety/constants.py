@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pin import Pin
 from amp_rewrite.safety.flow import COPIES, Flow, computes_float32, float32, makers
-from amp_rewrite.schema import KEPT_VARIABLES, attribute
+from amp_rewrite.schema import KEPT_VARIABLES, float_attribute
 from amp_rewrite.view import Op, OpId, Use, ValueId, View
 
 
@@ -68,7 +68,7 @@ def statistics(view: View, to: DType) -> Iterator[Pin]:
             value = op.inputs[slot]
             if value is None or view.constant(value) is None or view.dtype(value) is not DType.FLOAT:
                 continue
-            note = _statistic(view, value, what, to, _epsilon(op))
+            note = _statistic(view, value, what, to, float_attribute(op.node, "epsilon", 1e-5))
             if note:
                 yield Pin(op.id, "statistics", None, note)
                 break
@@ -86,11 +86,6 @@ def _statistic(view: View, value: ValueId, what: str, to: DType, epsilon: float)
     if least + epsilon >= to.tiny:
         return None
     return f"{what} {name!r} goes down to {least:g}: with epsilon {epsilon:g}, below {to.tiny:g}"
-
-
-def _epsilon(op: Op) -> float:
-    stated = attribute(op.node, "epsilon")
-    return stated.f if stated is not None else 1e-5
 
 
 def epsilon(view: View, to: DType) -> Iterator[Pin]:

@@ -19,8 +19,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.pin import Pin
 from amp_rewrite.safety.flow import COPIES, SELECTIONS, computes_float32
-from amp_rewrite.safety.placeholders import Placeholder, number_throughout, placeholders, stated, whole
-from amp_rewrite.schema import attribute
+from amp_rewrite.safety.placeholders import Placeholder, number_throughout, placeholders
+from amp_rewrite.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.view import MAIN, Op, OpId, ValueId, View
 
 
@@ -131,12 +131,12 @@ def _layer(reading: Reading) -> float | None:
     x, (bias, *_) = reading.at(reading.layer.reads), (*reading.given((2,)), 0.0)
     if x is None or bias is None:
         return None
-    return x * reading.layer.gain + bias * abs(stated(reading.op, "beta", 1.0))
+    return x * reading.layer.gain + bias * abs(float_attribute(reading.op.node, "beta", 1.0))
 
 
 def _normalized(reading: Reading) -> float | None:
     """A BatchNormalization by statistics that are known: y = (x − mean) · scale / √(variance + epsilon) + bias."""
-    if whole(reading.op, "training_mode", 0):
+    if int_attribute(reading.op.node, "training_mode", 0):
         return None
     x, found = reading.at(0), [reading.numbers(slot) for slot in range(1, 5)]
     known = [numbers.reshape(-1) for numbers in found if numbers is not None]
@@ -144,7 +144,7 @@ def _normalized(reading: Reading) -> float | None:
         return None
     scale, bias, mean, variance = known
     with np.errstate(all="ignore"):  # a variance below 0, or what is no number
-        factor = scale / np.sqrt(variance + stated(reading.op, "epsilon", 1e-5))
+        factor = scale / np.sqrt(variance + float_attribute(reading.op.node, "epsilon", 1e-5))
         shift = bias - mean * factor
         return float((x * np.abs(factor) + np.abs(shift)).max(initial=0))
 
@@ -152,8 +152,8 @@ def _normalized(reading: Reading) -> float | None:
 def _locally_normalized(reading: Reading) -> float | None:
     """LRN: x / (k + a · Σx²)^β is largest where x stands alone; for β > ½ it peaks at x = √(k / (a · (2β − 1)))."""
     x, op = reading.at(0), reading.op
-    k, beta = stated(op, "bias", 1.0), stated(op, "beta", 0.75)
-    a = stated(op, "alpha", 1e-4) / max(whole(op, "size", 1), 1)
+    k, beta = float_attribute(op.node, "bias", 1.0), float_attribute(op.node, "beta", 0.75)
+    a = float_attribute(op.node, "alpha", 1e-4) / max(int_attribute(op.node, "size", 1), 1)
     if x is None or not (k > 0 and a > 0):
         return None
     peak = min(x, math.sqrt(k / (a * (2 * beta - 1)))) if beta > 0.5 else x
@@ -203,7 +203,7 @@ RULES: Mapping[str, Rule] = {
     "ConstantOfShape": _filled,
     "Div": _scaled(_divisor),
     "LRN": _locally_normalized,
-    "LeakyRelu": _scaled(lambda reading: max(1.0, abs(stated(reading.op, "alpha", 0.01)))),
+    "LeakyRelu": _scaled(lambda reading: max(1.0, abs(float_attribute(reading.op.node, "alpha", 0.01)))),
     "Mean": _together(max),
     "Mul": _together(math.prod),
 }

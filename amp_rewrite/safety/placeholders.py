@@ -14,8 +14,8 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.safety.flow import computes_float32
-from amp_rewrite.schema import attribute
-from amp_rewrite.shapes.inferred import Shape, Shapes, shapes_of
+from amp_rewrite.schema import attribute, float_attribute, int_attribute
+from amp_rewrite.shapes.inferred import Shape, Shapes, elements, shapes_of
 from amp_rewrite.view import Op, OpId, ValueId, View
 
 _MOVED = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -51,7 +51,7 @@ def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) ->
         shape = shapes().get((view.values[weight].scope, view.value_name(weight)))
         terms = terms_of(op, shape) if shape else None
         if terms is not None:
-            return Placeholder(abs(number * terms * stated(op, "alpha", 1.0)), 1 - slot)
+            return Placeholder(abs(number * terms * float_attribute(op.node, "alpha", 1.0)), 1 - slot)
     return None
 
 
@@ -81,23 +81,11 @@ def number_throughout(view: View, value: ValueId, to: DType) -> float | None:
     return float(first) if first is not None else None
 
 
-def stated(op: Op, name: str, default: float) -> float:
-    """A number among the attributes of an op."""
-    found = attribute(op.node, name)
-    return default if found is None else found.f
-
-
-def whole(op: Op, name: str, default: int) -> int:
-    """A whole number among the attributes of an op."""
-    found = attribute(op.node, name)
-    return default if found is None else found.i
-
-
 # -- how many products each result is the sum of, by the shape of the weights; None where that is not known --------
 
 
 def _of_conv(op: Op, shape: Shape) -> int | None:
-    return _product(shape[1:])
+    return elements(shape[1:])
 
 
 def _of_transposed_conv(op: Op, shape: Shape) -> int | None:
@@ -105,23 +93,18 @@ def _of_transposed_conv(op: Op, shape: Shape) -> int | None:
     strides = attribute(op.node, "strides")
     steps = list(strides.ints) if strides is not None else [1] * (len(shape) - 2)
     taps = [None if d is None else math.ceil(d / max(step, 1)) for d, step in zip(shape[2:], steps, strict=False)]
-    terms = _product((shape[0], *taps))
-    return None if terms is None else terms // max(whole(op, "group", 1), 1)
+    terms = elements((shape[0], *taps))
+    return None if terms is None else terms // max(int_attribute(op.node, "group", 1), 1)
 
 
 def _axis(at: int, flag: str = "") -> Callable[[Op, Shape], int | None]:
     """The length of an axis, of the other of two where the flag says that they change places."""
 
     def terms(op: Op, shape: Shape) -> int | None:
-        axis = 1 - at if flag and whole(op, flag, 0) else at
+        axis = 1 - at if flag and int_attribute(op.node, flag, 0) else at
         return shape[max(axis, -len(shape))] if axis < len(shape) else None
 
     return terms
-
-
-def _product(dims: Shape) -> int | None:
-    sizes = [d for d in dims if d is not None]
-    return math.prod(sizes) if len(sizes) == len(dims) else None
 
 
 _TERMS: Mapping[str, tuple[tuple[int, Callable[[Op, Shape], int | None]], ...]] = {

@@ -6,12 +6,11 @@ and adds them up in float32, where the Adds that stand on the gray list round af
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 from amp_rewrite.safety.flow import computes_float32
 from amp_rewrite.schema import attribute
-from amp_rewrite.shapes.inferred import Shapes
+from amp_rewrite.shapes.inferred import Shapes, elements
 from amp_rewrite.view import Op, OpId, View
 
 MOST_TERMS = 8
@@ -34,8 +33,7 @@ def terms_of(view: View, op: Op, shapes: Shapes) -> int | None:
     axes = axes_of(view, op)
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return None
-    sizes = [size for axis in axes if (size := shape[axis]) is not None]
-    return math.prod(sizes) if len(sizes) == len(axes) else None
+    return elements([shape[axis] for axis in axes])
 
 
 def axes_of(view: View, op: Op) -> Sequence[int]:

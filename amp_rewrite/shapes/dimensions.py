@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amp_rewrite.schema import attribute
+from amp_rewrite.schema import attribute, int_attribute
 from amp_rewrite.shapes.contents import CONTENTS, Contents, held
 from amp_rewrite.shapes.inferred import MADE_UP, AllDims, Dims, Shapes, dims_of
 from amp_rewrite.shapes.sizes import Dim, countable, minus, names_in, over, plus, product, renamed, times
@@ -54,8 +54,7 @@ class Reading:
 
     def stated(self, name: str, default: int) -> int:
         """A whole number among the attributes."""
-        found = attribute(self.op.node, name)
-        return default if found is None else found.i
+        return int_attribute(self.op.node, name, default)
 
     def whole(self, slot: int) -> tuple[int, ...] | None:
         """The whole numbers that an input holds, if all are known."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx.checker
 import onnx.shape_inference
@@ -23,6 +24,12 @@ MADE_UP = "unk__"
 
 # What inference raises of models that it finds at odds with themselves: it is not asked whether they are.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, UnicodeDecodeError)
+
+
+def elements(sizes: Sequence[int | None]) -> int | None:
+    """How many elements axes of these sizes have together; None where one is not known."""
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def shapes_of(view: View) -> Shapes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.op import MAIN, Op
-from amp_rewrite.schema import attribute
+from amp_rewrite.schema import attribute, float_attribute
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.view import View
 
@@ -52,7 +52,9 @@ def _spell_out(b: Builder, op: Op, position: int) -> None:
             " inputs"
         )
     axes = [0, *range(2, len(shape))]
-    epsilon, momentum = (_number(op, name, default) for name, default in (("epsilon", 1e-5), ("momentum", 0.9)))
+    epsilon, momentum = (
+        float_attribute(op.node, name, default) for name, default in (("epsilon", 1e-5), ("momentum", 0.9))
+    )
     beside = [-1, *[1] * (len(shape) - 2)]
     with b.instead_of(position) as node:
         wide = b.cast(x, kept)
@@ -68,8 +70,3 @@ def _spell_out(b: Builder, op: Op, position: int) -> None:
             if name:
                 moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, kept))
                 b.name(b.op("Add", b.op("Mul", old, b.scalar(momentum, kept)), moved), name)
-
-
-def _number(op: Op, name: str, default: float) -> float:
-    found = attribute(op.node, name)
-    return default if found is None else found.f

@@ -7,14 +7,13 @@ dynamic loss scale "loss_scale" and "good_steps"; so `numpy.load` shows what is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.arrays import Npz
-from amp_rewrite.files.scratch import scratch, sweep, sync
+from amp_rewrite.files.scratch import replacing
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.update import StateVariable
 
@@ -44,13 +43,8 @@ def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None
         **state,
     }
     try:
-        sweep(path.parent)
-        with ExitStack() as undo:
-            unfinished, file = scratch(path.parent, undo)
+        with replacing(path) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            sync(file.fileno())
-            unfinished.replace(path)
     except OSError as cause:
         raise TrainingError(f"cannot write a checkpoint to {path}: {cause.strerror or cause}") from cause
 

@@ -19,7 +19,7 @@ from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.index import bodies
 from amp_rewrite.rewrite import import_standard
-from amp_rewrite.schema import attribute
+from amp_rewrite.schema import attribute, float_attribute
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward, differentiable
 
@@ -127,8 +127,7 @@ class _Update:
         return self.b.op(op_type, *[i if isinstance(i, str) else self.b.scalar(i, self.dtype) for i in inputs])
 
     def number(self, name: str, default: float) -> float:
-        found = attribute(self.node, name)
-        return default if found is None else found.f
+        return float_attribute(self.node, name, default)
 
     @property
     def rate(self) -> str:
