@@ -19,6 +19,8 @@ Each message names the thing, the fact and the way out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class AmpRewriteError(Exception):
     """Base of all errors of this package."""
@@ -70,3 +72,12 @@ class MachineError(AmpRewriteError):
 
 class GradientError(AmpRewriteError):
     """A gradient is asked for that does not exist, or that no rule gives."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """One fact: its kind ("saturated", "unknown_type" …), what it is about, and one line for people."""
+
+    kind: str
+    subject: str
+    message: str

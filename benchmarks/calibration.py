@@ -37,7 +37,7 @@ class Point:
 def infer(model: str, data: str, threads: int) -> None:
     """Run a model over data, and keep nothing."""
     from amp_rewrite import Feed, Model
-    from amp_rewrite.ort.runner import Runner
+    from amp_rewrite.runtime.runner import Runner
 
     loaded = Model.load(model)
     runner = Runner.open(loaded, threads=threads)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import measure
 
 if TYPE_CHECKING:
-    from amp_rewrite.evidence.feed import Batch
-    from amp_rewrite.ort.runner import Runner
+    from amp_rewrite.evidence.data.feed import Batch
+    from amp_rewrite.runtime.runner import Runner
 
 TYPES = ("float16", "bfloat16")
 
@@ -99,7 +99,7 @@ def in_turn(model: Path, twin: Path, count: int, threads: int) -> tuple[list[flo
     Wall times on all cores, for 0 threads; processor times, which say more on a busy machine, for one.
     """
     from amp_rewrite import Feed, Model
-    from amp_rewrite.ort.runner import Runner
+    from amp_rewrite.runtime.runner import Runner
 
     loaded = Model.load(model)
     batch = next(iter(Feed.of(model.with_suffix(".npz"), loaded)))
@@ -111,7 +111,7 @@ def in_turn(model: Path, twin: Path, count: int, threads: int) -> tuple[list[flo
 
 def opened(path: Path) -> measure.Cost:
     """What it costs to load and open a model, imports included."""
-    program = "import sys, amp_rewrite; from amp_rewrite.ort.runner import Runner; "
+    program = "import sys, amp_rewrite; from amp_rewrite.runtime.runner import Runner; "
     program += "Runner.open(amp_rewrite.Model.load(sys.argv[1]))"
     command = [sys.executable, "-c", program, path]
     return measure.best(measure.cost(command) for _ in range(3))

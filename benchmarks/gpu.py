@@ -181,8 +181,8 @@ def ended(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 def about(provider: str, tiny: bool) -> dict[str, Any]:
     """GPU, driver, machine, versions and date."""
-    from amp_rewrite.benchmark.device import device_name
-    from amp_rewrite.hardware import hardware
+    from amp_rewrite.deploy.bench.device import device_name
+    from amp_rewrite.runtime.gpu import hardware
 
     installed = []
     for package in PACKAGES:
@@ -219,7 +219,7 @@ def main() -> None:
     given.cache = (given.cache or given.out / "models").resolve()
     given.cache = given.cache / "tiny" if given.tiny else given.cache  # small models bear the names of the real ones
     given.cache.mkdir(parents=True, exist_ok=True)
-    from amp_rewrite.ort.runner import cuda_opens
+    from amp_rewrite.runtime.runner import cuda_opens
 
     if given.provider == "cuda" and not cuda_opens():
         sys.exit(

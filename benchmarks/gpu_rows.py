@@ -65,7 +65,7 @@ def low_share(file: Path) -> list[int]:
 def _outputs(file: Path, batch: Mapping[str, Any], provider: str) -> list[Any]:
     """What a model gives for a batch, in float64, float32 without TF32; each input in the type that it has there."""
     from amp_rewrite import Feed, Model
-    from amp_rewrite.ort.runner import CPU, Runner
+    from amp_rewrite.runtime.runner import CPU, Runner
 
     model = Model.load(file)
     runner = Runner.open(model, providers=tuple(dict.fromkeys((provider, CPU))))
@@ -97,7 +97,7 @@ def emulation(job: Mapping[str, Any], folder: Path) -> Row:
     """The error of a low type on the provider, that of its emulation on the CPU, and their ratio; and the distance
     of the two from each other."""
     import amp_rewrite
-    from amp_rewrite.ort.runner import CPU
+    from amp_rewrite.runtime.runner import CPU
 
     given = job["file"]
     source = Path(given) if given else gpu_models.made(job["model"], Path(job["cache"]), tiny=job["tiny"])
@@ -115,7 +115,7 @@ def emulation(job: Mapping[str, Any], folder: Path) -> Row:
 def training(job: Mapping[str, Any], folder: Path) -> Row:
     """A training step of the dense network, in float32 and in mixed precision, from one and the same state."""
     import amp_rewrite
-    from amp_rewrite.train.step_file import save_step
+    from amp_rewrite.train.step.step_file import save_step
 
     source = gpu_models.made("dense", Path(job["cache"]), tiny=job["tiny"])
     with np.load(source.with_suffix(".npz")) as stored:

@@ -31,11 +31,11 @@ import measure
 import placement_judge as judge
 
 from amp_rewrite import AmpRewriteError, Model, View, convert
-from amp_rewrite.convert import finish
-from amp_rewrite.draft import Draft
-from amp_rewrite.policy import Placement
-from amp_rewrite.request import Request
-from amp_rewrite.roofline import ROOFS
+from amp_rewrite.pipeline.convert import finish
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.settings.choices import Placement
+from amp_rewrite.settings.options import Request
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "models"
 NANOSECOND = 1e-3

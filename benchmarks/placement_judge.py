@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite import DType, Model, View
-from amp_rewrite.convert import Converted
-from amp_rewrite.op import MAIN, Op, ValueId
-from amp_rewrite.placement.question import PAIRS
-from amp_rewrite.placement.work import ATTOSECONDS, Work
-from amp_rewrite.roofline import ROOFS
+from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, Work
+from amp_rewrite.decide.placement.cut_problem import PAIRS
+from amp_rewrite.ir.nodes import MAIN, Op, ValueId
+from amp_rewrite.pipeline.convert import Converted
+from amp_rewrite.runtime.roofline import ROOFS
 
 COMPUTE = ("MatMul", "Conv", "Gemm")
 

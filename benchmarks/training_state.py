@@ -83,7 +83,7 @@ def bound(step: Any, threads: int) -> Stepping:
 
 
 def fed(step: Any, threads: int, *, pooled: bool) -> Stepping:
-    from amp_rewrite.ort.runner import Runner
+    from amp_rewrite.runtime.runner import Runner
 
     runner = Runner.open(step.model, providers=PROVIDERS, threads=threads, pooled=pooled)
     state = step.initial_state()

@@ -12,7 +12,7 @@ import onnx.parser
 from fusing import outputs_of, parsed
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from amp_rewrite.fuse.proof import UNIT
+from amp_rewrite.rewrite.equivalence import UNIT
 
 Q, K, V = "float[2,2,3,4] q", "float[2,2,5,4] k", "float[2,2,5,6] v"
 OPERANDS = f"{Q}, {K}, {V}"

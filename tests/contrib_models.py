@@ -9,8 +9,8 @@ import numpy as np
 from fusing import outputs_of, reducing, standard
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.fuse.canonical import Fuse
-from amp_rewrite.fuse.proof import UNIT
+from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.settings.choices import Fuse
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

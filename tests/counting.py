@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
-from amp_rewrite.painting.color import Coloring
-from amp_rewrite.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 
 
 @dataclass(frozen=True)

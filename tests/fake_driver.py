@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from amp_rewrite.hardware import Gpu
+from amp_rewrite.runtime.gpu import Gpu
 
 H200 = Gpu("NVIDIA H200", (9, 0), 150 << 30)
 P100 = Gpu("Tesla P100", (6, 0), 16 << 30)

@@ -6,7 +6,7 @@ import numpy as np
 from fusing import outputs_of, reducing
 from onnx import ModelProto
 
-from amp_rewrite.fuse.proof import UNIT
+from amp_rewrite.rewrite.equivalence import UNIT
 
 CONSTANTS = """float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
     float root2 = {1.41421354}, float k = {0.044715}, float c = {0.797884583}, float minus_half = {-0.5},

@@ -14,9 +14,9 @@ from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import canonical
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.settings.choices import Target
 
 
 def parsed(text: str) -> ModelProto:

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
+from amp_rewrite.pipeline.convert import Converted, convert
 
 HALF = "float16[4,4]"
 

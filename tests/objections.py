@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
-from amp_rewrite.plan import Plan
-from amp_rewrite.view import Role, View
+from amp_rewrite.ir.view import Role, View
 
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 

@@ -18,8 +18,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.schema import DTYPE_ATTRIBUTES, set_element_type, type_of_proto
-from amp_rewrite.view import Role, View
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, set_element_type, type_of_proto
+from amp_rewrite.ir.view import Role, View
 
 NEWEST_OPSET, NEWEST_IR = 26, 13
 PER_OP = 3

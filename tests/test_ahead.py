@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store
-from amp_rewrite.files.ahead import ahead
 from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.prefetch import ahead
 from amp_rewrite.files.tensors import CHUNK, Sources
 
 SIZES = (3, CHUNK, CHUNK + 1, 7 * CHUNK + 5, 1, 30 * CHUNK)  # of several pieces, and of more than are in flight

@@ -17,19 +17,20 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError, ReportError
-from amp_rewrite.benchmark.batches import BatchAxis, batch_axis
-from amp_rewrite.benchmark.bench import parse_sizes
-from amp_rewrite.benchmark.child import Job, Outcome, apart, found
-from amp_rewrite.benchmark.contender import Contender, told_apart
-from amp_rewrite.benchmark.device import GpuMemory
-from amp_rewrite.benchmark.memory import largest, parse_bytes
-from amp_rewrite.benchmark.plot import check_plot, plot
-from amp_rewrite.benchmark.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
-from amp_rewrite.benchmark.result import Benchmark, Changed, Entry, Largest, Sized
-from amp_rewrite.benchmark.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
+from amp_rewrite.deploy.bench.bench import parse_sizes
+from amp_rewrite.deploy.bench.candidate import Contender, told_apart
+from amp_rewrite.deploy.bench.child import Job, Outcome, apart, found
+from amp_rewrite.deploy.bench.device import GpuMemory
+from amp_rewrite.deploy.bench.memory import largest, parse_bytes
+from amp_rewrite.deploy.bench.plot import check_plot, plot
+from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type, changes, read_profile
+from amp_rewrite.deploy.bench.result import Benchmark, Changed, Entry, Largest, Sized
+from amp_rewrite.deploy.bench.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ort.runner import CPU, CUDA, Port, cuda_opens
-from amp_rewrite.schema import TENSOR
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.runtime.ports import Port
+from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> '
 FULL = HEAD + "g (float[n, 3] x) => (float[n, 3] y) <float a = {300}> { [up] p = Mul (x, a) [down] y = Neg (p) }"
@@ -457,7 +458,7 @@ def test_no_model_is_nothing_to_time() -> None:
 def test_a_size_that_no_memory_holds_leaves_a_fault_and_the_others_go_on(
     huge: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amp_rewrite.benchmark.batches.main_memory", lambda: 10**9)
+    monkeypatch.setattr("amp_rewrite.deploy.bench.batches.main_memory", lambda: 10**9)
     found = _small(sizes=[1, huge], profile=False)
     one, other = found.entries[0].sweep
     assert one.timing is not None
@@ -636,7 +637,7 @@ def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkey
     assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
     (tmp_path / "d.svg").mkdir()
     assert refusal(tmp_path / "d.svg") == f"cannot draw to {tmp_path / 'd.svg'}: it is a folder; name a file"
-    monkeypatch.setattr("amp_rewrite.benchmark.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("amp_rewrite.deploy.bench.plot.find_spec", lambda name: None)
     missing = "matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'"
     assert refusal(tmp_path / "x.svg") == missing
 

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
-from amp_rewrite.convert import Converted
+from amp_rewrite.pipeline.convert import Converted
 
 GELU = """g (float[N,4] x) => (float[N,4] y)
 <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float half = {0.5}, float k = {0.044715},

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.expand.biased_masks import select_biased
 from amp_rewrite.files.model import Model
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.biased_masks import select_biased
 
 LOWEST = "-3.4028234663852886e38"
 WEIGHTS = f"<float least = {{{LOWEST}}}, float zero = {{0}}, float mild = {{-9}}, float[1] least1 = {{{LOWEST}}}>"

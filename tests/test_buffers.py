@@ -8,8 +8,8 @@ import pytest
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.buffers import BufferedRunner
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.runtime.buffers import BufferedRunner
+from amp_rewrite.runtime.runner import Runner
 
 F32 = np.float32
 COUNTING = """<ir_version: 10, opset_import: ["": 20]>

@@ -14,11 +14,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from amp_rewrite.deploy.session import digest
+from amp_rewrite.deploy.session.cache import Cache, key_of
+from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.serving import digest
-from amp_rewrite.serving.cache import Cache, key_of
-from amp_rewrite.serving.digest import digest_of
 
 WEIGHT = np.random.default_rng(3).standard_normal((160, 160)).astype(np.float32)  # 100 KiB: stays in its file
 A, B, C = "a" * 64, "b" * 64, "c" * 64

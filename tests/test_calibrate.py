@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibrate, convert, emulate
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.fingerprint import fingerprint
-from amp_rewrite.files.fit import Fit
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.runtime.runner import Runner
 
 BATCHES = {name: HERE.parent / name.replace(".onnx", ".npz") for name in EXPORTED}
 WITH_BATCH = [name for name, path in BATCHES.items() if path.exists()]

@@ -8,10 +8,10 @@ import objections
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.cancellation import cancellation
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.cancellation import cancellation
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 SHAPES = {"p": (1, 1, 8, 8), "o": (1, 1, 8, 8)}
 CONSTANTS = {

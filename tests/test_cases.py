@@ -17,8 +17,8 @@ import pytest
 from counting import crossings, lowered_ops
 from onnx import ModelProto
 
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
+from amp_rewrite.pipeline.convert import Converted, convert
 
 TABLE: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "cases.json").read_text("utf-8"))["cases"]
 BOUND = 64 * DType.FLOAT16.eps

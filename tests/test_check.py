@@ -8,10 +8,10 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import check as module
-from amp_rewrite.check import check
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, ModelError
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.check import check
 
 PLAIN = "t = Tanh (a)  s = Softmax (t)"
 CONTRIB = "t = com.microsoft.QuickGelu (a)  s = Softmax (t)"

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from amp_rewrite.cli import door, options
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.lists import Level
 from amp_rewrite.reports.diff import KINDS
+from amp_rewrite.settings.op_lists import Level
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -346,7 +346,7 @@ def test_every_option_reaches_the_conversion(
         seen.append((model, given))
         raise ModelError("seen")
 
-    monkeypatch.setattr(import_module("amp_rewrite.convert"), "convert", spy)
+    monkeypatch.setattr(import_module("amp_rewrite.pipeline.convert"), "convert", spy)
 
     run(*command, "net.onnx", *(["node"] if command == ["explain"] else []), *words)
 
@@ -443,10 +443,10 @@ def test_an_error_shows_no_control_characters_of_a_file(folder: Path) -> None:
 def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> None:
     program = (
         "import sys\n"
-        "import amp_rewrite.convert\n"
+        "import amp_rewrite.pipeline.convert\n"
         "def broken(*given):\n"
         "    raise KeyError('broken')\n"
-        "sys.modules['amp_rewrite.draft'].plan_casts = broken\n"
+        "sys.modules['amp_rewrite.pipeline.draft'].plan_casts = broken\n"
         "from amp_rewrite.cli import door\n"
         f"door.main(['{model}'])\n"
     )

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import door
-from amp_rewrite.ort.runner import CPU
+from amp_rewrite.runtime.runner import CPU
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> '
 FULL = HEAD + "g (float[n, 3] x) => (float[n, 3] y) <float a = {300}> { [up] p = Mul (x, a) [down] y = Neg (p) }"

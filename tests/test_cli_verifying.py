@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import door
-from amp_rewrite.ort.runner import CPU, cuda_opens
+from amp_rewrite.runtime.runner import CPU, cuda_opens
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y)'
 MODELS = {

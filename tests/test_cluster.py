@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
+from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.cluster import clusters
-from amp_rewrite.view import OpId, View
+from amp_rewrite.ir.view import OpId, View
 
 CONSTANTS = """<float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
     float root2 = {1.4142}, float k = {0.0447}, float c = {0.7978}, float minus_half = {-0.5},

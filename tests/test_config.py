@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.config import Settings, find, from_environment, from_file, settings
 from amp_rewrite.errors import ConfigError
+from amp_rewrite.settings.config_file import Settings, find, from_environment, from_file, settings
 
 
 def written(folder: Path, text: str, name: str = "amp.toml") -> Path:

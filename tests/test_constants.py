@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
+from amp_rewrite.decide.hazards.constants import epsilon, statistics, underflow
+from amp_rewrite.decide.hazards.find import Hazards, Rule, hazards
+from amp_rewrite.decide.hazards.mask import overflow, saturated
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.finding import Finding
-from amp_rewrite.safety.constants import epsilon, statistics, underflow
-from amp_rewrite.safety.hazards import Hazards, Rule, hazards
-from amp_rewrite.safety.mask import overflow, saturated
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 LOWEST = "-3.4028234663852886e38"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from amp_rewrite.cycles import uncollected
+from amp_rewrite.ir.gc_paused import uncollected
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import sys
 
 import onnx
 
-from amp_rewrite.convert import convert
+from amp_rewrite.pipeline.convert import convert
 
 DEEP = 2 * sys.getrecursionlimit()
 

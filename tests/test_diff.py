@@ -14,14 +14,15 @@ import numpy as np
 import onnx
 import pytest
 
-from amp_rewrite.convert import convert
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import KINDS, CastChange, Change, Delta, diff
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.match import common, match
-from amp_rewrite.reports.report import CastRow, Header, Report, Row, Totals
-from amp_rewrite.view import View
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import CastRow, Header, Row, Totals
 
 GOLDEN = Path(__file__).parent / "golden"
 FIXTURES = sorted((Path(__file__).parent / "models").glob("*.onnx"))

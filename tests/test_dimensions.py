@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.shapes.dimensions import known_dims
-from amp_rewrite.shapes.inferred import MADE_UP, Dims
-from amp_rewrite.shapes.sizes import Dim, Size, countable, minus, over, plus, product, renamed, times
-from amp_rewrite.view import MAIN, View
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
+from amp_rewrite.ir.shapes.symbolic import Dim, Size, countable, minus, over, plus, product, renamed, times
+from amp_rewrite.ir.view import MAIN, View
 
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))
 NUMBERS = """int64 i0 = {0}, int64 i1 = {1}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},

@@ -8,10 +8,10 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.distance import distance
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.distance import distance
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 SHAPES = {"x": (6, 4)}
 CODES = np.random.default_rng(0).normal(size=(4, 5))

@@ -20,11 +20,11 @@ from fake_driver import H200, P100, Driver, Nvml, Shelf
 
 from amp_rewrite import Checkup, MachineError, Model, PolicyError, doctor
 from amp_rewrite.cli import door
-from amp_rewrite.doctor import apart
-from amp_rewrite.doctor.apart import asked, machine_asked, write_kernels
-from amp_rewrite.doctor.checkup import Check
-from amp_rewrite.hardware import Gpu, Hardware
-from amp_rewrite.kernels import load_kernels
+from amp_rewrite.deploy.doctor import isolated as apart
+from amp_rewrite.deploy.doctor.checkup import Check
+from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.kernels import load_kernels
 
 TOLD = {"version": "1.31.1", "cuda": "13.0", "providers": [], "opens": True}
 EVERY = "libcublasLt.so.13 libcublas.so.13 libcudart.so.13 libcurand.so.10 libcufft.so.12 libnvrtc.so.13 libcudnn.so.9"
@@ -605,7 +605,7 @@ def test_the_registry_that_is_dumped_is_that_of_the_table(tmp_path: Path) -> Non
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, found: Checkup, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(import_module("amp_rewrite.doctor.checkup"), "doctor", lambda *_, **__: found)
+    monkeypatch.setattr(import_module("amp_rewrite.deploy.doctor.checkup"), "doctor", lambda *_, **__: found)
     done = CliRunner().invoke(door, ["doctor", *words])
     return done.exit_code, done.stdout, done.stderr
 

@@ -20,7 +20,7 @@ from test_fixtures import FIXTURES, LOW, batch, source, tolerance
 import amp_rewrite
 from amp_rewrite import Model, ModelError, PolicyError, View
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
+from amp_rewrite.rewrite.emulate import emulate
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "models"
 both_types = pytest.mark.parametrize("low", LOW, ids=lambda t: t.spelling)

@@ -22,10 +22,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeImplementationError, RuntimeTypeError
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
-from amp_rewrite.entry import Color, Entry
 from amp_rewrite.errors import ModelError
-from amp_rewrite.lists import load_lists
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.settings.list_entry import Color, Entry
+from amp_rewrite.settings.op_lists import load_lists
 
 # By what the inputs are multiplied: results overflow; inputs and results are subnormal.
 FACTORS = {

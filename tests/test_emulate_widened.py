@@ -19,7 +19,7 @@ from test_fixtures import FIXTURES, batch, source, tolerance
 import amp_rewrite
 from amp_rewrite import Model, View
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
+from amp_rewrite.rewrite.emulate import emulate
 
 
 def widened(model: object, io: str = "float32") -> ModelProto:

@@ -17,7 +17,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Feed, FeedError, Model
-from amp_rewrite.evidence.feed import parse_int_ranges, parse_shapes
+from amp_rewrite.evidence.data.feed import parse_int_ranges, parse_shapes
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
 I = np.int64([1, 0])  # noqa: E741

@@ -21,8 +21,8 @@ import pytest
 import stub
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.shape_math import numbers
 from amp_rewrite.dtypes import DType
-from amp_rewrite.safety.numbers import numbers
 
 MODELS = Path(__file__).parent / "models"
 FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))

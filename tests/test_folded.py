@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from amp_rewrite.convert import convert
+from amp_rewrite.decide.hazards.constant_folding import folded
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.folded import folded
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
 
 WEIGHTS = "<float[2,2] w = {1, 2, 3, 4}, float[2,2] table = {1, 2, 3, 4}, float[2] b = {1, 2}>"
 

@@ -11,18 +11,18 @@ from fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agre
 from fusing import kinds, outputs_of, standard
 from onnx import helper, numpy_helper
 
-from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.expand.casts import spell_out_casts
-from amp_rewrite.expand.functions import inline_functions
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import Fuse, canonical
-from amp_rewrite.fuse.proof import ROUNDINGS, UNIT, doubt
-from amp_rewrite.kernels import Kernels
-from amp_rewrite.opset import at_opset
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.rewrite.equivalence import ROUNDINGS, UNIT, doubt
+from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
+from amp_rewrite.rewrite.passes.inline import inline_functions
+from amp_rewrite.runtime.kernels import Kernels
+from amp_rewrite.settings.choices import Fuse, Target
 
 AUTO = "and --opset auto takes the model there"
 
@@ -192,7 +192,9 @@ def test_what_a_pattern_names_stays() -> None:
 
 
 def test_no_kernel_is_given_up_for_a_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.fuse.canonical.load_kernels", lambda: Kernels("no runtime", "cuda", {}, {}))
+    monkeypatch.setattr(
+        "amp_rewrite.rewrite.passes.canonicalize.load_kernels", lambda: Kernels("no runtime", "cuda", {}, {})
+    )
     model = model_of(ERF, 20)
     made, told = standard(model)
     assert (kinds(made), told) == (kinds(model), [("not_fused", "gelu_erf", ENDS_IN_Y + "no cuda kernel for Gelu")])

@@ -11,7 +11,7 @@ from attention_models import HIDDEN, KEYS, MASK, SCORES, WEIGHTS, K, Q, V, agree
 from fusing import kinds, outputs_of, standard
 from onnx import helper, numpy_helper
 
-from amp_rewrite.fuse.proof import UNIT
+from amp_rewrite.rewrite.equivalence import UNIT
 
 
 @pytest.mark.parametrize(

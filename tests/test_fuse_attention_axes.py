@@ -12,12 +12,12 @@ from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.attention import sites
-from amp_rewrite.fuse.attention_nodes import write
-from amp_rewrite.fuse.attention_proof import doubt_of
-from amp_rewrite.fuse.attention_site import Site
-from amp_rewrite.shapes.dimensions import known_dims
-from amp_rewrite.view import View
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.attention.build import write
+from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.attention.legality import Site
 
 FLAT = "float[4,3,4] q, float[4,5,4] k, float[4,5,6] v"
 TURNED = "t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  z = Mul (s, half)  "

@@ -29,7 +29,7 @@ from attention_models import (
 from fusing import kinds, outputs_of, standard
 from onnx import helper
 
-from amp_rewrite.fuse.proof import UNIT
+from amp_rewrite.rewrite.equivalence import UNIT
 
 IDS = ", int64[2,1,1,5] ids"
 CHOSEN = "a = Where (mask, bias, fill)  m = Add (z, a)  "

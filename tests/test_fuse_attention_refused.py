@@ -13,13 +13,13 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.attention import sites
-from amp_rewrite.fuse.attention_nodes import Written, write
-from amp_rewrite.fuse.attention_proof import doubt_of
-from amp_rewrite.fuse.attention_site import Site
-from amp_rewrite.policy import Target
-from amp_rewrite.shapes.dimensions import known_dims
-from amp_rewrite.view import View
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.attention.build import Written, write
+from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.settings.choices import Target
 
 AUTO = "and --opset auto takes the model there"
 

@@ -15,10 +15,10 @@ from onnx import ModelProto, helper, numpy_helper
 import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import canonical
-from amp_rewrite.opset import at_opset
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.settings.choices import Target
 
 MODELS = Path(__file__).parent / "models"
 

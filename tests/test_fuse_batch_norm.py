@@ -13,13 +13,13 @@ from fuse_models import agree
 from fusing import kinds, standard
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub
-from amp_rewrite.fuse.canonical import canonical
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.settings.choices import Target
 
 # -- BatchNormalization -------------------------------------------------------------------------------
 

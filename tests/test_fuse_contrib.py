@@ -31,12 +31,12 @@ from onnx import NodeProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse import contrib
-from amp_rewrite.fuse.canonical import Fuse
-from amp_rewrite.fuse.contrib_formula import FORMULAS, computed
-from amp_rewrite.fuse.proof import UNIT
-from amp_rewrite.kernels import load_kernels
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.contrib import fuse as contrib
+from amp_rewrite.rewrite.contrib.reference import FORMULAS, computed
+from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.settings.choices import Fuse
 
 AUTO = "and --opset auto takes the model there"
 

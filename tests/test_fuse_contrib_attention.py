@@ -28,9 +28,9 @@ from contrib_models import (
 from fusing import kinds, outputs_of
 from onnx import NodeProto
 
-from amp_rewrite.fuse import contrib_attention_proof
-from amp_rewrite.fuse.contrib_formula import computed
-from amp_rewrite.fuse.proof import UNIT
+from amp_rewrite.rewrite.contrib import attention_equivalence as contrib_attention_proof
+from amp_rewrite.rewrite.contrib.reference import computed
+from amp_rewrite.rewrite.equivalence import UNIT
 
 MASKED_BY = SCORES.replace("s =", "s0 =") + "f = Cast <to = 1> (mask)  "
 THREE_AXES = "kt = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, kt)  s = Mul (p, half)  h = Softmax <axis = -1> (s)  "

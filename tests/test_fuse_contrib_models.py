@@ -36,10 +36,10 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.fuse.canonical import Fuse, canonical
-from amp_rewrite.policy import Target
+from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
-from amp_rewrite.view import View
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.settings.choices import Fuse, Target
 
 MODELS = Path(__file__).parent / "models"
 

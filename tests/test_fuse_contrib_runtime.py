@@ -20,7 +20,7 @@ import pytest
 import stub
 
 import amp_rewrite
-from amp_rewrite.ort.runner import CPU, Runner
+from amp_rewrite.runtime.runner import CPU, Runner
 
 MODELS = Path(__file__).parent / "models"
 SKIP, RMS = "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"

@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.growth import growth, magnitudes
+from amp_rewrite.decide.hazards.placeholders import Placeholder, placeholders
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.growth import growth, magnitudes
-from amp_rewrite.safety.placeholders import Placeholder, placeholders
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 EVEN = np.full((8, 8), 0.5)

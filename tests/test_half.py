@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
-from amp_rewrite.files.half import BLOCK, half
+from amp_rewrite.files.float16 import BLOCK, half
 
 
 def boundaries() -> NDArray[np.float32]:

@@ -13,9 +13,9 @@ import pytest
 from counting import lowered_ops
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.pipeline.convert import Converted, convert
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 

@@ -20,8 +20,8 @@ from planted_models import PLANTED, planted
 import amp_rewrite
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
-from amp_rewrite.repair import Repaired
+from amp_rewrite.pipeline.repair import Repaired
+from amp_rewrite.runtime.runner import Runner
 
 ROOT = Path(__file__).parents[1]
 # The outputs are of the size of 1, so that this is a hundredth; bfloat16 has three bits less.

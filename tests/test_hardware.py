@@ -9,7 +9,7 @@ import pytest
 from fake_driver import H200, P100, Driver, Nvml, Shelf
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.hardware import (
+from amp_rewrite.runtime.gpu import (
     Gpu,
     Hardware,
     device_advice,

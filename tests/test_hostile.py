@@ -13,14 +13,14 @@ from fuzz import mutate, targets
 from fuzz.cage import Cage, Outcome
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
-from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.wire import head
-from amp_rewrite.shapes.dimensions import known_dims
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.view import MAIN, View
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.train.facts import Facts
-from amp_rewrite.view import MAIN, View
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 21]>

@@ -17,11 +17,11 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.convert import convert
 from amp_rewrite.errors import ModelError, ReportError
 from amp_rewrite.files import store, tensors, wire
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.pipeline.convert import convert
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 21]>

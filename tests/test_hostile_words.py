@@ -17,7 +17,7 @@ import pytest
 from fuzz.cage import Cage, Outcome
 from onnx import ModelProto, TensorProto, helper
 
-from amp_rewrite.reports.report import Totals
+from amp_rewrite.reports.rows import Totals
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
 

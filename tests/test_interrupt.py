@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import door
-from amp_rewrite.ort import runner
+from amp_rewrite.runtime import runner
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x) => (float[n, 3] y) { y = Neg (x) }'
 

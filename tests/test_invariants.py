@@ -18,12 +18,12 @@ import pytest
 from counting import crossings, lowered_ops
 from onnx import ModelProto, TensorProto, helper
 
-from amp_rewrite.convert import Converted, convert
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
-from amp_rewrite.plan import Plan
-from amp_rewrite.rewrite import apply
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.apply import apply
 
 SMALL = (*corpus.TEXT_MODELS, *corpus.BUILT)
 FORCED = {"level": "unsafe-force-all", "safety": "none", "target": "onnx"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx.defs
 import pytest
 
-import amp_rewrite.kernels as kernels_module
+import amp_rewrite.runtime.kernels as kernels_module
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.kernels import Kernels, Registration, load_kernels
+from amp_rewrite.runtime.kernels import Kernels, Registration, load_kernels
 
 F16, BF16, F32, F64 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"
 I32, I64 = "tensor(int32)", "tensor(int64)"

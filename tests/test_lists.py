@@ -13,13 +13,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import amp_rewrite.listfile
-import amp_rewrite.lists
+import amp_rewrite.settings.list_file
+import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
-from amp_rewrite.entry import check_attribute
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
-from amp_rewrite.listfile import read_file, read_shipped, row_of
-from amp_rewrite.lists import Color, Level, OpLists, environment_edits, lists_folder, load_lists
+from amp_rewrite.settings.list_entry import check_attribute
+from amp_rewrite.settings.list_file import read_file, read_shipped, row_of
+from amp_rewrite.settings.op_lists import Color, Level, OpLists, environment_edits, lists_folder, load_lists
 
 SHIPPED = [(to, base) for to in (DType.FLOAT16, DType.BFLOAT16) for base in ("float16", "bfloat16", "tensorflow")]
 
@@ -54,7 +54,7 @@ def test_every_onnx_op_has_a_class_and_a_reason(to: DType, base: str) -> None:
 
 @pytest.mark.parametrize(("to", "base"), SHIPPED)
 def test_every_contrib_op_has_a_class(to: DType, base: str) -> None:
-    table = json.loads((files("amp_rewrite") / "_tables" / "contrib_schemas.json").read_text("utf-8"))
+    table = json.loads((files("amp_rewrite") / "runtime" / "_tables" / "contrib_schemas.json").read_text("utf-8"))
     lists = load_lists(to, [base])
     names = [name.partition("::") for name in table["ops"] if name.startswith("com.microsoft::")]
     assert names
@@ -73,7 +73,9 @@ def test_shipped_files_pass_the_checks_of_user_files_and_are_sorted(path: Path) 
 @pytest.mark.parametrize("path", sorted(lists_folder().glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_stored_table_says_what_the_files_say(path: Path) -> None:
     """Red after an edit of a list: python tools/build_tables.py lists."""
-    stored = json.loads((Path(amp_rewrite.listfile.__file__).parent / "_tables" / "lists.json").read_text("utf-8"))
+    stored = json.loads(
+        (Path(amp_rewrite.runtime.kernels.__file__).parent / "_tables" / "lists.json").read_text("utf-8")
+    )
     assert stored["lists"][path.stem] == json.loads(json.dumps(row_of(path)))
     assert read_shipped(path) == replace(read_file(path, None), base_place="")
 
@@ -142,7 +144,7 @@ def test_tensorflow_lists_differ_between_the_two_types_as_tensorflow_s_do() -> N
 
 def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
     code = (
-        "import sys; from amp_rewrite.lists import load_lists; from amp_rewrite.dtypes import DType;"
+        "import sys; from amp_rewrite.settings.op_lists import load_lists; from amp_rewrite.dtypes import DType;"
         "load_lists(DType.BFLOAT16, ['tensorflow']); sys.exit('onnx' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[1]).returncode == 0
@@ -151,7 +153,7 @@ def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
 def test_an_installed_package_finds_its_lists_inside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "amp_rewrite"
     (package / "_lists").mkdir(parents=True)
-    monkeypatch.setattr(amp_rewrite.lists, "__file__", str(package / "lists.py"))
+    monkeypatch.setattr(amp_rewrite.settings.op_lists, "__file__", str(package / "lists.py"))
     with pytest.raises(ListError, match="reinstall"):
         lists_folder()
     (package / "_lists" / "float16.yaml").write_text("deny: [Exp]\n")

@@ -14,15 +14,15 @@ import pytest
 from cases import feeds
 
 import amp_rewrite
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.feed import Feed
-from amp_rewrite.evidence.gauge import Apart, Gauge, read
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.instrument.error_nodes import Apart, Gauge, read
+from amp_rewrite.evidence.instrument.shadow import Bench, own_errors
+from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
 from amp_rewrite.evidence.locate import Located, Spot, locate
-from amp_rewrite.evidence.merged import with_candidate, with_shadows
-from amp_rewrite.evidence.shadow import Bench, own_errors
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
 
 MODELS = Path(__file__).parent / "models"
 RNG = np.random.default_rng(7)

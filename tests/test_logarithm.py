@@ -8,10 +8,10 @@ import objections
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.logarithm import logarithm
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.logarithm import logarithm
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 SHAPES = {"x": (4, 16), "far": (4, 16)}
 SCORES = np.eye(16) * 16

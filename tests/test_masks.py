@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.expand.masks import select_masks
 from amp_rewrite.files.model import Model
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.additive_masks import select_masks
 
 LOWEST = -3.4028234663852886e38
 SHOWN = np.array([[True, False, True], [False, False, False], [True, True, True]])

@@ -16,8 +16,8 @@ from weights import external, model, one, plain, scatter, values
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
-from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import HEAVY, Model, baked
+from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.tensors import is_stub
 
 MODELS = sorted((Path(__file__).parent / "models").glob("*.onnx"))

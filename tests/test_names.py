@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_rewrite.names import claimed, numbered, unused
+from amp_rewrite.ir.names import claimed, numbered, unused
 
 
 def test_a_name_that_is_free_stays_as_it_is() -> None:

@@ -10,10 +10,10 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.plan import Plan
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 CASTS = {
     "to its own type": "y = Cast <to = 1> (x)",

@@ -14,13 +14,14 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper
 
-from amp_rewrite.config import settings
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ModelError, PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.opset import AUTO, Opset, at_opset, parse_opset
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
+from amp_rewrite.settings.choices import Opset, Target, parse_opset
+from amp_rewrite.settings.config_file import settings
 
 MODELS = Path(__file__).parent / "models"
 POOL = "a = Conv (x, w)  y = MaxPool <kernel_shape = [2, 2]> (a)"
@@ -171,7 +172,8 @@ def test_a_moved_model_computes_the_same(name: str) -> None:
 
 
 def test_moving_does_not_import_the_runtime() -> None:
-    code = "import sys, amp_rewrite.opset, amp_rewrite.fuse.canonical; print('onnxruntime' in sys.modules)"
+    moves = "amp_rewrite.rewrite.opset, amp_rewrite.rewrite.passes.canonicalize"
+    code = f"import sys, {moves}; print('onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -16,12 +16,12 @@ import pytest
 from counting import crossings, lowered_ops
 from onnx import ModelProto
 
+from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.lists import Level, OpLists, load_lists
-from amp_rewrite.painting.painter import paint
-from amp_rewrite.policy import Target
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.op_lists import Level, OpLists, load_lists
 
 COUNTS = {"default": 180, "treat-gray-as-deny": 50, "tensor-cores-only": 40, "unsafe-force-all": 30}
 """How many graphs the file holds at each level."""

@@ -66,7 +66,7 @@ def test_the_wheel_holds_the_modules_lists_tables_and_the_typing_marker(wheel: P
     package = ROOT / "amp_rewrite"
     modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
     lists = {f"amp_rewrite/_lists/{name}" for name in names(ROOT / "lists", "*.yaml")}
-    tables = {f"amp_rewrite/_tables/{name}" for name in names(package / "_tables", "*.json")}
+    tables = {f"amp_rewrite/runtime/_tables/{name}" for name in names(package / "runtime" / "_tables", "*.json")}
     assert {"amp_rewrite/_lists/float16.yaml", "amp_rewrite/_lists/bfloat16.yaml"} <= lists
     assert tables
     assert held == modules | lists | tables | {"amp_rewrite/py.typed"}

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import amp_rewrite
 from amp_rewrite.cli import door
-from amp_rewrite.serving import process
+from amp_rewrite.deploy.session import process
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("calibration", "emulation", "repair", "report", "session")

@@ -7,9 +7,9 @@ from amp_rewrite import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError
 from amp_rewrite.files.model import Model
-from amp_rewrite.io_rule import io_types, parse_io
-from amp_rewrite.pattern import overrides, parse_pattern, select
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.settings.io_rules import io_types, parse_io
+from amp_rewrite.settings.selectors import overrides, parse_pattern, select
 
 BLOCK = """
 <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>

@@ -24,21 +24,21 @@ from onnx import ModelProto, numpy_helper
 from random_graphs import Graph, graphs
 
 import amp_rewrite
-from amp_rewrite.convert import Converted, convert
-from amp_rewrite.draft import Draft
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.placement import cost_model as work_module
+from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, UNKNOWN_DIMENSION, UNKNOWN_SIZE, Work
+from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
+from amp_rewrite.decide.placement.min_cut import FIXED, Network
+from amp_rewrite.decide.placement.place import Placing
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.painting.color import Coloring
-from amp_rewrite.painting.gate import Gate
-from amp_rewrite.placement import work as work_module
-from amp_rewrite.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
-from amp_rewrite.placement.network import FIXED, Network
-from amp_rewrite.placement.place import Placing
-from amp_rewrite.placement.work import ATTOSECONDS, UNKNOWN_DIMENSION, UNKNOWN_SIZE, Work
-from amp_rewrite.policy import AUTO, Placement
-from amp_rewrite.request import Request
-from amp_rewrite.roofline import ROOFS, START
-from amp_rewrite.shapes.inferred import shapes_of
-from amp_rewrite.view import View
+from amp_rewrite.ir.shapes.onnx_shapes import shapes_of
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.runtime.roofline import ROOFS, START
+from amp_rewrite.settings.choices import AUTO, Placement
+from amp_rewrite.settings.options import Request
 
 MODELS = Path(__file__).parent / "models"
 FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))

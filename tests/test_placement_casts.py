@@ -13,10 +13,10 @@ import pytest
 import stub
 from onnx import ModelProto
 
-from amp_rewrite.convert import Converted, convert
-from amp_rewrite.emulate import emulate
 from amp_rewrite.files.model import Model
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.emulate import emulate
 
 MODELS = Path(__file__).parent / "models"
 FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))

@@ -6,12 +6,12 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite.entry import Color
-from amp_rewrite.placement.operations import _COUNTS, UNKNOWN_DIMENSION, operations
-from amp_rewrite.placement.work import Work
-from amp_rewrite.request import Request
-from amp_rewrite.roofline import ROOFS
-from amp_rewrite.view import View
+from amp_rewrite.decide.placement.cost_model import Work
+from amp_rewrite.decide.placement.flops import _COUNTS, UNKNOWN_DIMENSION, operations
+from amp_rewrite.ir.view import View
+from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.settings.list_entry import Color
+from amp_rewrite.settings.options import Request
 
 
 def counted(node: str, *inputs: str) -> float:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.coordinates import places
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.places import places
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 GRID = np.stack(np.meshgrid(np.arange(80) + 0.5, np.arange(80) + 0.5), -1).reshape(-1, 2)
 SIDES = "s=MatMul(x,w);low=Sub(grid,s);"

@@ -18,16 +18,16 @@ from random_graphs import Graph, graphs
 from test_fixtures import FIXTURES, LOW, batch, source
 from test_properties import bounded
 
-from amp_rewrite.convert import finish
-from amp_rewrite.draft import Draft
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.probe import Switchboard, switchboard
+from amp_rewrite.evidence.instrument.switchable import Switchboard, switchboard
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
-from amp_rewrite.pin import Pin
-from amp_rewrite.request import Request
+from amp_rewrite.pipeline.convert import finish
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.options import Request
 
 Array = NDArray[Any]
 

@@ -6,10 +6,10 @@ import cases
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.products import products
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.products import products
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 
 def pinned(text: str, to: DType = DType.FLOAT16, types: dict[str, str] | None = None) -> set[str]:

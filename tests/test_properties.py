@@ -18,13 +18,13 @@ from random_rarer import RARER
 from random_templates import LATEST, TEMPLATES, Template
 from sandwich import sandwiches
 
-from amp_rewrite.convert import convert
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.lists import Color, load_lists
-from amp_rewrite.plan import Plan
-from amp_rewrite.rewrite import apply
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.rewrite.apply import apply
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.settings.op_lists import Color, load_lists
 
 bounded = settings(
     deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow], database=None

@@ -8,10 +8,10 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
+from amp_rewrite.decide.hazards.quantizers import quantizers
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.quantizers import quantizers
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 

@@ -10,10 +10,10 @@ import pytest
 from half_models import HALF, half, raised, rules, told, weights, written
 from onnx import TensorProto, numpy_helper
 
-from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
 
 # -- what changes, and what does not -------------------------------------------------------------------
 

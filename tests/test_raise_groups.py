@@ -7,19 +7,19 @@ import pytest
 from half_models import HALF, half, raised, raised_ops, rules, told, weights, written
 from onnx import ModelProto
 
-from amp_rewrite.convert import convert
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.lists import load_lists
-from amp_rewrite.painting.color import Coloring
-from amp_rewrite.painting.painter import paint
-from amp_rewrite.pin import Pin
-from amp_rewrite.plan import plan_casts
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.inventory import report_of
-from amp_rewrite.rewrite import apply
-from amp_rewrite.view import View
+from amp_rewrite.rewrite.apply import apply
+from amp_rewrite.settings.op_lists import load_lists
 
 # -- bodies and sequences ------------------------------------------------------------------------------
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 from random_graphs import Branch, Graph, Looped, graphs
 
-from amp_rewrite.convert import Converted, convert
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.files.model import Model
-from amp_rewrite.plan import Plan
-from amp_rewrite.rewrite import apply
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.apply import apply
+from amp_rewrite.rewrite.emulate import emulate
 
 SMALL = (*corpus.TEXT_MODELS, *corpus.BUILT)
 FIXTURES = tuple(name for name in corpus.EXPORTED if name.startswith("tests"))

@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import door
-from amp_rewrite.config import from_file
 from amp_rewrite.dtypes import DType
-from amp_rewrite.lists import load_lists
-from amp_rewrite.repair import Repaired
-from amp_rewrite.train.step import TrainingStep
+from amp_rewrite.pipeline.repair import Repaired
+from amp_rewrite.settings.config_file import from_file
+from amp_rewrite.settings.op_lists import load_lists
+from amp_rewrite.train.step.step import TrainingStep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

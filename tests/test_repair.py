@@ -15,17 +15,17 @@ from hard_models import HARD
 from onnx import ModelProto
 
 import amp_rewrite
-import amp_rewrite.repair
+import amp_rewrite.pipeline.repair
 from amp_rewrite.errors import EvidenceError, FeedError, PolicyError
-from amp_rewrite.evidence.feed import Feed
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Difference, criterion
 from amp_rewrite.evidence.trial import Trial
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.evidence.verify import low_types, verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.repair import Repaired, repair
+from amp_rewrite.pipeline.repair import Repaired, repair
 
-MODULE = sys.modules["amp_rewrite.repair"]  # the name in the package is the function
+MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
 NEAR: dict[str, Any] = {"metric": "scaled", "at_most": 1e-2}
 """The largest error may be a hundredth of the largest output: 5 to 10 times what float16 costs these models."""
 

@@ -15,15 +15,15 @@ import numpy as np
 import onnx
 import pytest
 
-from amp_rewrite.convert import Converted, convert
-from amp_rewrite.errors import PatternError, ReportError
+from amp_rewrite.errors import Finding, PatternError, ReportError
 from amp_rewrite.files.model import Model
-from amp_rewrite.finding import Finding
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.reports.explain import RULES, explain
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
-from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
-from amp_rewrite.view import View
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,8 +9,8 @@ from dataclasses import fields
 import pytest
 
 from amp_rewrite import convert, repair
-from amp_rewrite.config import Settings
-from amp_rewrite.request import DEFAULTS, Options, Request
+from amp_rewrite.settings.config_file import Settings
+from amp_rewrite.settings.options import DEFAULTS, Options, Request
 
 
 def test_each_option_has_a_type_and_a_default() -> None:

@@ -17,8 +17,8 @@ from counting import lowered_ops
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.errors import ListError, PolicyError
+from amp_rewrite.pipeline.convert import Converted, convert
 
 TENSORFLOW = {"lists": ["tensorflow"], "safety": "none", "target": "onnx"}
 IMAGES = {"x": [1, 4, 8, 8], "w": [4, 4, 3, 3]}

@@ -15,8 +15,9 @@ import amp_rewrite
 from amp_rewrite import Model, ModelError, PolicyError
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
-from amp_rewrite.ort.objection import objection
-from amp_rewrite.ort.runner import CPU, CUDA, Port, Runner, cuda_opens
+from amp_rewrite.runtime.ort_errors import objection
+from amp_rewrite.runtime.ports import Port
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
 
@@ -285,7 +286,7 @@ def test_a_pending_cast_is_done(tmp_path: Path) -> None:
 
 
 def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.ort.handover._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     y = Runner.open(Model.load(heavy())).run({"x": ROW})["y"]
     np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
@@ -293,7 +294,7 @@ def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, mo
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.ort.handover._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
 
     def full(*_: object, **__: object) -> None:
         raise ModelError("cannot write /tmp/x/model.onnx: No space left on device; nothing was changed")
@@ -449,7 +450,7 @@ def test_threads_that_wait_sleep_where_that_is_asked_for(monkeypatch: pytest.Mon
 
 
 def test_memory_is_not_planned_for_huge_graphs(opened: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.ort.runner._MOST_PLANNED_NODES", 1)
+    monkeypatch.setattr("amp_rewrite.runtime.runner._MOST_PLANNED_NODES", 1)
     Runner.open(parsed(TWO))
     assert opened == [{**USUAL, "reuse": False}]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx.parser
 
+from amp_rewrite.decide.hazards.find import RULES, hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.safety.hazards import RULES, hazards
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 
 def view_of(text: str) -> View:

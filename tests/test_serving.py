@@ -20,13 +20,13 @@ import stub
 
 import amp_rewrite
 from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
+from amp_rewrite.deploy.session import digest, process
+from amp_rewrite.deploy.session import session as home
+from amp_rewrite.deploy.session.arguments import IGNORE_PERFORMANCE, chosen_cache
+from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.errors import ConfigError, ConversionError
-from amp_rewrite.hardware import Gpu, Hardware
-from amp_rewrite.ort.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
-from amp_rewrite.serving import digest, process
-from amp_rewrite.serving import session as home
-from amp_rewrite.serving.arguments import IGNORE_PERFORMANCE, chosen_cache
-from amp_rewrite.serving.digest import digest_of
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
 
 CNN = Path(__file__).parent.parent / "examples" / "models" / "digits_cnn.onnx"
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -120,7 +120,7 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
 
 
 def missing_cublas(release: int) -> Any:
-    from amp_rewrite.hardware import Found, Library
+    from amp_rewrite.runtime.gpu import Found, Library
 
     return (Found(Library("libcublas.so.13", "r", "b", True), None), Found(Library("o.so", "r", "b", False), None))
 

@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Session
-from amp_rewrite.hardware import hardware
-from amp_rewrite.ort.runner import CPU, CUDA, cuda_opens
+from amp_rewrite.runtime.gpu import hardware
+from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda_opens(), reason="no CUDA provider opens here")]
 

@@ -6,7 +6,7 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
-from amp_rewrite.convert import convert
+from amp_rewrite.pipeline.convert import convert
 
 
 def dtype_of_sum(shape: tuple[int | str, ...], axes: str, made: str = "v = Relu (a)") -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
+from amp_rewrite.decide.hazards.find import Rule, hazards
+from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
+from amp_rewrite.decide.hazards.trig_arguments import angle
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.pin import Pin
-from amp_rewrite.safety.angle import angle
-from amp_rewrite.safety.hazards import Rule, hazards
-from amp_rewrite.safety.taint import accumulators, element_counts, index_taint, shape_taint
-from amp_rewrite.view import View
+from amp_rewrite.ir.view import View
 
 
 def view_of(text: str, opset: int = 18) -> View:

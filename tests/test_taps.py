@@ -15,11 +15,11 @@ from corpus import TEXT_MODELS, text_model
 from numpy.typing import NDArray
 
 from amp_rewrite import DType, Feed, Model, ModelError, View, emulate
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, merged, neutral, ranges
+from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, key
-from amp_rewrite.evidence.tally import WIDTH, merged, neutral, ranges
-from amp_rewrite.evidence.taps import Taps, tapped
-from amp_rewrite.files.fit import Fit
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.runtime.runner import Runner
 
 INF, NAN = np.inf, np.nan
 HALF = 2.0**-25  # rounds to zero in float16; anything above to the smallest number, 2**-24

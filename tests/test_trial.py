@@ -10,15 +10,15 @@ import pytest
 from cases import build
 
 from amp_rewrite import emulate
-from amp_rewrite.convert import finish
-from amp_rewrite.draft import Draft
-from amp_rewrite.evidence.feed import Feed
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Criterion, Difference, criterion
 from amp_rewrite.evidence.search import Spent
 from amp_rewrite.evidence.trial import Trial, Trials
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
-from amp_rewrite.ort.runner import Runner
-from amp_rewrite.request import Request
+from amp_rewrite.pipeline.convert import finish
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.options import Request
 
 NONE, ONE, BOTH = frozenset[int](), frozenset({0}), frozenset({0, 1})
 NEAR = criterion(metric="scaled", at_most=1.0)

@@ -48,7 +48,7 @@ MODELS = {
 SHAPES = """
 import sys
 from amp_rewrite import Model, View
-from amp_rewrite.shapes.inferred import shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import shapes_of
 assert shapes_of(View.of(Model.load(sys.argv[1])))
 """
 CONVERTS = """

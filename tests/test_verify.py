@@ -13,15 +13,15 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import verify as module
-from amp_rewrite.evidence.feed import Feed
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Difference, Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
 # Rounding of float32 in another order of three terms of at most 6: far above, and far below what the tests plant.
@@ -404,7 +404,7 @@ def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
     half.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(half, tmp_path / "half.onnx")
     made = []
-    monkeypatch.setattr("amp_rewrite.evidence.mapped._memory", lambda: 1 << 40 if fits else 0)
+    monkeypatch.setattr("amp_rewrite.evidence.instrument.lazy_weights._memory", lambda: 1 << 40 if fits else 0)
     folder = tempfile.TemporaryDirectory
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **more: made.append(more) or folder(**more))
 

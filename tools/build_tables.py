@@ -1,4 +1,4 @@
-"""Rebuild the tables of `amp_rewrite/_tables` from the installed onnxruntime wheel and `lists/`; see docs/tables.md.
+"""Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel and `lists/`; see docs/tables.md.
 
 python tools/build_tables.py lists                    writes lists.json, from lists/*.yaml
 python tools/build_tables.py schemas                  writes contrib_schemas.json
@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-TABLES = Path(__file__).resolve().parent.parent / "amp_rewrite" / "_tables"
+TABLES = Path(__file__).resolve().parent.parent / "amp_rewrite" / "runtime" / "_tables"
 SCHEMA = 1
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 def main() -> None:
     """Run the step that the command line names."""
-    parser = argparse.ArgumentParser(description="rebuild amp_rewrite/_tables from the onnxruntime wheel")
+    parser = argparse.ArgumentParser(description="rebuild amp_rewrite/runtime/_tables from the onnxruntime wheel")
     parser.add_argument("--out", type=Path, default=TABLES, help="directory of the two tables")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date for the header")
     steps = parser.add_subparsers(dest="step", required=True)
@@ -34,7 +34,7 @@ def main() -> None:
         steps.add_parser(step).add_argument("registry", type=Path)
     args = parser.parse_args()
     if args.step == "dump":
-        from amp_rewrite.ort.runner import kernel_registry
+        from amp_rewrite.runtime.runner import kernel_registry
 
         dump = {"runtime": wheel(), "kernels": kernel_registry()}
         args.registry.write_text(json.dumps(dump, indent=0) + "\n")
@@ -63,8 +63,8 @@ def _compact(value: object) -> str:
 
 def list_table() -> Json:
     """The shipped lists, so that they need not be read from YAML."""
-    from amp_rewrite.listfile import row_of
-    from amp_rewrite.lists import lists_folder
+    from amp_rewrite.settings.list_file import row_of
+    from amp_rewrite.settings.op_lists import lists_folder
 
     return {"schema": SCHEMA, "lists": {path.stem: row_of(path) for path in sorted(lists_folder().glob("*.yaml"))}}
 

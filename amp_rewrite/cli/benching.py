@@ -11,7 +11,7 @@ from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.feeding import FEEDING, Feeding
 
 if TYPE_CHECKING:
-    from amp_rewrite.benchmark.result import Benchmark
+    from amp_rewrite.deploy.bench.result import Benchmark
 
 _COUNT = click.IntRange(min=1)
 _TIMING = (
@@ -46,22 +46,22 @@ def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: boo
     """
     feeding = Feeding.taken(given).needed()
     if plot is not None:
-        from amp_rewrite.benchmark.plot import check_plot
+        from amp_rewrite.deploy.bench.plot import check_plot
 
         check_plot(plot)  # before the work, not after it
     found = _benchmark(models, feeding, given, quiet=quiet)
     if as_json or not quiet:
         terminal.show(found.to_json() if as_json else found.text())
     if plot is not None:
-        from amp_rewrite.benchmark.plot import plot as draw
+        from amp_rewrite.deploy.bench.plot import plot as draw
 
         draw(found, plot)
         terminal.talk(f"wrote {plot}", quiet=quiet)
 
 
 def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any], *, quiet: bool) -> Benchmark:
-    from amp_rewrite.benchmark.bench import bench, parse_sizes
-    from amp_rewrite.benchmark.memory import parse_bytes
+    from amp_rewrite.deploy.bench.bench import bench, parse_sizes
+    from amp_rewrite.deploy.bench.memory import parse_bytes
     from amp_rewrite.files.model import Model
 
     sizes, fit = given.pop("batch_sizes"), given.pop("fit")

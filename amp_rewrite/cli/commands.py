@@ -12,16 +12,16 @@ import click
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.door import FOUND, Door
 from amp_rewrite.cli.measuring import MEASURING, Measuring
-from amp_rewrite.cycles import uncollected
 from amp_rewrite.errors import ReportError
-from amp_rewrite.policy import low_type
+from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.settings.policy import low_type
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
-    from amp_rewrite.config import Settings
-    from amp_rewrite.convert import Converted
-    from amp_rewrite.repair import Repaired
+    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.repair import Repaired
     from amp_rewrite.reports.report import Report
+    from amp_rewrite.settings.config_file import Settings
 
 
 @click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -145,7 +145,7 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     Without OP, all lists.
     """
     from amp_rewrite.cli import listing
-    from amp_rewrite.lists import Level, environment_edits, load_lists
+    from amp_rewrite.settings.op_lists import Level, environment_edits, load_lists
 
     settings = options.in_force(given)
     found = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
@@ -226,7 +226,7 @@ _SHOWN_WEIGHTS = 20
 
 def _wanted(settings: Settings) -> dict[str, Any]:
     """The arguments of `convert` that settings state."""
-    from amp_rewrite.request import DEFAULTS
+    from amp_rewrite.settings.options import DEFAULTS
 
     return {option: getattr(settings, option) for option in DEFAULTS}
 
@@ -259,8 +259,8 @@ def _told(file: Path) -> Report:
         except OSError as error:
             raise ReportError(f"cannot read {file}: {error.strerror}; name a model or a JSON report") from error
     from amp_rewrite.files.model import Model
+    from amp_rewrite.ir.view import View
     from amp_rewrite.reports.inventory import report_of
-    from amp_rewrite.view import View
 
     return report_of(View.of(Model.load(file)), name=file.name, tool=VERSION)
 

@@ -38,8 +38,8 @@ def doctor(
         raise click.UsageError("--gpu and --dimension are about a model; name one")
     if dump_kernels is not None and (model is not None or as_json):
         raise click.UsageError("--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out")
-    from amp_rewrite.doctor.apart import write_kernels
-    from amp_rewrite.doctor.checkup import doctor
+    from amp_rewrite.deploy.doctor.checkup import doctor
+    from amp_rewrite.deploy.doctor.isolated import write_kernels
 
     if dump_kernels is not None:
         kernels = write_kernels(dump_kernels)

@@ -41,9 +41,9 @@ def emulate(
     It shows on any machine what half precision does to the numbers: onnxruntime's CPU provider computes most of
     float16 in float32, so that what overflows looks fine there.
     """
-    from amp_rewrite.emulate import emulate
     from amp_rewrite.files.model import Model
     from amp_rewrite.files.store import check_target
+    from amp_rewrite.rewrite.emulate import emulate
 
     output = output or model.parent / f"{model.stem}.{'widened' if no_rounding else 'emulated'}.onnx"
     check_target(output, bool(overwrite), read=model)  # before the work, not after it

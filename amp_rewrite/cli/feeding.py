@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from amp_rewrite.config import Settings
-    from amp_rewrite.evidence.feed import Feed
+    from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
+    from amp_rewrite.settings.config_file import Settings
 
 # What a model is fed.
 FEEDING = (
@@ -65,7 +65,7 @@ class Feeding:
 
     def feed(self, model: Model) -> Feed:
         """The batches for a model. FeedError as `Feed.of` and `Feed.randomly` raise it."""
-        from amp_rewrite.evidence.feed import Feed, parse_int_ranges, parse_shapes
+        from amp_rewrite.evidence.data.feed import Feed, parse_int_ranges, parse_shapes
 
         if self.data is not None:
             return Feed.of(self.data, model, allow_nonfinite=self.allow_nonfinite)

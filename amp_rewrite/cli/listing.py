@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from amp_rewrite.entry import Color, Entry, check_known, parse_name
 from amp_rewrite.reports.render import count, table
+from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
 
 if TYPE_CHECKING:
-    from amp_rewrite.lists import OpLists
+    from amp_rewrite.settings.op_lists import OpLists
 
 _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
@@ -61,6 +61,6 @@ def _when(entry: Entry) -> str:
 
 
 def _known(lists: OpLists) -> set[tuple[str, str]]:
-    from amp_rewrite.schema import contrib_schemas
+    from amp_rewrite.ir.schema import contrib_schemas
 
     return {*lists.entries, *(parse_name(name, _WHERE) for name in contrib_schemas())}

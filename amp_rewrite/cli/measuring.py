@@ -12,9 +12,9 @@ import click
 from amp_rewrite.cli.feeding import FEEDING, Feeding
 
 if TYPE_CHECKING:
-    from amp_rewrite.config import Settings
-    from amp_rewrite.convert import Converted
-    from amp_rewrite.repair import Repaired
+    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.repair import Repaired
+    from amp_rewrite.settings.config_file import Settings
 
 _FILE = click.Path(path_type=Path)
 
@@ -93,14 +93,14 @@ class Measuring:
 
     def converted(self, model: Path, wanted: dict[str, Any], tell: Tell | None) -> tuple[Converted, Repaired | None]:
         """The conversion, guarded or repaired where that is asked for; `wanted` are arguments of `convert`."""
-        from amp_rewrite.convert import convert
         from amp_rewrite.files.model import Model
+        from amp_rewrite.pipeline.convert import convert
 
         said = {"ranges": self.ranges, "headroom": self.headroom}
         wanted |= {word: value for word, value in said.items() if value is not None}
         if not self.feeding:
             return convert(model, **wanted), None
-        from amp_rewrite.repair import repair
+        from amp_rewrite.pipeline.repair import repair
 
         loaded = Model.load(model)
         more = dict(wanted) if self.budget is None else {**wanted, "budget": self.budget}

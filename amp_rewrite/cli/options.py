@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from amp_rewrite.config import Settings, settings
 from amp_rewrite.errors import ModelError
+from amp_rewrite.settings.config_file import Settings, settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)

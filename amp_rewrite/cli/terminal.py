@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Drawing
     from rich.progress import TaskID
 
-    from amp_rewrite.finding import Finding
+    from amp_rewrite.errors import Finding
 
 Progress = Callable[[int, int], None]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import options, terminal
-from amp_rewrite.config import Settings
-from amp_rewrite.policy import Policy, low_type
 from amp_rewrite.reports.render import plain
+from amp_rewrite.settings.config_file import Settings
+from amp_rewrite.settings.policy import Policy, low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.train.loss_scale import LossScale
-    from amp_rewrite.train.step import TrainingStep
+    from amp_rewrite.train.step.step import TrainingStep
 
 _STEP = (
     click.option("-o", "--output", type=options.FILE, metavar="OUT", help="[default: MODEL-stem.step.onnx]"),
@@ -69,8 +69,8 @@ def train_step(
     Settings of amp.toml hold as for convert; its `to` names the policy. What is about inputs, outputs and fusions does
     not concern a step.
     """
-    from amp_rewrite.train.step import training_step
-    from amp_rewrite.train.step_file import save_step
+    from amp_rewrite.train.step.step import training_step
+    from amp_rewrite.train.step.step_file import save_step
 
     output = output or model.parent / f"{model.stem}.step.onnx"
     asked, settings = _asked(given)
@@ -88,7 +88,7 @@ def train_step(
 
 def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
     """The arguments of `training_step`, those left out that stay as usual, and the settings in force."""
-    from amp_rewrite.request import Painting
+    from amp_rewrite.settings.options import Painting
 
     own = {name: given.pop(name) for name in _OWN}
     said = {name: value for name, value in given.items() if value not in (None, ())}

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.feed import Feed
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.instrument.range_nodes import merged, neutral, ranges
+from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.evidence.tally import merged, neutral, ranges
-from amp_rewrite.evidence.taps import Taps, tapped
-from amp_rewrite.expand.functions import inline_functions, inline_schema_functions
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.lists import load_lists
-from amp_rewrite.ort.runner import Runner
-from amp_rewrite.policy import Policy, Target, low_type
-from amp_rewrite.view import ValueId, View
+from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.op_lists import load_lists
+from amp_rewrite.settings.policy import Policy, low_type
 
 CHUNK = 2000
 """Taps in one session. They hold no memory, as each runs and is done, but opening a session takes time with them."""

@@ -7,26 +7,24 @@ pins what does not fit, and paints again until nothing low is left that does not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
-from amp_rewrite.exact import exact
-from amp_rewrite.finding import Finding
-from amp_rewrite.painting.color import Coloring
-from amp_rewrite.pin import Pin
-from amp_rewrite.safety.flow import COPIES, SELECTIONS, Flow
-from amp_rewrite.schema import TENSOR
-from amp_rewrite.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.errors import Finding, PolicyError
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.settings.choices import HEADROOM, check_headroom
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.ranges import Range, Ranges
 
-HEADROOM = 2.0
 """The factor that a value must have to spare on both ends of the type: other data will be larger, or smaller."""
 
 FLUSHED_SHARE = 0.5
@@ -93,12 +91,6 @@ def guard(
         held.update(fresh)
     findings = [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(told.items())]
     return Guarded(tuple(held[op] for op in sorted(held)), (_calibrated(ranges, headroom), *findings))
-
-
-def check_headroom(headroom: float) -> None:
-    """PolicyError for a headroom that is no finite number above 1."""
-    if not 1 < headroom < math.inf:
-        raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")
 
 
 def _calibrated(ranges: Ranges, headroom: float) -> Finding:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
-from amp_rewrite.evidence.feed import Feed
-from amp_rewrite.evidence.gauge import Apart
-from amp_rewrite.evidence.merged import reads
-from amp_rewrite.evidence.shadow import CHUNK, Bench
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.instrument.error_nodes import Apart
+from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
+from amp_rewrite.evidence.instrument.side_by_side import reads
 from amp_rewrite.evidence.verdict import Fed
 from amp_rewrite.evidence.verify import drawing, low_types, name_of
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
-from amp_rewrite.view import OpId, ValueId
+from amp_rewrite.rewrite.emulate import emulate
 
 SCHEMA = 1
 JUMP = 10.0

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError
-from amp_rewrite.files.fit import Fit
+from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
-    from amp_rewrite.view import ValueId, View
+    from amp_rewrite.ir.view import ValueId, View
 
 SCHEMA = 1
 MAX_BYTES = 256 * 2**20

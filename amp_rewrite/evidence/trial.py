@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.emulate import emulate
-from amp_rewrite.evidence.feed import Batch, Feed
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.instrument.switchable import Switchboard
 from amp_rewrite.evidence.metric import Criterion, Tolerance
-from amp_rewrite.evidence.probe import Switchboard
 from amp_rewrite.evidence.search import Spent
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import rows_of
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
-from amp_rewrite.painting.color import Coloring
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
 
 KEPT = 1 << 30
 """Bytes of the reference's outputs that are kept from trial to trial; what is beyond that is computed each time."""

@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate as emulated
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.feed import Batch, Feed
-from amp_rewrite.evidence.mapped import opening
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import CPU, CUDA, Given, Port, Runner, cuda_opens
-from amp_rewrite.schema import RANDOM_OPS
-from amp_rewrite.view import Op, View
+from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.view import Op, View
+from amp_rewrite.rewrite.emulate import emulate as emulated
+from amp_rewrite.runtime.ports import Port
+from amp_rewrite.runtime.runner import CPU, CUDA, Given, Runner, cuda_opens
 
 Array = NDArray[Any]
 

@@ -11,11 +11,11 @@ from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
-from amp_rewrite.files.fit import Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.policy import Policy, low_type
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.reports.render import count, share, table
-from amp_rewrite.view import ValueId, View
+from amp_rewrite.settings.policy import Policy, low_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.half import BLOCK, half
+from amp_rewrite.files.float16 import BLOCK, half
 
 Array = NDArray[Any]
 

@@ -23,8 +23,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
-from amp_rewrite.files.fit import Fit
-from amp_rewrite.files.location import Folder
+from amp_rewrite.files.external_data import Folder
+from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.skeleton import skeleton
 from amp_rewrite.files.tensors import Source, Sources, is_stub
 

@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
-from amp_rewrite.files.ahead import WORTH_IT, ahead
+from amp_rewrite.files.prefetch import WORTH_IT, ahead
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.reports.match import compared, match
 from amp_rewrite.reports.render import annotation, markdown_table, table
-from amp_rewrite.reports.report import NO_ROW, CastRow, Report, Row
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 
 KINDS = ("lowered", "raised", "retyped", "added", "removed", "casts")
 _MARKDOWN_ROWS = 200  # a comment on GitHub holds 65536 characters

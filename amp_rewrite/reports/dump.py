@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_rewrite.entry import Color
 from amp_rewrite.errors import ConfigError
+from amp_rewrite.settings.list_entry import Color
 
 if TYPE_CHECKING:
-    from amp_rewrite.lists import OpLists
     from amp_rewrite.reports.report import Report
+    from amp_rewrite.settings.op_lists import OpLists
 
 
 def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[Path, ...]:

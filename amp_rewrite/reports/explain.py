@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.render import plain
-from amp_rewrite.reports.report import NO_ROW, Report, Row
+from amp_rewrite.reports.rows import NO_ROW, ReportData, Row
 
 if TYPE_CHECKING:
-    from amp_rewrite.view import View
+    from amp_rewrite.ir.view import View
 
 RULES = {
     "allow_root": "on the allow list",
@@ -75,7 +75,7 @@ def makers(view: View) -> Mapping[str, int]:
     }
 
 
-def explain(report: Report, name: str, makers: Mapping[str, int] = MappingProxyType({})) -> str:
+def explain(report: ReportData, name: str, makers: Mapping[str, int] = MappingProxyType({})) -> str:
     """The reasons behind one op, step by step, the last one being the root. Ends with a newline.
 
     `name` is an op's name, its path (scope and name), "#12" for the thirteenth row, or the name of a value, whose
@@ -117,7 +117,7 @@ def _types(row: Row) -> str:
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"
 
 
-def _find(report: Report, name: str, makers: Mapping[str, int]) -> int:
+def _find(report: ReportData, name: str, makers: Mapping[str, int]) -> int:
     """The position of the row that a name or a path stands for; that of an op before that of a value."""
     if name.startswith("#") and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < len(report.rows):
         return int(name[1:])

@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 from onnx import TypeProto
 
+from amp_rewrite.decide.coloring.coloring import RAISED, Coloring
+from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
-from amp_rewrite.finding import Finding
-from amp_rewrite.lists import Color, OpLists
-from amp_rewrite.painting.color import RAISED, Coloring
-from amp_rewrite.plan import Plan
+from amp_rewrite.errors import Finding
+from amp_rewrite.ir.schema import Signature, ValueType
+from amp_rewrite.ir.view import Op, ScopeId, ValueId, View
 from amp_rewrite.reports.key import key_of
 from amp_rewrite.reports.lineage import Lineage
-from amp_rewrite.reports.report import NO_ROW, BakeRow, CastRow, Header, Report, Row, Totals
-from amp_rewrite.schema import Signature, ValueType
-from amp_rewrite.view import Op, ScopeId, ValueId, View
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
+from amp_rewrite.settings.op_lists import Color, OpLists
 
 COMPUTE = frozenset(
     (

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from amp_rewrite.reports.report import NO_ROW
-from amp_rewrite.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.reports.rows import NO_ROW
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from amp_rewrite.reports.report import NO_ROW, Report, Row
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import NO_ROW, Row
 
 # Steps of alignment, over all gaps; what would cost more stays unmatched.
 _ALIGNMENT = 2_000_000

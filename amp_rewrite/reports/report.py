@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from amp_rewrite.errors import ReportError
-from amp_rewrite.finding import Finding
+from amp_rewrite.errors import Finding, ReportError
 from amp_rewrite.reports.reading import (
     Malformed,
     Reader,
@@ -28,166 +26,18 @@ from amp_rewrite.reports.reading import (
     optional,
     text,
 )
+from amp_rewrite.reports.rows import NO_ROW, SCHEMA, BakeRow, CastRow, Header, ReportData, Row, Totals
+from amp_rewrite.reports.summary import summary
 
-SCHEMA = 1
 MAX_CHARACTERS = 256 * 2**20
-NO_ROW = -1
-"""In `Row.reads`: this input comes from no row (a graph input, a weight, a body's formal input, left out)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """Of which model, made by which lists and settings. In an inventory, `to` and the rest are None.
-
-    `fuse`, `opset` and `placement` are None also where they are what a conversion does unasked.
-    """
-
-    name: str
-    ir_version: int
-    opsets: Mapping[str, int]
-    tool: str = ""
-    to: str | None = None
-    level: str | None = None
-    target: str | None = None
-    safety: str | None = None
-    lists: str | None = None
-    fingerprint: str | None = None
-    fuse: str | None = None
-    opset: str | None = None
-    placement: str | None = None
-
-
-class Row(NamedTuple):
-    """One op, as it is after the conversion.
-
-    `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds
-    every floating variable. `because` is the name of the op that caused the decision, `because_row` its row.
-    `source` and `reason` are the list entry's. `key` identifies the op by its kind, attributes and weight
-    shapes, whatever its name and types. `reads` gives, input by input, the position of the row that computes
-    it, looking through casts between floats and past constants; what the bodies of an If, Loop or Scan hand
-    out follows at the end.
-    """
-
-    name: str
-    op: str
-    dtype: str
-    scope: str = ""
-    named: bool = True
-    """Whether the name stands in the model; otherwise it was made from scope, type and position."""
-    variables: Mapping[str, str] = MappingProxyType({})
-    color: str | None = None
-    rule: str | None = None
-    because: str | None = None
-    because_row: int = NO_ROW
-    note: str = ""
-    source: str = ""
-    reason: str = ""
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    key: str = ""
-    reads: tuple[int, ...] = ()
-
-    @property
-    def path(self) -> str:
-        """The name with its scope before it: "loop_1/body/MatMul_3"."""
-        return self.name if self.name.startswith(self.scope) else self.scope + self.name
-
-    @property
-    def why(self) -> str:
-        """The rule and the op that it is due to: "deny_forward because of Exp_3"; empty in an inventory."""
-        due = f" because of {self.because}" if self.because else ""
-        return f"{self.rule}{due}" if self.rule else ""
-
-
-class CastRow(NamedTuple):
-    """A conversion of one value between floating types.
-
-    `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
-    model itself that is gone). `after` is the row that computes the value, looking through casts, and `slot`
-    its output. `size` is in bytes as written, None where the shape is not known.
-    """
-
-    value: str
-    from_: str
-    to: str
-    origin: str = "inserted"
-    reason: str = ""
-    scope: str = ""
-    readers: int = 0
-    size: int | None = None
-    after: int = NO_ROW
-    slot: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BakeRow:
-    """A weight stored in another type. `keeps_original`: a copy as it was stays for those who still read it."""
-
-    value: str
-    to: str
-    before: int
-    after: int
-    scope: str = ""
-    keeps_original: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
-
-    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops.
-    Raised ops had a low type in the model and have float32 now.
-    """
-
-    ops: int = 0
-    float_ops: int = 0
-    compute_ops: int = 0
-    compute_lowered: int = 0
-    raised: int = 0
-    compute_raised: int = 0
-    casts_to_low: int = 0
-    casts_to_float32: int = 0
-    casts_existing: int = 0
-    casts_folded: int = 0
-    baked: int = 0
-    saturated: int = 0
-    flushed: int = 0
-    refused: int = 0
-    weights_before: int = 0
-    weights_after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The rows in topological order, and what surrounds them."""
-
-    model: Header
-    totals: Totals
-    rows: tuple[Row, ...]
-    casts: tuple[CastRow, ...] = ()
-    baked: tuple[BakeRow, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    schema: int = SCHEMA
-
-    @property
-    def inventory(self) -> bool:
-        """Whether this describes a model as it is, not a conversion."""
-        return self.model.to is None
-
-    @property
-    def refused(self) -> tuple[Row, ...]:
-        """The ops that the lists would lower and the target has no kernel for; each says why in `note`."""
-        return tuple(row for row in self.rows if row.rule == "kernel_gate")
-
-    @property
-    def raised(self) -> tuple[Row, ...]:
-        """The ops that have a low type in the model and float32 now; each says in `note` who asked for it."""
-        return tuple(row for row in self.rows if row.rule == "raised")
+class Report(ReportData):
+    """A report that can be printed, stored and read again."""
 
     def text(self, *, verbose: bool = False) -> str:
         """For people: one screen of summary; `verbose` adds every row. Ends with a newline."""
-        from amp_rewrite.reports.summary import summary
-
         return summary(self, verbose=verbose)
 
     def to_json(self) -> str:

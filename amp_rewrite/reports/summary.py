@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from amp_rewrite.reports.explain import RULES
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
-from amp_rewrite.reports.report import Report, Row
+from amp_rewrite.reports.rows import ReportData, Row
 
 _LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6
 
 
-def summary(report: Report, *, verbose: bool = False) -> str:
+def summary(report: ReportData, *, verbose: bool = False) -> str:
     """The text of a report; `verbose` adds all casts, findings and rows. Ends with a newline."""
     parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
     if verbose:
@@ -21,7 +21,7 @@ def summary(report: Report, *, verbose: bool = False) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _head(report: Report) -> list[str]:
+def _head(report: ReportData) -> list[str]:
     model = report.model
     opsets = ", ".join(f"{domain} {version}" for domain, version in model.opsets.items())
     lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
@@ -35,7 +35,7 @@ def _head(report: Report) -> list[str]:
     return [*lines, *table([*facts, *_totals(report)])]
 
 
-def _totals(report: Report) -> list[tuple[str, str]]:
+def _totals(report: ReportData) -> list[tuple[str, str]]:
     totals = report.totals
     rows = [row for row in report.rows if row.op != "Constant"]
     dtypes = Counter(row.dtype for row in rows if row.variables or row.dtype in ("float32", "unknown", *_LOW))
@@ -58,7 +58,7 @@ def _totals(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def _cast_counts(report: Report) -> str:
+def _cast_counts(report: ReportData) -> str:
     totals = report.totals
     inserted = totals.casts_to_low + totals.casts_to_float32
     parts = []
@@ -75,7 +75,7 @@ def _cast_counts(report: Report) -> str:
     return ", ".join(parts)
 
 
-def _weights(report: Report) -> str:
+def _weights(report: ReportData) -> str:
     totals = report.totals
     if not totals.baked:
         return size(totals.weights_before)
@@ -87,7 +87,7 @@ def _weights(report: Report) -> str:
 # -- a conversion ------------------------------------------------------------------------------------
 
 
-def _conversion(report: Report, verbose: bool) -> list[list[str]]:
+def _conversion(report: ReportData, verbose: bool) -> list[list[str]]:
     return [
         _why(report),
         _raised(report),
@@ -97,7 +97,7 @@ def _conversion(report: Report, verbose: bool) -> list[list[str]]:
     ]
 
 
-def _raised(report: Report) -> list[str]:
+def _raised(report: ReportData) -> list[str]:
     """The ops that are float32 and were not, by what asked for it, in order."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.raised:
@@ -113,7 +113,7 @@ def _asked(row: Row) -> str:
     return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
 
 
-def _why(report: Report) -> list[str]:
+def _why(report: ReportData) -> list[str]:
     """The ops that stayed float32, by rule, the most frequent first."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
@@ -133,7 +133,7 @@ def _examples(rows: Sequence[Row]) -> str:
     return shortened([f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))], 4)
 
 
-def _refused(report: Report) -> list[str]:
+def _refused(report: ReportData) -> list[str]:
     """One line per op type and reason; there can be hundreds of equal ones."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in report.refused:
@@ -144,7 +144,7 @@ def _refused(report: Report) -> list[str]:
     return ["refused by the kernel gate", *table(rows, right=">")]
 
 
-def _casts(report: Report, verbose: bool) -> list[str]:
+def _casts(report: ReportData, verbose: bool) -> list[str]:
     inserted = [cast for cast in report.casts if verbose or cast.origin == "inserted"]
     if not inserted:
         return []
@@ -157,7 +157,7 @@ def _casts(report: Report, verbose: bool) -> list[str]:
     return ["casts", *table(rows), *([f"  … and {rest} more (--verbose)"] if rest else [])]
 
 
-def _findings(report: Report, verbose: bool) -> list[str]:
+def _findings(report: ReportData, verbose: bool) -> list[str]:
     """One line per kind, with the first of it; all of them when verbose."""
     if not report.findings:
         return []
@@ -175,7 +175,7 @@ def _findings(report: Report, verbose: bool) -> list[str]:
 # -- an inventory ------------------------------------------------------------------------------------
 
 
-def _stock(report: Report, verbose: bool) -> list[list[str]]:
+def _stock(report: ReportData, verbose: bool) -> list[list[str]]:
     """The op types, the most frequent first, each with its element types; and the model's own casts."""
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for row in report.rows:
@@ -185,7 +185,7 @@ def _stock(report: Report, verbose: bool) -> list[list[str]]:
     return [["ops by type", *table(rows, right=">")], _casts(report, verbose), _findings(report, verbose)]
 
 
-def _rows(report: Report) -> list[str]:
+def _rows(report: ReportData) -> list[str]:
     head: tuple[str, ...] = ("op", "type", "dtype")
     cells = [(row.path, row.op, row.dtype) for row in report.rows]
     if report.inventory:

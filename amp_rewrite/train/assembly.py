@@ -8,21 +8,22 @@ from dataclasses import replace
 from onnx import ModelProto, ValueInfoProto
 from onnx.helper import make_tensor_value_info
 
-from amp_rewrite.convert import finish
-from amp_rewrite.draft import Draft
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.pin import Pin
-from amp_rewrite.policy import Policy
+from amp_rewrite.pipeline.convert import finish
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
-from amp_rewrite.request import Painting, Request
-from amp_rewrite.serving import process
-from amp_rewrite.train import losses, update
+from amp_rewrite.settings.options import Painting, Request
+from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train import losses
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import differentiable
 from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.mode import statistics
+from amp_rewrite.train.step import update
+from amp_rewrite.train.training_mode import statistics
 
 Buffers = Mapping[str, tuple[str, Array]]
 """What the forward pass moves: by the name of its input the name of its new value, and the initial one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
-from amp_rewrite.op import MAIN, Op
-from amp_rewrite.schema import attribute, float_attribute
+from amp_rewrite.ir.nodes import MAIN, Op
+from amp_rewrite.ir.schema import attribute, float_attribute
+from amp_rewrite.ir.view import View
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.view import View
 
 _FIRST_WITH_MODE = 14  # before, a node with several outputs was one in training
 

@@ -12,7 +12,7 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import input_ports
+from amp_rewrite.runtime.ports import input_ports
 
 
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:

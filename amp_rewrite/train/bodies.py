@@ -15,11 +15,11 @@ import onnx.helper
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from amp_rewrite.errors import GradientError, ModelError
-from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model
-from amp_rewrite.index import bodies
-from amp_rewrite.op import MAIN, Op, ScopeId
-from amp_rewrite.schema import TENSOR, attribute
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.nodes import MAIN, Op, ScopeId
+from amp_rewrite.ir.schema import TENSOR, attribute
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.facts import Facts
 
 _DOMAIN = "amp_rewrite.bodies"

@@ -18,9 +18,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.names import numbered
-from amp_rewrite.op import MAIN, ScopeId, Value
-from amp_rewrite.schema import RANDOM_OPS
+from amp_rewrite.ir.names import numbered
+from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
+from amp_rewrite.ir.schema import RANDOM_OPS
 from amp_rewrite.train.facts import Facts, Shape, known_dims
 
 __all__ = ["Builder", "Shape", "declared"]

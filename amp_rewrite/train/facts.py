@@ -18,9 +18,9 @@ from onnx import GraphProto, ModelProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.index import bodies
-from amp_rewrite.op import MAIN, Op, ScopeId, ValueId
-from amp_rewrite.view import View
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.nodes import MAIN, Op, ScopeId, ValueId
+from amp_rewrite.ir.view import View
 
 Shape = tuple[int | str | None, ...]
 """Dims that are known, named, or unknown. Two dims of one name are equal."""

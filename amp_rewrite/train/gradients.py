@@ -7,10 +7,11 @@ from pathlib import Path
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
-from amp_rewrite.expand.functions import inlined
 from amp_rewrite.files.model import Model
-from amp_rewrite.op import MAIN, Op, Role, ValueId
-from amp_rewrite.schema import TENSOR
+from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.batch_norm import spelled_out
 from amp_rewrite.train.bodies import with_bodies
 from amp_rewrite.train.builder import Builder
@@ -18,7 +19,6 @@ from amp_rewrite.train.paths import Paths, floating, paths
 from amp_rewrite.train.recurrent import recurrent, stepwise
 from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop
 from amp_rewrite.train.vjp.table import VJPS
-from amp_rewrite.view import View
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:

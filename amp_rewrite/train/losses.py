@@ -12,7 +12,7 @@ import onnx.helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.schema import TENSOR
+from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.train.builder import Builder, Shape
 
 REGION = "amp.loss"

@@ -17,9 +17,9 @@ from onnx import GraphProto, ModelProto, NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.index import bodies
-from amp_rewrite.rewrite import import_standard
-from amp_rewrite.schema import attribute, float_attribute
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.schema import attribute, float_attribute
+from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward, differentiable
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
-from amp_rewrite.policy import Policy
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward
+from amp_rewrite.train.keras.optimizer import Variable
 from amp_rewrite.train.loss_scale import Array, Gradient
 from amp_rewrite.train.losses import objective
 from amp_rewrite.train.parameters import trained
-from amp_rewrite.train.stateful import Variable
-from amp_rewrite.view import View
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,14 +26,14 @@ from onnx.helper import make_tensor_value_info
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.index import bodies
-from amp_rewrite.ort.buffers import BufferedRunner, DoubleBuffer, Side
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.view import View
+from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.step import TrainingStep
-from amp_rewrite.train.trainer import Trainer
-from amp_rewrite.train.update import REGION
-from amp_rewrite.view import View
+from amp_rewrite.train.step.step import TrainingStep
+from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.step.update import REGION
 
 TIMEOUT = 300.0
 """Seconds that a replica waits for the others, unless told otherwise."""

@@ -10,12 +10,12 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.op import MAIN, Role, Use, Value
+from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
+from amp_rewrite.ir.view import View
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.paths import Paths, paths
 from amp_rewrite.train.vjp.row import Refuse, Stop
 from amp_rewrite.train.vjp.table import VJPS
-from amp_rewrite.view import View
 
 _SCORES = 4  # axes of attention scores: batch, heads, rows, columns
 _LARGEST = 1e4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from amp_rewrite.op import Op, OpId, ScopeId, ValueId
+from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
+from amp_rewrite.ir.view import View
 from amp_rewrite.train.vjp.row import Row, Rows, Stop
-from amp_rewrite.view import View
 
 _SHOWN = 4  # ops of a way that are named on each side
 

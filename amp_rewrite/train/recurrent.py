@@ -17,8 +17,8 @@ from onnx import GraphProto, NodeProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
-from amp_rewrite.op import MAIN, Op, OpId
-from amp_rewrite.schema import attribute
+from amp_rewrite.ir.nodes import MAIN, Op, OpId
+from amp_rewrite.ir.schema import attribute
 from amp_rewrite.train.builder import Builder, declared
 
 

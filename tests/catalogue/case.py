@@ -16,9 +16,9 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.emulate import emulate
 from catalogue.naive import naive
 
 _IR = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}

@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import amp_rewrite
 from amp_rewrite.cli import door
-from amp_rewrite.convert import convert
 from amp_rewrite.errors import ModelError
+from amp_rewrite.pipeline.convert import convert
 from catalogue.case import WRONG, Case, converted, every, naive_fails, of_numbers, of_result, rounded
 from catalogue.loud_types import SQUARE
 from catalogue.naive import naive
@@ -105,7 +105,7 @@ before = peak()
 print(peak() - before)
 """
 OURS = MEASURE.format(
-    prepare="from amp_rewrite.convert import convert\nconvert(sys.argv[1] + '/small/model.onnx')",
+    prepare="from amp_rewrite.pipeline.convert import convert\nconvert(sys.argv[1] + '/small/model.onnx')",
     act="convert(sys.argv[1] + '/model.onnx').save(sys.argv[1] + '/half.onnx')",
 )
 NAIVE = MEASURE.format(

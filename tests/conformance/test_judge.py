@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, parser
 
-from amp_rewrite.convert import Converted
 from amp_rewrite.dtypes import DType
+from amp_rewrite.pipeline.convert import Converted
 from conformance import trial
 from conformance.case import Case
 from conformance.judge import DEEP_ENOUGH, bound, objection, unlike

@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
-from amp_rewrite.convert import Converted, convert
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.emulate import emulate
 from conformance import runtime
 from conformance.case import Case, cases, inputs_to_feed
 from conformance.judge import STANDARD_TOLERANCE, bound, objection, unlike

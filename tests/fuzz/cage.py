@@ -76,7 +76,7 @@ def _guard() -> None:
 
     import amp_rewrite.reports.diff  # noqa: F401
     from amp_rewrite.cli import door
-    from amp_rewrite.convert import convert
+    from amp_rewrite.pipeline.convert import convert
 
     warm = '<ir_version: 8, opset_import: ["" : 17]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }'
     convert(onnx.parser.parse_model(warm)).report.text()  # lists and tables are read here, once for all runs

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import onnx
 
-from amp_rewrite.config import from_file
-from amp_rewrite.convert import convert
 from amp_rewrite.dtypes import DType
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import AmpRewriteError, ConversionError
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.lists import load_lists
-from amp_rewrite.pattern import select
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
-from amp_rewrite.train.step import training_step
-from amp_rewrite.view import View
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.settings.config_file import from_file
+from amp_rewrite.settings.op_lists import load_lists
+from amp_rewrite.settings.selectors import select
+from amp_rewrite.train.step.step import training_step
 
 WAYS: tuple[dict[str, str], ...] = (
     {},

@@ -9,7 +9,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import Model
-from amp_rewrite.ort.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 # Two of the 360 digits, as the demo allows.

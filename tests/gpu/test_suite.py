@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from stub import folder as stub_folder
 
-from amp_rewrite.ort.runner import CPU, CUDA, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SUITE = BENCHMARKS / "gpu.py"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from train.nets import CROSS_ENTROPY, batches, mlp, same
 
-from amp_rewrite.ort.runner import CPU, cuda_opens
+from amp_rewrite.runtime.runner import CPU, cuda_opens
 from amp_rewrite.train import Trainer, training_step
 
 pytestmark = [

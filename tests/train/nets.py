@@ -11,11 +11,11 @@ import onnx.parser
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.emulate import emulate
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.step import TrainingStep, training_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import TrainingStep, training_step
+from amp_rewrite.train.step.trainer import Trainer
 
 F32 = np.float32
 CROSS_ENTROPY = "cross_entropy(y, t)"

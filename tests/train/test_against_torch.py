@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from amp_rewrite.train.optimizers import SGD
-from amp_rewrite.train.step import training_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
 from train.nets import F32, PLACE
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"

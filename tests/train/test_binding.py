@@ -10,10 +10,10 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.binding import bind
-from amp_rewrite.train.step import training_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 20]> net (float[N,2] x, float[2,2] a, float[2,2] b) => (float[N,2] y) {

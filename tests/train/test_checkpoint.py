@@ -11,8 +11,8 @@ import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.step import training_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
 from train.nets import CROSS_ENTROPY, batches, mlp, same, trainer
 
 DATA = list(batches(12))

@@ -9,19 +9,19 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy.session.process import set_policy
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.hardware import Gpu
-from amp_rewrite.serving import process
-from amp_rewrite.serving.process import set_policy
-from amp_rewrite.train.compat import (
+from amp_rewrite.runtime.gpu import Gpu
+from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
 )
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer, Variable
 from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.model_loss import ModelLoss
 from amp_rewrite.train.optimizers import SGD, Adam
-from amp_rewrite.train.stateful import StatefulOptimizer, Variable
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.train.step import training_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
 from train.nets import PLACE, batches, same, trainer
 
 DATA = list(batches(12))

@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 import amp_rewrite
-from amp_rewrite.emulate import emulate
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train import scale_gradients
 from amp_rewrite.train.loss_scale import Array
 from train import foreign_step

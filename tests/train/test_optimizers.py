@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale, LossScale
 from amp_rewrite.train.optimizers import (
@@ -27,7 +27,7 @@ from amp_rewrite.train.optimizers import (
     named,
     serialize,
 )
-from amp_rewrite.train.update import Scaling, Update, append_update
+from amp_rewrite.train.step.update import Scaling, Update, append_update
 from train.test_loss_scale import SEQUENCES
 
 F32 = np.float32

@@ -16,14 +16,15 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.train import checkpoint, parallel
-from amp_rewrite.train.compat import LossScaleOptimizer
+from amp_rewrite.train import parallel
+from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
+from amp_rewrite.train.keras.optimizer import Variable
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.optimizers import SGD
 from amp_rewrite.train.parallel import Alone, DataParallelTrainer, averaged, check_strategy, cut, join_replicas, shard
-from amp_rewrite.train.stateful import Variable
-from amp_rewrite.train.step import TrainingStep, training_step
-from amp_rewrite.train.trainer import History, Trainer
+from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step.step import TrainingStep, training_step
+from amp_rewrite.train.step.trainer import History, Trainer
 from train import replica
 from train.nets import CROSS_ENTROPY, batches, mlp, parsed, same
 

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import door
+from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy.session.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.hardware import Gpu, device_advice
-from amp_rewrite.policy import Policy, deserialize, low_type, serialize
-from amp_rewrite.serving import process
-from amp_rewrite.serving.process import global_policy, policy_scope, set_policy
+from amp_rewrite.runtime.gpu import Gpu, device_advice
+from amp_rewrite.settings.policy import Policy, deserialize, low_type, serialize
 from train.nets import mlp
 
 F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE

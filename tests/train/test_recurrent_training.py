@@ -14,7 +14,7 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite import View
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train import Trainer, training_step
 
 GATES = {"LSTM": 4, "GRU": 3}

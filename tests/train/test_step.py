@@ -9,16 +9,16 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import View
+from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.runner import Runner
-from amp_rewrite.policy import Policy
-from amp_rewrite.serving import process
-from amp_rewrite.train.compat import LossScaleOptimizer
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.loss_scale import Array, DynamicLossScale
 from amp_rewrite.train.model_loss import ModelLoss
 from amp_rewrite.train.optimizers import SGD, Adam
-from amp_rewrite.train.step import training_step
+from amp_rewrite.train.step.step import training_step
 from train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
 
 # -- what it computes --------------------------------------------------------------------------------

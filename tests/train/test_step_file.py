@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import door
 from amp_rewrite.errors import ModelError, TrainingError
-from amp_rewrite.train.step import TrainingStep, training_step
-from amp_rewrite.train.step_file import KEY, load_step, save_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import TrainingStep, training_step
+from amp_rewrite.train.step.step_file import KEY, load_step, save_step
+from amp_rewrite.train.step.trainer import Trainer
 from train.nets import batches, mlp
 
 CROSS_ENTROPY = "cross_entropy(y, t)"

@@ -11,12 +11,12 @@ import pytest
 import stub
 from onnx import ModelProto
 
-from amp_rewrite.emulate import emulate
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.ort.runner import Runner
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.optimizers import SGD
-from amp_rewrite.train.step import training_step
+from amp_rewrite.train.step.step import training_step
 from train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"

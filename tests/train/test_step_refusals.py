@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.errors import GradientError, PolicyError, TrainingError
-from amp_rewrite.train.step import training_step
+from amp_rewrite.train.step.step import training_step
 from train.nets import CROSS_ENTROPY, mlp, parsed
 
 

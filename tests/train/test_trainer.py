@@ -17,12 +17,12 @@ import stub
 import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ort.buffers import BufferedRunner
-from amp_rewrite.ort.runner import Runner, cuda_opens
+from amp_rewrite.runtime.buffers import BufferedRunner
+from amp_rewrite.runtime.runner import Runner, cuda_opens
 from amp_rewrite.train.loss_scale import DynamicLossScale
 from amp_rewrite.train.parallel import Alone, DataParallelTrainer
-from amp_rewrite.train.step import training_step
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
 from train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed, same, step, trainer
 
 DATA = list(batches(12))
@@ -311,7 +311,7 @@ def test_a_model_in_a_file_is_trained_too(tmp_path: Path) -> None:
 
 ON_CUDA = """
 from amp_rewrite.train.parallel import Alone, DataParallelTrainer
-from amp_rewrite.train.trainer import Trainer
+from amp_rewrite.train.step.trainer import Trainer
 from train.nets import batches, step
 
 for kind in (Trainer, lambda step: DataParallelTrainer(step, Alone())):

@@ -13,7 +13,7 @@ import pytest
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
-from amp_rewrite.kernels import load_kernels
+from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.train.vjp.row import Joint, Refuse, Row, Stop, row
 from amp_rewrite.train.vjp.table import VJPS
 from train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import onnx.helper
 from onnx import GraphProto, NodeProto
 
-from amp_rewrite.index import bodies
-from amp_rewrite.op import ScopeId
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.train.builder import declared
 from amp_rewrite.train.vjp.row import Call, Row, Rows, Stop
 from amp_rewrite.train.vjp.subgraph import arrivals, prune, refuse_random

@@ -15,9 +15,9 @@ from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
-from amp_rewrite.index import bodies
-from amp_rewrite.op import ScopeId, ValueId
-from amp_rewrite.schema import TENSOR
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.nodes import ScopeId, ValueId
+from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.train.builder import Builder, declared
 from amp_rewrite.train.paths import paths
 from amp_rewrite.train.vjp.row import Call, Joint, Row, Rows, Stop

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from onnx import GraphProto, NodeProto
 
-from amp_rewrite.index import bodies
-from amp_rewrite.op import ScopeId
-from amp_rewrite.schema import RANDOM_OPS
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.nodes import ScopeId
+from amp_rewrite.ir.schema import RANDOM_OPS
 from amp_rewrite.train.vjp.row import Call
 
 

@@ -1,0 +1,1 @@
+"""Coloring: lists, levels, kernel gate and safety rules become one decision per type variable."""

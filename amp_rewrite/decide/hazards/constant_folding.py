@@ -1,0 +1,40 @@
+"""What is computed from constants alone: a runtime does so once, when it loads the model, if it has the kernels.
+
+onnxruntime folds constants with its CPU kernels, and those have half precision for what moves data, but not for
+arithmetic: lowered, such an op is left in the graph and computed again in every run. A DeBERTa projects its table of
+relative positions by the weights of every layer: as large a product as that of the layer's own keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+# Folded in any type. A quantized weight is not folded: its op is fused with the product that reads it.
+_MOVES = frozenset({*COPIES, "ConstantOfShape", "Where"})
+_NEVER_FOLDED = frozenset({*RANDOM_OPS, "DequantizeLinear", "QuantizeLinear"})
+
+
+def folded(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on arithmetic whose inputs are constants, or computed from constants alone. O(nodes + uses)."""
+    known: set[OpId] = set()
+    for op in view.ops:
+        if op.bodies or op.signature is None or op.kind in _NEVER_FOLDED or not _fixed(view, op, known):
+            continue
+        known.add(op.id)
+        if op.kind not in _MOVES and computes_float32(view, op):
+            yield Pin(op.id, "folded", None, "reads constants alone: computed once, in float32, when a model is loaded")
+
+
+def _fixed(view: View, op: Op, known: set[OpId]) -> bool:
+    read = [value for value in op.inputs if value is not None]
+    return bool(read) and all(_constant(view, value, known) for value in read)
+
+
+def _constant(view: View, value: ValueId, known: set[OpId]) -> bool:
+    return view.values[value].producer in known or view.constant(value) is not None

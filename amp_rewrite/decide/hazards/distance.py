@@ -1,0 +1,82 @@
+"""Distances written as |x|² − 2x·c + |c|²: what is left of such a sum is small beside its parts.
+
+Codecs look for the nearest code so, k-means for the nearest centre, kernels for their neighbours. The sum of squares is
+denied, but a product in half precision is off by a share of |x||c|: a point far from the origin then lies nearer to the
+wrong centre, or at the root of a negative number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_rewrite.decide.hazards.flow import COPIES, Flow, Slots, computes_float32, makers
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+_PRODUCTS = ("Gemm", "MatMul", "com.microsoft::FusedMatMul")
+_SCALES = ("Div", "Mul", "Neg")
+_SUMS: Slots = {**COPIES, **dict.fromkeys(("Add", "Sub"), (0, 1)), **dict.fromkeys(_SCALES, (0, 1)), "Gemm": (2,)}
+
+
+def distance(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on products of what is squared and summed too, where both are added, and on those sums. O(nodes + uses),
+    and the sums behind each such product."""
+    squared: dict[ValueId, dict[ValueId, OpId]] = {}
+    for op in view.ops:
+        source = _squared(view, op)
+        if source is not None and op.outputs[0] is not None:
+            squared.setdefault(_root(view, source), {})[op.outputs[0]] = op.id
+    if not squared:
+        return
+    flow = Flow.of(view, _SUMS)
+    pins: dict[OpId, OpId] = {}
+    for product in view.ops:
+        if product.kind not in _PRODUCTS or not computes_float32(view, product):
+            continue
+        for root in {_root(view, v) for v in product.inputs[:2] if v is not None} & squared.keys():
+            for op_id in _met(view, flow, product, squared[root]):
+                pins.setdefault(op_id, next(iter(squared[root].values())))
+    for op_id, cause in sorted(pins.items()):
+        yield Pin(op_id, "distance", cause, "a difference of squares and products, small beside them")
+
+
+def _met(view: View, flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> set[OpId]:
+    """The product, the sums in which it meets the squares, and what lies between; nothing if they do not meet."""
+    made = {v: product.id for v in product.outputs if v is not None}
+
+    def floating(value: ValueId) -> bool:
+        dtype = view.dtype(value)  # in a model that is converted already the squares may have been lowered
+        return dtype is DType.FLOAT or (dtype is not None and dtype.low)
+
+    lengths = flow.forth(squares, floating)
+    scores = flow.forth(made, floating)
+    both = {v: product.id for v in scores if v in lengths}
+    meetings = [op for op in map(view.ops.__getitem__, makers(view, both)) if op.kind in ("Add", "Gemm", "Sub")]
+    if not meetings:
+        return set()
+    between = flow.back(both, scores.__contains__)
+    return {op_id for op_id in makers(view, between) if computes_float32(view, view.ops[op_id])}
+
+
+def _squared(view: View, op: Op) -> ValueId | None:
+    """What an op sums the squares of."""
+    if op.kind == "ReduceSumSquare":
+        return op.inputs[0]
+    square = view.producer(op.inputs[0]) if op.kind == "ReduceSum" else None
+    if square is not None and square.kind == "Cast":
+        square = view.producer(square.inputs[0])
+    if square is None or square.kind not in ("Mul", "Pow"):
+        return None
+    return square.inputs[0] if square.kind == "Pow" or len(set(square.inputs)) == 1 else None
+
+
+def _root(view: View, value: ValueId) -> ValueId:
+    """What a value is a copy of, or a multiple by a constant."""
+    while (op := view.producer(value)) is not None:
+        given = [v for v in op.inputs if v is not None]
+        scaled = op.kind in _SCALES and sum(view.constant(v) is None for v in given) == 1
+        if not (scaled or op.kind in COPIES) or op.kind == "Concat":
+            break
+        value = next(v for v in given if view.constant(v) is None) if scaled else given[0]
+    return value

@@ -1,0 +1,183 @@
+"""Numbers that say where and how much: what feeds shapes, and integers held in floats, stays float32.
+
+float16 counts exactly to 2048 and bfloat16 to 256: a size, an index or a counter beyond that changes silently.
+Marks walk back from where such a number is used, through copies, arithmetic and small reductions only
+(`flow.ANY`), so that a network's own products never become float32 because an index is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from amp_rewrite.decide.hazards.flow import (
+    COPIES,
+    INTEGERS,
+    REDUCTIONS,
+    SELECTIONS,
+    Flow,
+    Slots,
+    computes_float32,
+    float32,
+    makers,
+)
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
+
+# The inputs that say a shape, an axis, a size, a scale, a count or a position.
+SHAPE_SLOTS: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(("Expand", "Reshape", "Split", "SplitToSequence", "Squeeze", "Tile", "Unsqueeze"), (1,)),
+    **dict.fromkeys(("AffineGrid", "CenterCropPad", "CumSum", "OneHot", "TopK", "Trilu"), (1,)),
+    **dict.fromkeys(("SequenceAt", "SequenceErase", "ReverseSequence"), (1,)),
+    **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
+    "ReduceSumSquare": (1,),
+    **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow", "Loop"), (0,)),
+    **dict.fromkeys(("MelWeightMatrix", "Range"), (0, 1, 2)),
+    **dict.fromkeys(("Col2Im", "DFT"), (1, 2)),
+    **dict.fromkeys(("MaxUnpool", "NonMaxSuppression", "SequenceInsert", "TensorScatter"), (2,)),
+    "Pad": (1, 3),
+    # Scales stand in slot 1 at opset 10, and behind the region of interest from 11 on; sizes follow.
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Upsample": (1,),
+    "com.microsoft::ConvTransposeWithDynamicPads": (2,),
+    "com.microsoft::CropAndResize": (3,),
+    "com.microsoft::GroupQueryAttention": (5, 6),
+}
+_COUNTING: Slots = {
+    **COPIES,
+    **dict.fromkeys(("Add", "Div", "Mul", "Neg", "Reciprocal", "ReduceProd", "Sub"), range(2)),
+}
+_ROUNDING = ("Ceil", "Equal", "Floor", "Mod", "Round")
+_SUMS = {"Add": range(1 << 16), "Sum": range(1 << 16), "Sub": (0,)}
+
+
+def shape_taint(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on what computes a shape, an axis, a size, a scale or a count.
+
+    A Range of floats is pinned too: how long it is depends on its own arithmetic. A truth value is made by a
+    comparison, a Cast to bool included, and no mark crosses it.
+    """
+    flow = Flow.of(view)
+    sinks: dict[ValueId, Use] = {}
+    for op in view.ops:
+        for slot in SHAPE_SLOTS.get(op.kind, ()):
+            value = op.inputs[slot] if slot < len(op.inputs) else None
+            if value is not None:
+                sinks.setdefault(value, Use(op.id, slot))
+        if op.kind == "Range" and computes_float32(view, op):
+            yield Pin(op.id, "shape_taint", None, "how many elements it gives depends on its arithmetic")
+    marked = flow.back(sinks, lambda value: view.dtype(value) is not DType.BOOL)
+    for op_id, use in makers(view, marked).items():
+        if flow.through(view.ops[op_id]) and computes_float32(view, view.ops[op_id]):
+            yield Pin(op_id, "shape_taint", use.op, f"feeds {_port(view, use)}")
+
+
+def _port(view: View, use: Use) -> str:
+    op = view.ops[use.op]
+    formal = op.signature.input(use.slot) if op.signature else None
+    return f"{formal.name if formal else f'input {use.slot}'!r} of {op.name!r} ({op.kind})"
+
+
+def index_taint(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on the ops between an integer and a place that reads it as one.
+
+    An integer enters floats through a Cast; Floor, Ceil, Round, Mod, Equal and a Cast to integers read it as one.
+    A Cast from bool, or one whose result never gets to such a place (an attention mask), is no taint.
+    """
+    flow = Flow.of(view)
+    held = flow.forth(counted(view), float32(view))
+    sinks: dict[ValueId, OpId] = {}
+    for op in view.ops:
+        if op.kind in _ROUNDING or _casts_to_integer(op):
+            read = [value for value in op.inputs if value is not None and value in held]
+            sinks.update((value, op.id) for value in read if value not in sinks)
+            if read:
+                cast = held[read[0]]
+                yield Pin(op.id, "index_taint", cast, f"reads an integer that {_name(view, cast)} put into floats")
+    path = flow.back(sinks, held.__contains__)
+    for op_id, sink in makers(view, path).items():
+        # If, Loop and Scan hand the number through without a type variable of their own.
+        if computes_float32(view, view.ops[op_id]):
+            yield Pin(op_id, "index_taint", sink, f"holds an integer that {_name(view, sink)} reads as one")
+
+
+def counted(view: View) -> dict[ValueId, OpId]:
+    """The float32 values that are integers by birth: results of a Cast from an integer type, with that Cast."""
+    return {
+        op.outputs[0]: op.id
+        for op in view.ops
+        if op.kind == "Cast"
+        and op.outputs[0] is not None
+        and op.inputs[0] is not None
+        and view.dtype(op.outputs[0]) is DType.FLOAT
+        and view.dtype(op.inputs[0]) in INTEGERS
+    }
+
+
+def _casts_to_integer(op: Op) -> bool:
+    to = attribute(op.node, "to") if op.kind == "Cast" else None
+    return to is not None and DType.of(to.i) in INTEGERS
+
+
+def element_counts(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on what makes and what reads a product of sizes in floats: the number of elements that a sum is divided by.
+
+    256 × 256 is beyond float16, and divided by infinity everything is 0. One size alone fits. Where a number of
+    elements meets what is neither a size nor a constant the walk ends. None for types of float32's range.
+    """
+    if to.max > 2.0**32:
+        return
+    sizes: set[ValueId] = set()
+    counts: dict[ValueId, OpId] = {}
+    for op in view.ops:
+        born = op.kind in ("Shape", "Size")
+        if not born and sizes.isdisjoint(op.inputs):
+            continue
+        slots = _COUNTING.get(op.kind, ())
+        taken = [v for slot, v in enumerate(op.inputs) if slot in slots and v is not None]
+        known = [v for v in taken if v in sizes]
+        whole = bool(known) and all(v in sizes or view.values[v].tensor is not None for v in taken)
+        product = op.kind in ("ReduceProd", "Size") or (op.kind == "Mul" and len(known) > 1)
+        cause = next((counts[v] for v in op.inputs if v is not None and v in counts), op.id if product else None)
+        results = [v for v in op.outputs if v is not None]
+        if born or whole:
+            sizes.update(results)
+        if cause is not None and (whole or op.kind == "Size"):
+            counts.update(dict.fromkeys(results, cause))
+        touched = (v for v in (*op.inputs, *op.outputs) if v is not None and v in counts)
+        if any(view.dtype(v) is DType.FLOAT for v in touched) and computes_float32(view, op):
+            yield Pin(op.id, "shape_taint", cause, f"the number of elements may be beyond {to.max:g}")
+
+
+def accumulators(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on the additions by which a Loop or Scan counts or sums up in a float state.
+
+    A float16 counter stalls at 2048. A state that is multiplied, or passes through a layer, forgets instead of
+    counting, and is none.
+    """
+    states = [(out, into) for out, into in view.carried if view.dtype(into) is DType.FLOAT]
+    if not states:
+        return
+    import networkx as nx
+
+    flow = Flow.of(view, {**COPIES, **SELECTIONS, **REDUCTIONS, **_SUMS})
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    for value in flow.forth({into: None for _, into in states}, float32(view)):
+        graph.add_edges_from((value, made) for made in flow.results(value))
+    states_made = dict(states)
+    for component in nx.strongly_connected_components(graph):
+        if len(component) < 2:
+            continue
+        carries = [view.values[states_made[v]] for v in sorted(component) if v in states_made]
+        for op_id in makers(view, {ValueId(v): None for v in sorted(component)}):
+            op = view.ops[op_id]
+            if op.kind in _SUMS and computes_float32(view, op):
+                owner = view.scopes[carries[0].scope].owner if carries else None
+                yield Pin(op_id, "index_taint", owner, f"sums up over {_name(view, owner)}")
+
+
+def _name(view: View, op: OpId | None) -> str:
+    return f"{view.ops[op].name!r} ({view.ops[op].kind})" if op is not None else "the loop"

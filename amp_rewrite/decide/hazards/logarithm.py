@@ -1,0 +1,46 @@
+"""Logarithms of probabilities: from the softmax or sigmoid on, what computes the argument stays float32.
+
+A logarithm turns the relative error of its argument into an absolute one, and zero into -inf. Below 6e-8 float16 has
+nothing but zero, and between 0.9998 and 1 nothing but 1: the probability of an unlikely class and one minus that of a
+likely one vanish, where float32 has a logarithm of -17 or -9. The argument of the softmax itself needs no more digits
+than any score: its error is an absolute one in the logarithm, as large as its own. The same holds for Atanh, half the
+logarithm of (1 + x) / (1 - x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from amp_rewrite.decide.hazards.flow import ANY, Flow, computes_float32, makers
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.view import Op, ValueId, View
+
+_LOGARITHMS = ("Log", "Atanh")
+_SQUEEZES = frozenset({"Exp", "HardSigmoid", "Sigmoid", "Softmax", "Softplus", "Tanh", "com.microsoft::BiasSoftmax"})
+"""Operators that bring what lies apart near 0 or 1."""
+
+
+def logarithm(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on the ops from a squeeze to a logarithm, both included, and on the sums with constants before a
+    logarithm (`log(1 + x)`). O(nodes + uses)."""
+    ends = {op.inputs[0]: op.id for op in reversed(view.ops) if op.kind in _LOGARITHMS and op.inputs[0] is not None}
+    if not ends:
+        return
+    flow = Flow.of(view, {kind: slots for kind, slots in ANY.items() if kind not in _SQUEEZES})
+    squeezes = {op.outputs[0]: op.id for op in view.ops if op.kind in _SQUEEZES and op.outputs[0] is not None}
+    squeezed = flow.forth(squeezes, lambda value: view.dtype(value) is DType.FLOAT)
+    marked = flow.back(ends, lambda value: value in squeezed or _shifted(view, value))
+    pins = {**makers(view, marked), **{ends[v]: ends[v] for v in ends if v in marked}}
+    for op_id, cause in sorted(pins.items()):
+        if computes_float32(view, view.ops[op_id]):
+            end = view.ops[cause]
+            yield Pin(op_id, "logarithm", cause, f"computes the argument of {end.name!r} ({end.kind})")
+
+
+def _shifted(view: View, value: ValueId) -> bool:
+    """Whether a value is a float32 sum or difference of one value and constants."""
+    op: Op | None = view.producer(value)
+    if op is None or op.kind not in ("Add", "Sub") or view.dtype(value) is not DType.FLOAT:
+        return False
+    return any(view.constant(v) is not None for v in op.inputs if v is not None)

@@ -1,0 +1,90 @@
+"""Quantizers whose integers, or 8-bit floats, times their scale go beyond the low type.
+
+Where a constant scale says so calibration saw values as large: what makes them for a quantizer, and what reads them
+from a dequantizer, stays float32 as well. FLOAT8E5M2 goes to 57344 by itself, nearly as far as float16, and
+nothing says that a scale which only the run tells is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, Slots, computes_float32, float32, makers
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.view import Op, OpId, View
+
+_QUANTIZE = ("QuantizeLinear", "com.microsoft::QuantizeLinear")
+_DEQUANTIZE = ("DequantizeLinear", "com.microsoft::DequantizeLinear")
+_AS_LARGE: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("Identity", "MaxPool", "Relu"), (0,))}
+_FLOATS: Mapping[DType, float] = {
+    DType.FLOAT8E4M3FN: 448.0,
+    DType.FLOAT8E4M3FNUZ: 240.0,
+    DType.FLOAT8E5M2: 57344.0,
+    DType.FLOAT8E5M2FNUZ: 57344.0,
+}
+"""The largest number of each (ONNX, "Float stored in 8 bits"); their zero point is 0."""
+_INTEGERS: Mapping[DType, tuple[int, int]] = {
+    DType.INT8: (-(1 << 7), (1 << 7) - 1),
+    DType.UINT8: (0, (1 << 8) - 1),
+    DType.INT16: (-(1 << 15), (1 << 15) - 1),
+    DType.UINT16: (0, (1 << 16) - 1),
+}
+"""Those of four bits go nowhere, and the int32 of a bias is never filled."""
+
+
+def quantizers(view: View, to: DType) -> Iterator[Pin]:
+    """Pins on what quantizes or dequantizes beyond the low type, and, where its scale is constant, on what makes and
+    what reads such values. O(ops); with constant scales of that size O(uses)."""
+    beyond: dict[OpId, str] = {}
+    for op in view.ops:
+        note = _beyond(view, op, to) if op.kind in (*_QUANTIZE, *_DEQUANTIZE) and computes_float32(view, op) else None
+        if note is not None:
+            beyond[op.id] = note
+            yield Pin(op.id, "quantizer", None, note)
+    sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]
+    for op_id, cause in sorted(_neighbours(view, sure).items() if sure else ()):
+        yield Pin(op_id, "quantizer", cause, beyond[cause])
+
+
+def _beyond(view: View, op: Op, to: DType) -> str | None:
+    """How far an op's integers or 8-bit floats go, in words, where that is beyond the low type."""
+    value, scale = op.outputs[0] if op.kind in _QUANTIZE else op.inputs[0], op.inputs[1]
+    kind = view.dtype(value) if value is not None else None
+    most = _farthest(view, op, kind) if kind is not None else None
+    if kind is None or scale is None or most is None:
+        return None
+    if view.constant(scale) is None:
+        unsure = kind in _FLOATS and most > to.max / 2
+        return f"{kind.spelling} goes to {most:g}, and its scale is not known to be small" if unsure else None
+    times = view.fit(scale, to).absmax if view.dtype(scale) is DType.FLOAT else 0.0
+    return f"{most:g} of {kind.spelling} times {times:g} is beyond {to.max:g}" if most * times > to.max else None
+
+
+def _farthest(view: View, op: Op, kind: DType) -> float | None:
+    """How far a type goes from the op's zero point."""
+    if kind not in _INTEGERS:
+        return _FLOATS.get(kind)
+    least, most = _INTEGERS[kind]
+    zero = op.inputs[2] if len(op.inputs) > 2 else None
+    if zero is None:
+        return float(max(most, -least))
+    tensor = view.constant(zero)
+    if tensor is None:
+        return float(most)
+    held = view.model.array(tensor).astype(np.int64)
+    return float(max(most - held.min(initial=most), held.max(initial=least) - least))
+
+
+def _neighbours(view: View, sure: Sequence[Op]) -> dict[OpId, OpId]:
+    """The float32 ops that make what is quantized, or read what is dequantized, copies of it included; with the op."""
+    flow = Flow.of(view, _AS_LARGE)
+    read = {v: op.id for op in sure if op.kind in _QUANTIZE and (v := op.inputs[0]) is not None}
+    made = {v: op.id for op in sure if op.kind in _DEQUANTIZE and (v := op.outputs[0]) is not None}
+    found = dict(makers(view, flow.back(read, float32(view))))
+    for value, cause in flow.forth(made, float32(view)).items():
+        for reader in view.readers(value):
+            found.setdefault(reader.id, cause)
+    return {op_id: cause for op_id, cause in found.items() if computes_float32(view, view.ops[op_id])}

@@ -1,0 +1,1 @@
+"""Deployment: sessions that convert what they load, the doctor, and the bench."""

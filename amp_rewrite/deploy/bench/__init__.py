@@ -1,0 +1,1 @@
+"""Benchmarks: latency, throughput, memory, and the ops that became slower."""

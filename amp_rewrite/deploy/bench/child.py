@@ -1,0 +1,130 @@
+"""One model in a process of its own: what memory it takes, or how long each of its ops.
+
+Memory counts from a clean start, and a model that takes too much ends its own process, not the benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amp_rewrite.deploy.bench.batches import Batch
+from amp_rewrite.deploy.bench.device import GpuMemory, resident, resident_peak
+from amp_rewrite.deploy.bench.profile import OpTime, read_profile
+from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, has_provider
+from amp_rewrite.runtime.subprocess import command
+
+_SKIPPED, _RUNS = 3, 10  # runs of a profile
+# Kernels run on after they are launched: only then does the time of an op hold that of its kernel.
+_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model file, a batch in a .npz file, how to open the model, and whether to time its ops."""
+
+    model: str
+    batch: str
+    provider: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    profile: bool = False
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`memory`: bytes that the model took beyond what was in use before it was opened, None where it is not known;
+    `ops`: of a profile; `fault`: why there is neither."""
+
+    memory: int | None = None
+    ops: tuple[OpTime, ...] = ()
+    fault: str = ""
+
+
+def apart(model: Path, batch: Batch, provider: str, **more: Any) -> Outcome:
+    """What a process of its own finds out about a model on a batch. OSError if none can be started."""
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
+        np.savez(folder / "batch.npz", **arrays)
+        job = Job(os.fspath(model.resolve()), str(folder / "batch.npz"), provider, **more)
+        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
+        words = command("from amp_rewrite.deploy.bench.child import main; main(sys.argv[1])", str(folder / "job.json"))
+        environment = os.environ | (_BLOCKING if job.profile else {})
+        ended = subprocess.run(words, env=environment, capture_output=True, text=True, errors="replace", check=False)
+        result = folder / "outcome.json"
+        if not result.exists():
+            return Outcome(fault=_ending(ended.returncode, ended.stderr))
+        told = json.loads(result.read_text("utf-8"))
+        return Outcome(told["memory"], tuple(OpTime(**op) for op in told["ops"]), told["fault"])
+
+
+def _ending(code: int, stderr: str) -> str:
+    last = (stderr.strip().splitlines() or [""])[-1]
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"its process ended with {how}{f': {last[:200]}' if last else ''}"
+
+
+# -- in the process ----------------------------------------------------------------------------------
+
+
+def found(job: Job, folder: Path) -> Outcome:
+    """What the job asks for; a model that does not run gives an outcome that says so."""
+    try:
+        return _profiled(job, folder) if job.profile else _weighed(job)
+    except (AmpRewriteError, OSError) as error:
+        return Outcome(fault=" ".join(str(error).split()))
+
+
+def _weighed(job: Job) -> Outcome:
+    gpu = GpuMemory() if job.provider == CUDA else None
+    batch = _batch(job)
+    has_provider(job.provider)  # loads the runtime's library, which is no part of the model
+    before = gpu.used() if gpu else resident()
+    _run(_opened(job), batch, 2)  # the second run shows whether memory is used again
+    after = gpu.used() if gpu else resident_peak()
+    return Outcome(max(after - before, 0)) if after else Outcome(fault="this system does not tell how much is in use")
+
+
+def _profiled(job: Job, folder: Path) -> Outcome:
+    runner = _opened(job, profile=str(folder / "profile"))
+    _run(runner, _batch(job), _SKIPPED + _RUNS)
+    return Outcome(ops=read_profile(runner.end_profile(), skip=_SKIPPED))
+
+
+def _opened(job: Job, profile: str | None = None) -> Runner:
+    from amp_rewrite.files.model import Model
+
+    providers = tuple(dict.fromkeys((job.provider, CPU)))
+    options = {job.provider: dict(job.options)}
+    model = Model.load(job.model)
+    return Runner.open(model, providers=providers, provider_options=options, threads=job.threads, profile=profile)
+
+
+def _run(runner: Runner, batch: Batch, times: int) -> None:
+    binding = runner.bind(batch)
+    for _ in range(times):
+        binding.run()
+
+
+def _batch(job: Job) -> Batch:
+    from amp_rewrite.evidence.data.feed import Feed
+    from amp_rewrite.files.model import Model
+
+    return next(iter(Feed.of(job.batch, Model.load(job.model), allow_nonfinite=True)))
+
+
+def main(file: str) -> None:
+    """Do the job in a file, and write its outcome beside it."""
+    path = Path(file)
+    outcome = found(Job(**json.loads(path.read_text("utf-8"))), path.parent)
+    (path.parent / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")

@@ -1,0 +1,54 @@
+"""A picture of a benchmark: latencies with their spread, and throughput by batch size. Needs matplotlib."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from amp_rewrite.deploy.bench.result import Benchmark
+from amp_rewrite.errors import ReportError
+
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def check_plot(file: Path) -> None:
+    """Nothing, where a picture can be written to this file; ReportError, saying what is in the way, elsewhere."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise ReportError(f"cannot draw to {file}: a picture's suffix says what it is; take {', '.join(SUFFIXES)}")
+    if file.is_dir():
+        raise ReportError(f"cannot draw to {file}: it is a folder; name a file")
+    if not file.parent.is_dir():
+        raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
+    if find_spec("matplotlib") is None:
+        raise ReportError("matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'")
+
+
+def plot(found: Benchmark, file: Path) -> None:
+    """Draw a benchmark to a file whose suffix says how: latency, and throughput if batches were swept."""
+    check_plot(file)
+    from matplotlib.figure import Figure
+
+    swept = [entry for entry in found.entries if any(row.timing for row in entry.sweep)]
+    figure = Figure(figsize=(11 if swept else 6, 4), layout="constrained")
+    axes = figure.subplots(1, 2 if swept else 1, squeeze=False)[0]
+    _latencies(axes[0], found)
+    if swept:
+        for entry in swept:
+            rows = [row for row in entry.sweep if row.timing]
+            axes[1].plot([row.items for row in rows], [row.throughput for row in rows], marker="o", label=entry.name)
+        axes[1].set(xscale="log", yscale="log", xlabel="batch", ylabel="items / s", title="throughput")
+        axes[1].legend()
+    figure.suptitle(f"{found.device}, {found.provider}", fontsize="small")
+    figure.savefig(file)
+
+
+def _latencies(axis: Any, found: Benchmark) -> None:
+    """A bar for each median, from the 5th to the 95th percentile a whisker."""
+    timings = [entry.latency for entry in found.entries]
+    medians = [1e3 * timing.median for timing in timings]
+    below = [1e3 * (timing.median - timing.p5) for timing in timings]
+    above = [1e3 * (timing.p95 - timing.median) for timing in timings]
+    axis.barh([entry.name for entry in found.entries], medians, xerr=[below, above], capsize=3)
+    axis.invert_yaxis()
+    axis.set(xlabel="ms", title="latency, median and 5th to 95th percentile")

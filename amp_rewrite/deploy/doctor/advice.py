@@ -1,0 +1,249 @@
+"""What can be told of a converted model before it runs: padding for tensor cores, ops without kernels, expected speed.
+
+All of it is read off shapes, types and tables; nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import onnx.defs
+from onnx import ModelProto
+
+from amp_rewrite.decide.placement.cost_model import READ_IN_PART, VIEWS, Work
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.schema import signature
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.runtime.kernels import Kernels
+from amp_rewrite.runtime.roofline import Roof
+
+# A row of so many 16-bit elements is 16 bytes, which tensor cores are fed with at once: NVIDIA, Matrix Multiplication
+# Background User's Guide, "Tensor Core Requirements".
+ALIGNED = 8
+
+LARGEST = (1 << 63) - 1
+"""What a dimension can be: an int64 in ONNX."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misaligned:
+    """A dimension of a low-precision product that is no multiple of 8, and the next one that is."""
+
+    op: str
+    kind: str
+    dimension: str
+    size: int
+
+    @property
+    def padded(self) -> int:
+        return -(-self.size // ALIGNED) * ALIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class OnCpu:
+    """An op with floats that the CUDA provider has no kernel for. `opset`: the nearest ai.onnx opset that has one."""
+
+    op: str
+    kind: str
+    why: str
+    opset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The least time that a model's ops take on a GPU, in seconds, in float32 and as converted.
+
+    `counted` of `ops` ops have known shapes and are in it. Products count their operations, everything else the
+    bytes that it reads and writes; nothing is fused, nothing stays in a cache, no time goes into starting kernels.
+    """
+
+    gpu: str
+    float32: float
+    converted: float
+    counted: int
+    ops: int
+
+    @property
+    def ratio(self) -> float:
+        return self.float32 / self.converted
+
+
+NAMELESS = "?"
+"""Stands for all free dimensions without a name."""
+
+Dimensions = tuple[tuple[str, int | None], ...]
+
+
+# -- shapes --------------------------------------------------------------------------------------------
+
+
+def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> Model:
+    """The model with its inputs' free dimensions fixed, by name, else as `otherwise`; the same wherever they recur."""
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    named = {name: sizes.get(name, otherwise) for name in free_dimensions(model)}
+    for formal in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
+        for dim in formal.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value") and dim.dim_param in named:
+                dim.dim_value = named[dim.dim_param]
+    for formal in proto.graph.input:
+        for dim in formal.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                dim.dim_value = sizes.get(NAMELESS, otherwise)
+    return Model(proto, model.path)
+
+
+def free_dimensions(model: Model) -> tuple[str, ...]:
+    """The free dimensions of a model's inputs, in order; NAMELESS for those without a name."""
+    free = (
+        dim.dim_param or NAMELESS
+        for formal in model.proto.graph.input
+        for dim in formal.type.tensor_type.shape.dim
+        if not dim.HasField("dim_value")
+    )
+    return tuple(dict.fromkeys(free))
+
+
+def aligned_dimensions(view: View, op: Op, shapes: Shapes) -> Dimensions:
+    """The dimensions that tensor cores want aligned, of an op that is a matrix product or can be seen as one."""
+    asked = _DIMENSIONS.get(op.kind)
+    weight = _shape(view, op.inputs[1], shapes) if asked is not None and len(op.inputs) > 1 else None
+    return asked(op, weight) if asked is not None and weight is not None else ()
+
+
+def _shape(view: View, value: ValueId | None, shapes: Shapes) -> Shape | None:
+    return None if value is None else shapes.get((view.values[value].scope, view.values[value].name))
+
+
+def _matmul(op: Op, weight: Shape) -> Dimensions:
+    return (("k", weight[-2]), ("n", weight[-1])) if len(weight) > 1 else ()
+
+
+def _gemm(op: Op, weight: Shape) -> Dimensions:
+    flipped = any(a.name == "transB" and a.i for a in op.node.attribute)
+    return _matmul(op, tuple(reversed(weight)) if flipped else weight)
+
+
+def _conv(op: Op, weight: Shape) -> Dimensions:
+    """Depthwise convolutions do not run on tensor cores, and have no dimensions to align."""
+    return (("in", weight[1]), ("out", weight[0])) if len(weight) > 2 and weight[1] != 1 else ()
+
+
+def _transposed(op: Op, weight: Shape) -> Dimensions:
+    return _conv(op, (weight[1], weight[0], *weight[2:])) if len(weight) > 2 and weight[1] != 1 else ()
+
+
+_DIMENSIONS = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _transposed}
+
+
+def _count(shape: Shape | None) -> int:
+    """Elements; 0 where they are not known."""
+    return 0 if shape is None or None in shape else prod(d or 0 for d in shape)
+
+
+# -- the three questions -------------------------------------------------------------------------------
+
+
+def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
+    """The fixed dimensions of products in the low type that are no multiple of 8, in order. O(nodes)."""
+    shapes = shapes_of(view)
+    for op in view.ops:
+        for dimension, size in aligned_dimensions(view, op, shapes) if _main(view, op) is low else ():
+            if size is not None and size % ALIGNED:
+                yield Misaligned(op.name, op.kind, dimension, size)
+
+
+def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
+    """The ops with floats that the provider has no kernel for, in order. O(nodes).
+
+    Ops that the runtime expands as functions, ops with bodies, unknown ops and types are not judged.
+    """
+    for op in view.ops:
+        if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
+            continue
+        types = _types(view, op)
+        if types is None or not any(v.type and v.type.dtype and v.type.dtype.floating for v in view.variables[op.id]):
+            continue
+        why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        if why is not None:
+            yield OnCpu(op.name, op.kind, why, _served_at(op, types, kernels, view.opsets.get("", 1)))
+
+
+def unjudged(view: View) -> dict[str, int]:
+    """Ops that no schema describes, and how many there are of each kind, in order. O(nodes)."""
+    found: dict[str, int] = {}
+    for op in view.ops:
+        if op.signature is None:
+            found[op.kind] = found.get(op.kind, 0) + 1
+    return found
+
+
+def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
+    """The nearest opset at which the op has a kernel, the older one of two; None for ops of other domains."""
+    known = range(1, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
+    for other in sorted(known, key=lambda other: abs(other - opset)):
+        schema = signature("", op.op_type, other)
+        if schema is not None and kernels.runs("", op.op_type, schema.since, types):
+            return other
+    return None
+
+
+def bound(view: View, roof: Roof, low: DType) -> Bound | None:
+    """The least time of a converted model whose dimensions are fixed; None where no shape is known. O(nodes)."""
+    shapes, work = shapes_of(view), Work(view, roof, low)
+    full = converted = 0.0
+    counted = ops = 0
+    for op in view.ops:
+        if op.kind in VIEWS or op.bodies:
+            continue
+        ops += 1
+        ports = [v for v in (*op.inputs[op.kind in READ_IN_PART :], *op.outputs) if v is not None]
+        moved = {value: _count(_shape(view, value, shapes)) for value in ports}
+        if not all(moved.values()):
+            continue
+        counted += 1
+        flops = work.flops(op)
+        converted += roof.seconds(flops, _nbytes(view, moved), low=_main(view, op) is low)
+        if not _placed(op, view, low):
+            full += roof.seconds(flops, _nbytes(view, moved, instead_of=low), low=False)
+    return Bound(roof.gpu, full, converted, counted, ops) if converted else None
+
+
+def _placed(op: Op, view: View, low: DType) -> bool:
+    """Whether an op is a Cast to or from the low type, which the float32 model has no need of."""
+    return op.kind == "Cast" and any(view.dtype(v) is low for v in (*op.inputs, *op.outputs) if v is not None)
+
+
+def _nbytes(view: View, moved: Mapping[ValueId, int], *, instead_of: DType | None = None) -> int:
+    """Bytes of so many elements of each value, with float32 in place of a low type."""
+    total = 0
+    for value, elements in moved.items():
+        dtype = view.dtype(value) or DType.FLOAT
+        total += (DType.FLOAT if dtype is instead_of else dtype).nbytes(elements)
+    return total
+
+
+def _main(view: View, op: Op) -> DType | None:
+    """The type that an op computes in: that of its first floating variable."""
+    types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
+    return next((dtype for dtype in types if dtype is not None and dtype.floating), None)
+
+
+def _types(view: View, op: Op) -> dict[str, str] | None:
+    """The type string of each of the schema's variables, as kernels name them; None where one is not known."""
+    assert op.signature is not None
+    types: dict[str, str] = {}
+    for actual, formal_at in ((op.inputs, op.signature.input), (op.outputs, op.signature.output)):
+        for slot, value in enumerate(actual):
+            formal = formal_at(slot)
+            if value is None or formal is None or formal.type not in op.signature.types:
+                continue
+            found = view.types[value]
+            if found is None or found.dtype is None:
+                return None
+            types.setdefault(formal.type, found.onnx_spelling)
+    return types

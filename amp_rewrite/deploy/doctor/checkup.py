@@ -1,0 +1,324 @@
+"""What stands between this machine, or a model on it, and fast half precision, and the way out of each.
+
+Nothing is claimed that was not asked of the driver, the loader, onnxruntime or a table; what cannot be known is said
+to be unknown.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from amp_rewrite.deploy.doctor.advice import (
+    LARGEST,
+    Bound,
+    OnCpu,
+    bound,
+    free_dimensions,
+    misaligned,
+    on_cpu,
+    unjudged,
+    with_dimensions,
+)
+from amp_rewrite.deploy.doctor.isolated import PACKAGES, Asked, asked, machine_asked, version
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.render import count, shortened, size, table
+from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
+from amp_rewrite.runtime.kernels import Kernels, load_kernels
+from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
+from amp_rewrite.settings.policy import Policy, low_type
+
+OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
+
+_ENOUGH = 0.8  # of a model's ops must have known shapes before a bound is told
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at: its state ("ok", "finding", "advice", "unknown"), the fact, and the way out."""
+
+    topic: str
+    state: str
+    fact: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """Everything that was looked at, in order. Advice and what is unknown are no findings."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def well(self) -> bool:
+        """Whether there is no finding."""
+        return all(check.state != FINDING for check in self.checks)
+
+    def text(self) -> str:
+        """A line for each check, and below it the way out where there is one."""
+        lines = table([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
+        told = []
+        for check, line in zip(self.checks, lines, strict=True):
+            told.append(line)
+            told += [f"{'':{_INDENT}}{check.remedy}"] if check.remedy else []
+        found = sum(check.state == FINDING for check in self.checks)
+        return "\n".join([*told, "", count(found, "finding") if found else "all well"])
+
+    def to_json(self) -> str:
+        """`{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
+        return json.dumps({"well": self.well, "checks": [asdict(check) for check in self.checks]}, indent=2)
+
+
+_MARKS = {OK: "ok", FINDING: "FINDING", ADVICE: "advice", UNKNOWN: "unknown"}
+_INDENT = 9
+
+
+def doctor(
+    model: object = None,
+    *,
+    to: str | DType | Policy = "float16",
+    gpu: str | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    load: Loader | None = None,
+    ask: Callable[[], Asked] | None = None,
+    installed: Callable[[str], str | None] | None = None,
+) -> Checkup:
+    """What keeps half precision from being fast here; with a model (whatever `convert` takes), also in that model.
+
+    `to`: as `convert` takes it. `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
+    of the model's free dimensions by name ("?": all without one), for the estimate; 1 for those that are not given.
+    `load`, `ask` and `installed` stand for the loader of libraries, onnxruntime in a process of its own, and the
+    installed packages. By default the driver, too, is asked in a process of its own, which a broken one may end.
+
+    PolicyError for an unknown type or GPU; what `convert` raises for the model.
+    """
+    low = low_type(to)
+    if gpu is not None and gpu not in ROOFS:
+        raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
+    machine = machine_asked() if load is None else hardware(load)
+    checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed or version))
+    if model is not None:
+        roofs = _roofs(gpu, machine, low)
+        checks += _model(Model.load(model), low, roofs, dict(dimensions or {}))
+    return Checkup(tuple(checks))
+
+
+# -- the machine ---------------------------------------------------------------------------------------
+
+
+def _machine(
+    machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None]
+) -> Iterator[Check]:
+    packages = {name: found for name in PACKAGES if (found := installed(name)) is not None}
+    if not packages and "version" in told:
+        packages = {"onnxruntime": told["version"]}  # of a package by another name: a nightly, another vendor's
+    built = _release(told)
+    yield from _gpus(machine, low)
+    yield _driver(machine, built)
+    yield _runtime(packages, told)
+    if built is not None:
+        yield from _libraries(built, load)
+    yield _provider(told)
+    yield _table(packages, load_kernels())
+
+
+def _gpus(machine: Hardware, low: DType) -> Iterator[Check]:
+    if not machine.gpus:
+        yield Check("GPU", FINDING, str(machine.absence), f"on a CPU {low.spelling} is slower, not faster")
+    for gpu in machine.gpus:
+        memory = f", {size(gpu.memory)}" if gpu.memory else ""
+        state = OK if gpu.capability >= FAST_FROM[low] else FINDING
+        yield Check("GPU", state, f"{gpu}{memory}: {_fast(gpu)}")
+
+
+def _fast(gpu: Gpu) -> str:
+    slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in FAST_FROM.items() if gpu.capability < (a, b)]
+    fast = [t.spelling for t, first in FAST_FROM.items() if gpu.capability >= first]
+    said = f"fast in {' and '.join(fast)}" if fast else "fast in no low type"
+    return f"{said} ({', '.join(slow)})" if slow else said
+
+
+def _driver(machine: Hardware, built: int | None) -> Check:
+    version = machine.driver or "of unknown version"
+    if machine.cuda is None:
+        return Check("driver", UNKNOWN, f"{machine.driver or 'none answers'}: which CUDA it serves cannot be asked")
+    served = f"{version}, serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
+    if built is not None and machine.cuda[0] < built:
+        return Check(
+            "driver", FINDING, f"{served}, and this onnxruntime is built for CUDA {built}", "update the driver"
+        )
+    return Check("driver", OK, served)
+
+
+def _runtime(packages: Mapping[str, str], told: Asked) -> Check:
+    named = " and ".join(f"{name} {version}" for name, version in packages.items())
+    if not packages:
+        return Check("onnxruntime", FINDING, "not installed", "python -m pip install onnxruntime-gpu")
+    if len(packages) > 1:
+        return Check(
+            "onnxruntime",
+            FINDING,
+            f"{named} are installed over each other, and one of them is broken by that",
+            "python -m pip uninstall -y onnxruntime onnxruntime-gpu; python -m pip install onnxruntime-gpu",
+        )
+    if "failure" in told:
+        return Check("onnxruntime", FINDING, f"{named}: {told['failure']}", "install it anew")
+    if told["cuda"] is None:
+        return Check("onnxruntime", FINDING, f"{named} is built without CUDA", _SWAP)
+    return Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
+
+
+_SWAP = "python -m pip uninstall -y onnxruntime; python -m pip install onnxruntime-gpu"
+
+
+def _release(told: Asked) -> int | None:
+    major = str(told.get("cuda") or "").partition(".")[0]
+    return int(major) if major.isdecimal() else None
+
+
+def _libraries(built: int, load: Loader) -> Iterator[Check]:
+    found = libraries(built, load)
+    if not found:
+        yield Check("libraries", UNKNOWN, f"what CUDA {built} needs on this system is not known here")
+        return
+    for needed, what in ((True, "the CUDA provider does not load without"), (False, "some ops do not run without")):
+        lost = [f.library for f in found if f.where is None and f.library.needed is needed]
+        if lost:
+            names = ", ".join(library.name for library in lost)
+            yield Check("libraries", FINDING, f"{what} {names}", pip_line(lost))
+    here = [f for f in found if f.where is not None]
+    if len(here) == len(found):
+        by_pip = sum(f.where == "pip" for f in here)
+        yield Check("libraries", OK, f"all {len(found)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
+
+
+def _provider(told: Asked) -> Check:
+    if "failure" in told:
+        return Check("provider", UNKNOWN, "onnxruntime could not be asked")
+    if told["opens"]:
+        return Check("provider", OK, "CUDAExecutionProvider opens")
+    return Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
+
+
+def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
+    here = [f"{name} {version}" for name, version in packages.items()]
+    if not here or kernels.runtime in here:
+        return Check("kernels", OK, f"the kernel table is that of {kernels.runtime}")
+    return Check(
+        "kernels",
+        FINDING,
+        f"the kernel table is that of {kernels.runtime}, and {' and '.join(here)} is installed: its kernels may differ",
+        f"python -m pip install '{kernels.runtime.replace(' ', '==')}', or read its own registry with"
+        " `amp-rewrite doctor --dump-kernels FILE`",
+    )
+
+
+# -- a model -------------------------------------------------------------------------------------------
+
+
+def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int]) -> Iterator[Check]:
+    free = free_dimensions(source)
+    for name, number in sizes.items():
+        if name not in free:
+            known = f"it has {', '.join(free)}" if free else "it has none"
+            raise PolicyError(f"the model has no free dimension {name!r}; {known}")
+        if not 0 < number <= LARGEST:
+            raise PolicyError(f"dimension {name!r} cannot be {number}; give a number from 1 to {LARGEST}")
+    converted = convert(source, to=low)
+    totals = converted.report.totals
+    view = View.of(converted.result)
+    if not totals.compute_ops:
+        yield Check("model", ADVICE, "no op in it gains from a low type")
+    else:
+        fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
+        state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
+        yield Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
+    yield from _fallen(on_cpu(view, load_kernels()))
+    yield from _unjudged(unjudged(view))
+    yield from _unaligned(view, low)
+    yield _estimate(converted.result, low, roofs, sizes, free)
+
+
+def _fallen(found: Iterable[OnCpu]) -> Iterator[Check]:
+    """One finding for each reason."""
+    by_reason: dict[tuple[str, int | None], list[str]] = {}
+    for fallen in found:
+        by_reason.setdefault((fallen.why, fallen.opset), []).append(fallen.op)
+    for (why, opset), ops in by_reason.items():
+        fact = f"{why}: {count(len(ops), 'op')} would run on the CPU ({shortened(ops)})"
+        way = (
+            "it has none at any opset: spell it out in other ops" if opset is None else f"at opset {opset} there is one"
+        )
+        yield Check("placement", FINDING, fact, way)
+    if not by_reason:
+        yield Check("placement", OK, "no float op falls to the CPU, as far as the kernel table tells")
+
+
+def _unjudged(kinds: Mapping[str, int]) -> Iterator[Check]:
+    """What no table knows: most often the op of a library that has to be registered."""
+    if kinds:
+        named = shortened(list(kinds))
+        fact = f"{count(sum(kinds.values()), 'op')} that no schema here describes ({named}): where it runs is not known"
+        yield Check("placement", UNKNOWN, fact, "a runtime without that op does not open the model")
+
+
+def _unaligned(view: View, low: DType) -> Iterator[Check]:
+    """One piece of advice for each kind of op, dimension and size."""
+    groups: dict[tuple[str, str, int, int], list[str]] = {}
+    for found in misaligned(view, low):
+        groups.setdefault((found.kind, found.dimension, found.size, found.padded), []).append(found.op)
+    for (kind, dimension, wide, padded), ops in groups.items():
+        yield Check(
+            "alignment",
+            ADVICE,
+            f"{count(len(ops), kind)} with {dimension} = {wide}, no multiple of 8 ({shortened(ops)})",
+            f"tensor cores run best on multiples of 8: pad {dimension} to {padded}",
+        )
+    if not groups:
+        yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")
+
+
+def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
+    """The GPU that was named, else the first one here, else all that are known; none if the one here is not."""
+    known = [roof for roof in ROOFS.values() if low is DType.FLOAT16 or roof.bfloat16]
+    if gpu is not None:
+        return [roof for roof in known if roof.gpu == gpu]
+    if not machine.gpus:
+        return known
+    own = roof_of(machine.gpus[0].name)
+    return [own] if own in known and own is not None else []
+
+
+def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int], free: Sequence[str]) -> Check:
+    """What the roofline says of the speed-up, with everything that it assumes."""
+    if not roofs:
+        return Check("speed", UNKNOWN, f"no data sheet with {low.spelling} of this GPU is known here", _NAME_ONE)
+    view = View.of(with_dimensions(model, sizes, 1))
+    found = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
+    if not found or found[0].counted < _ENOUGH * found[0].ops:
+        known = f"the shapes of {found[0].counted} of {found[0].ops} ops are known" if found else "no shapes are known"
+        return Check("speed", UNKNOWN, known, "export the model with known shapes")
+    return Check("speed", OK, _told(found), _assumed(found[0], sizes, free))
+
+
+_NAME_ONE = f"--gpu names another: {', '.join(ROOFS)}"
+
+
+def _told(found: Sequence[Bound]) -> str:
+    ratios = ", ".join(f"{b.gpu} {b.ratio:.1f}x" for b in found)
+    return f"the roofline says about {ratios} against float32 without TF32"
+
+
+def _assumed(first: Bound, sizes: Mapping[str, int], free: Sequence[str]) -> str:
+    shape = ", ".join(f"{name}={sizes.get(name, 1)}" for name in free)
+    ops = "all" if first.counted == first.ops else f"{first.counted} of {first.ops}"
+    return (
+        f"assumes {f'{shape}, ' if shape else ''}data sheet peaks, no fusion, nothing in caches, no time to start"
+        f" kernels; {ops} ops counted"
+    )

@@ -1,0 +1,1 @@
+"""Sessions that convert a model as they load it, their cache, and process-wide settings."""

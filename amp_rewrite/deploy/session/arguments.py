@@ -1,0 +1,119 @@
+"""What a session may be asked for: each argument checked, and what it comes to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from numbers import Integral
+from pathlib import Path
+
+from amp_rewrite.deploy.session.cache import Cache
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError, PolicyError
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, TENSORRT, has_provider
+from amp_rewrite.settings.policy import Policy
+
+Provider = str | tuple[str, Mapping[str, object]]
+
+IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
+_OWN = ("model", "to", "folder")  # arguments of convert that a Session settles itself
+_WORDS = {"": False, "0": False, "false": False, "no": False, "off": False}
+_WORDS |= {"1": True, "true": True, "yes": True, "on": True}
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Nothing, where `convert` takes all of these; TypeError, as Python raises it, for another one."""
+    known = [name for name in signature(convert).parameters if name not in _OWN]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"Session() got an unexpected keyword argument {name!r}; convert takes {', '.join(known)}")
+
+
+def check_words(*, threads: object, providers: object, **switches: object) -> None:
+    """Nothing, where these can be meant; PolicyError elsewhere, so that no word is taken for another."""
+    if not isinstance(threads, Integral) or not 0 <= int(threads) <= MOST_THREADS:
+        raise PolicyError(
+            f"threads is {threads!r}; give how many may work on one op, at most {MOST_THREADS}, or 0 for one per core"
+        )
+    for name, value in switches.items():
+        if value not in (None, True, False):
+            raise PolicyError(f"{name} is {value!r}; give True or False")
+    if isinstance(providers, str):
+        raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
+
+
+def low_type_of(policy: Policy) -> DType | None:
+    """The low type of a policy. PolicyError for one that a model's inputs and outputs would have to follow."""
+    if policy.lowers is not None and policy.output is not DType.FLOAT:
+        raise PolicyError(
+            f"a Session keeps inputs and outputs as they are, and policy {policy.name!r} does not; use"
+            f" mixed_{policy.lowers.spelling}, and io='low' for low inputs and outputs"
+        )
+    return policy.lowers
+
+
+def wanted(providers: Sequence[Provider] | None) -> tuple[tuple[str, Mapping[str, str]], ...]:
+    """The providers with their options; CUDA first where this onnxruntime is built for it."""
+    named = providers if providers is not None else ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
+    if not named:
+        raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
+    return tuple(_pair(provider) for provider in named)
+
+
+def _pair(provider: object) -> tuple[str, Mapping[str, str]]:
+    name, options = (provider, {}) if isinstance(provider, str) else _split(provider)
+    if not isinstance(name, str) or not isinstance(options, Mapping):
+        raise PolicyError(
+            f"{provider!r} is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})"
+        )
+    return name, {key: str(value) for key, value in options.items()}
+
+
+def _split(provider: object) -> tuple[object, object]:
+    """A name and options of a pair; what is none comes back as it is, to be refused."""
+    return (provider[0], provider[1]) if isinstance(provider, (tuple, list)) and len(provider) == 2 else (provider, {})
+
+
+def provider_settings(
+    providers: Sequence[tuple[str, Mapping[str, str]]], device: int, tf32: bool, cuda_graph: bool, free: bool
+) -> dict[str, dict[str, str]]:
+    """Options by provider; what the caller gave wins. docs/session.md says why each is what it is.
+
+    `free`: some input has a dimension that may change from run to run.
+    """
+    own = {
+        CUDA: {
+            "device_id": str(device),
+            "use_tf32": str(int(tf32)),
+            "cudnn_conv_use_max_workspace": "1",
+            "cudnn_conv_algo_search": "HEURISTIC" if free else "EXHAUSTIVE",
+            "enable_cuda_graph": str(int(cuda_graph)),
+        },
+        TENSORRT: {"device_id": str(device)},
+    }
+    return {name: {**own.get(name, {}), **options} for name, options in providers}
+
+
+def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None, str]:
+    """Where converted models are kept, and why nowhere, if the user's own cache has no place. PolicyError for what
+    names no cache."""
+    if isinstance(cache, (str, Path)) and str(cache):
+        return Cache(Path(cache)), ""
+    if cache is None or cache is False or isinstance(cache, Cache):
+        return cache or None, ""
+    if cache is not True:
+        raise PolicyError(f"cache is {cache!r}; give a folder, a Cache, True for the user's own, or None")
+    try:
+        return Cache.usual(os.environ), ""
+    except ConfigError as cause:
+        return None, str(cause)
+
+
+def stated_by(environ: Mapping[str, str]) -> bool:
+    """Whether the environment says to convert where half precision is not faster. ConfigError for another word."""
+    word = environ.get(IGNORE_PERFORMANCE, "")
+    if word.strip().lower() not in _WORDS:
+        raise ConfigError(f"{IGNORE_PERFORMANCE} is {word!r}; set it to 1 or 0")
+    return _WORDS[word.strip().lower()]

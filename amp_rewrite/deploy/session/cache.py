@@ -1,0 +1,196 @@
+"""Converted models that are kept: found again by what they were made of, in a folder that does not grow without end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_rewrite.deploy.session.digest import Digests, digest_of
+from amp_rewrite.errors import ConfigError, ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.scratch import alone
+from amp_rewrite.reports.report import MAX_CHARACTERS
+
+LIMIT = 20 << 30
+"""Bytes that a cache holds if nothing else is said."""
+
+# What is kept, and how it is named, changes with this number.
+_FORM = 1
+_MODEL, _REPORT, _SEAL, _SCRATCH = "model.onnx", "report.json", "seal", "scratch-"
+_LARGEST_SEAL = 1 << 10  # bytes of a file that holds one digest
+_IN_USE = 600.0  # seconds after its last use in which an entry stays: someone may be opening it
+_ABANDONED = 24 * 3600.0  # seconds after which nobody is still writing
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A model that was converted before, its weights still in the cache's files, and its report as JSON."""
+
+    model: Model
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder of converted models, `limit` bytes at most, the least recently used ones given up first.
+
+    Any number of processes may use it at once. An entry appears whole or not at all, under a seal: the digest of its
+    model and report, without which it is not used. What was used in the last ten minutes is not given up, so that the
+    limit may be passed for that long.
+    """
+
+    folder: Path
+    limit: int = LIMIT
+
+    @classmethod
+    def usual(cls, environ: Mapping[str, str]) -> Cache:
+        """The user's own: `amp-rewrite` in XDG_CACHE_HOME, or in ~/.cache where that is not set.
+
+        ConfigError where nobody knows of a home, as of a user without a name in a container.
+        """
+        stated = environ.get("XDG_CACHE_HOME", "")
+        # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
+        if Path(stated).is_absolute():
+            return cls(Path(stated) / "amp-rewrite")
+        try:
+            return cls(Path.home() / ".cache" / "amp-rewrite")
+        except RuntimeError as cause:
+            raise ConfigError(
+                "this user has no home folder to keep it in; set XDG_CACHE_HOME, or give cache='folder' or cache=None"
+            ) from cause
+
+    @property
+    def digests(self) -> Digests:
+        """What is remembered of the models that were given."""
+        return Digests(self.folder / f"digests-{_FORM}")
+
+    def load(self, key: str) -> Kept | None:
+        """The entry of a key; None where there is none, or a damaged one, which is then gone.
+
+        O(bytes) for the first load of an entry, whose seal is compared with all that it holds; O(nodes) for later ones.
+        """
+        entry = self._entry(key)
+        try:
+            seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
+            kept = Kept(Model.load(entry / _MODEL), report)
+            if seal == _sealed(self.digests.of(kept.model), report):
+                with suppress(OSError):  # a cache that can only be read is one, too
+                    os.utime(entry / _REPORT)
+                return kept
+        except (ModelError, UnicodeDecodeError, FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            return None
+        self._remove(entry)
+        return None
+
+    def store(self, key: str, model: Model, report: str) -> None:
+        """Keep a model and its report. ModelError where that fails: what is there already stays."""
+        if model.nbytes > self.limit:
+            raise ModelError(
+                f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"
+                " a higher limit"
+            )
+        entry = self._entry(key)
+        scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch.mkdir(mode=0o700)
+            model.save(scratch / _MODEL)
+            (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
+            seal = _sealed(digest_of(Model.load(scratch / _MODEL)), report)  # of what can be read again
+            (scratch / _SEAL).write_text(seal, encoding="utf-8")
+            with suppress(OSError):  # another process was faster, with the same
+                scratch.rename(entry)
+        except OSError as cause:
+            where = cause.filename or self.folder
+            raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError), alone(self._root):  # somebody may be emptying the cache
+            self._give_up(entry)
+
+    def _give_up(self, newest: Path) -> None:
+        """Remove the least recently used entries until the rest fits, and what a killed process has left."""
+        now = time.time()
+        for scratch in self._root.glob(f"{_SCRATCH}*"):
+            if now - _used(scratch) > _ABANDONED:
+                _delete(scratch)
+        entries = {entry: _nbytes(entry) for entry in self._root.iterdir() if not entry.name.startswith(_SCRATCH)}
+        total = sum(entries.values())
+        for entry in sorted(entries, key=lambda entry: (_used(entry / _REPORT), entry.name)):
+            if total <= self.limit:
+                return
+            if entry != newest and now - _used(entry / _REPORT) > _IN_USE:
+                self._remove(entry)
+                total -= entries[entry]
+
+    @property
+    def _root(self) -> Path:
+        return self.folder / f"models-{_FORM}"
+
+    def _entry(self, key: str) -> Path:
+        return self._root / key
+
+    def _remove(self, entry: Path) -> None:
+        """Take an entry away at once, and delete it then: nobody finds half of it."""
+        gone = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        with suppress(OSError):
+            entry.rename(gone)
+            _delete(gone)
+
+
+def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None = None) -> str:
+    """What tells one conversion from another: 64 hexadecimal digits of the model and all that was asked of it.
+
+    Every byte of the model counts, however it was loaded; weights are streamed, O(bytes), unless `digests` remember
+    the model. `settings` must be JSON.
+    """
+    content = digest_of(model) if digests is None else digests.of(model)
+    return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
+
+
+def _sealed(content: str, report: str) -> str:
+    """The seal of an entry: another one for one bit of its model, whose digest is `content`, or of its report."""
+    return hashlib.sha256(f"{content}{report}".encode()).hexdigest()
+
+
+def _text(file: Path, most: int) -> str:
+    """The text in a file of the cache; FileNotFoundError for what is no such file, or larger than it can be."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:  # a pipe would be waited for
+        raise FileNotFoundError(file)
+    return file.read_text(encoding="utf-8")
+
+
+def _delete(path: Path) -> None:
+    """A folder and all in it, or whatever else has its place; nothing is said where that fails."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _nbytes(entry: Path) -> int:
+    total = 0
+    with suppress(OSError):
+        for file in entry.iterdir():
+            total += file.stat().st_size
+    return total

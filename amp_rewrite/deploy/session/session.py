@@ -1,0 +1,333 @@
+"""`Session`: a model that is converted as it is loaded, and runs. It never falls back without saying so."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy.session.arguments import (
+    Provider,
+    check_options,
+    check_words,
+    chosen_cache,
+    low_type_of,
+    provider_settings,
+    stated_by,
+    wanted,
+)
+from amp_rewrite.deploy.session.cache import Cache, key_of
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConversionError, ModelError, PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.report import Report
+from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.ports import input_ports
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, cuda_opens, cuda_release
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.policy import Policy
+from amp_rewrite.version import VERSION
+
+if TYPE_CHECKING:
+    from amp_rewrite.runtime.binding import Binding
+
+_TARGETS = {CUDA: Target.ORT_CUDA, CPU: Target.ORT_CUDA, TENSORRT: Target.TENSORRT}
+_ON_GPU = (CUDA, TENSORRT)
+
+
+class Session:
+    """A model opened by onnxruntime, in the precision of a policy.
+
+    `model`: whatever `convert` takes. `policy`: "mixed_float16", "mixed_bfloat16" or a `Policy`; by default that of
+    the process: float32, unless `set_policy` or `enable_mixed_precision_graph_rewrite` said otherwise. A mixed
+    policy converts the model, or finds it converted in `cache`: a `Cache`, a folder, the user's own by default; None
+    keeps nothing.
+
+    A model is left as it is, with a warning that says why, where a low type would not be faster: without a GPU, or
+    on one below compute capability 7.0 (bfloat16: 8.0); `ignore_performance`, or AMP_REWRITE_IGNORE_PERFORMANCE,
+    converts it all the same. `report` says of each op why it is what it is; None of a model that is as it was.
+
+    `providers` are those of onnxruntime, by name or with options; by default CUDA where it opens, then the CPU. A
+    provider that does not open is warned of, and `get_providers()` tells the truth; `notes` holds every warning.
+    `device`: the GPU's number. `tf32`: what stays float32 may be multiplied in TF32, which has float16's digits.
+    `cuda_graph`: record the work once and replay it; run through `bind`. `threads` for one op on the CPU; 0: one per
+    core. docs/session.md has all settings and why. `options`: those of `convert`.
+
+    Raises what `convert` raises, and ModelError for what onnxruntime objects to.
+    """
+
+    def __init__(
+        self,
+        model: object,
+        *,
+        policy: str | Policy | None = None,
+        providers: Sequence[Provider] | None = None,
+        device: int = 0,
+        tf32: bool = False,
+        cuda_graph: bool = False,
+        threads: int = 0,
+        ignore_performance: bool | None = None,
+        cache: Cache | str | Path | bool | None = True,
+        folder: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        check_options(options)
+        switches = {"ignore_performance": ignore_performance, "tf32": tf32, "cuda_graph": cuda_graph}
+        check_words(threads=threads, providers=providers, **switches)
+        kept_in, unkept = chosen_cache(cache)
+        source = Model.load(model, folder=folder)
+        self._name = source.path.name if source.path else "the model"
+        to = low_type_of(process.policy_of_sessions() if policy is None else Policy.of(policy))
+        ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
+        free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
+        settings = provider_settings(wanted(providers), device, tf32, cuda_graph, free)
+        asked = _Asked(settings, providers is not None, to, ignored)
+        ready = _ready(source, asked, kept_in, options)
+        self._runner, refused, unopened = _open(ready, source, settings, threads)
+        self._report_json = None if refused else ready.report
+        self._device = asked.device
+        self._cuda_graph = settings.get(CUDA, {}).get("enable_cuda_graph") == "1"
+        if self._cuda_graph and self.provider != CUDA:
+            raise ModelError(
+                f"a CUDA graph needs {CUDA}, and {self._name} runs on {self.provider}: {asked.closed}; leave cuda_graph"
+                " out"
+            )
+        self.notes = tuple(self._notes(asked, replace(ready, unkept=ready.unkept or unkept), refused, unopened))
+        for note in self.notes:
+            warnings.warn(note, UserWarning, stacklevel=2)
+        if self._report_json is None:
+            process.plain_session_made()
+
+    def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
+        """All that is not as it was asked for."""
+        because = f"what was converted does not open ({refused})" if refused else ready.left
+        if because:
+            yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
+        if ready.unkept and ready.report is not None:
+            yield f"{self._name} is converted anew each time: {ready.unkept}"
+        if self.provider != asked.first and asked.closed not in because and (asked.named or asked.machine.gpus):
+            yield f"{self._name} runs on {self.provider}: {unopened or asked.closed}"
+
+    @property
+    def provider(self) -> str:
+        """The provider that really opened, and gets every op that it has a kernel for."""
+        return self._runner.provider
+
+    @property
+    def converted(self) -> bool:
+        """Whether the model runs in another precision than it was given in."""
+        return self._report_json is not None
+
+    @cached_property
+    def report(self) -> Report | None:
+        """What the conversion did and why; None where there was none."""
+        return None if self._report_json is None else Report.from_json(self._report_json.encode(), self._name)
+
+    @overload
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Given]) -> list[Given]: ...
+    @overload
+    def run(self, output_names: Mapping[str, Given]) -> dict[str, Given]: ...
+    def run(
+        self, output_names: Sequence[str] | Mapping[str, Given] | None, input_feed: Mapping[str, Given] | None = None
+    ) -> list[Given] | dict[str, Given]:
+        """`run(None, feeds)` gives a list, as onnxruntime's InferenceSession does; `run(feeds)` a dict by name.
+
+        Arrays, bfloat16 those of ml_dtypes; `None` for all outputs. ModelError for what does not fit.
+        """
+        if self._cuda_graph:
+            raise ModelError("a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()")
+        if isinstance(output_names, Mapping):
+            return self._runner.run(output_names)
+        return list(self._runner.run({} if input_feed is None else input_feed, output_names).values())
+
+    def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
+        """Inputs and outputs on the device, to run often without copies; see `Runner.bind`."""
+        return self._runner.bind(feeds, outputs, device=self._device, fixed=self._cuda_graph)
+
+    def get_providers(self) -> list[str]:
+        """The providers that opened, in the order in which they take ops."""
+        return list(self._runner.providers)
+
+    def get_inputs(self) -> list[Any]:
+        """What goes in, in onnxruntime's words: name, type, shape."""
+        return list(self.inner.get_inputs())
+
+    def get_outputs(self) -> list[Any]:
+        """What comes out, likewise."""
+        return list(self.inner.get_outputs())
+
+    @property
+    def inner(self) -> Any:
+        """onnxruntime's own session, for what is not offered here."""
+        return self._runner.inner
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a session was asked for, and what this machine says to that. `named`: the caller named the providers."""
+
+    settings: Mapping[str, Mapping[str, str]]
+    named: bool
+    to: DType | None
+    ignored: bool
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.settings))
+
+    @property
+    def device(self) -> int:
+        """The number of the GPU that the first provider gets."""
+        number = self.settings[self.first].get("device_id", "0")
+        if not number.isdecimal():
+            raise PolicyError(f"device {number!r} is no GPU's number; count from 0")
+        return int(number)
+
+    @cached_property
+    def machine(self) -> Hardware:
+        return hardware() if self.first in _ON_GPU else Hardware(absence="no GPU was asked for")
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why a policy's low type is not used here; "" if it is."""
+        assert self.to is not None
+        if self.ignored or self.first not in (*_ON_GPU, CPU):
+            return ""  # who names a provider of which nothing is known here knows it
+        if self.first == CPU:
+            return f"on a CPU {self.to.spelling} is slower, not faster{_IGNORE}"
+        if slow := refusal(self.machine, self.to, self.device):
+            return f"{slow}{_IGNORE}"
+        return "" if cuda_opens() else f"{self.closed}{_IGNORE}"
+
+    @cached_property
+    def closed(self) -> str:
+        """Why the first provider does not open, as far as that can be known."""
+        if self.first not in _ON_GPU:
+            return f"{self.first} does not open here"
+        if self.machine.absence:
+            return self.machine.absence
+        lost = [f.library.name for f in libraries(cuda_release() or 0) if f.where is None and f.library.needed]
+        fact = f"{' and '.join(lost)} cannot be loaded" if lost else "onnxruntime does not say why"
+        return f"{self.first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
+
+
+_IGNORE = "; ignore_performance=True converts it all the same"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A model to open: converted, with its report, or as it was given, and why (`left`).
+
+    `unkept`: why the converted model is not in the cache.
+    """
+
+    model: Model
+    report: str | None = None
+    left: str = ""
+    unkept: str = ""
+
+
+def _ready(source: Model, asked: _Asked, cache: Cache | None, options: Mapping[str, Any]) -> _Ready:
+    if asked.to is None:
+        return _Ready(source)
+    if asked.refusal:
+        return _Ready(source, left=asked.refusal)
+    options = {"target": _TARGETS.get(asked.first, Target.ONNX), **options}
+    key = "" if cache is None else _key(source, asked, options, cache)
+    kept = None if cache is None else cache.load(key)
+    if kept is not None:
+        return _Ready(kept.model, kept.report)
+    try:
+        found = convert(source, to=asked.to, **options)
+    except ConversionError as cause:  # a bug of ours, and the model itself is fine
+        return _Ready(source, left=str(cause))
+    if found.plan.empty:
+        return _Ready(source, left="nothing in it can be lowered")
+    return _stored(cache, key, found.result, found.report.to_json())
+
+
+def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _Ready:
+    """The converted model, out of the cache if it could be put there."""
+    if cache is None:
+        return _Ready(model, report)
+    try:
+        cache.store(key, model, report)
+    except ModelError as cause:
+        return _Ready(model, report, unkept=str(cause))
+    kept = cache.load(key)
+    return _Ready(model if kept is None else kept.model, report)
+
+
+def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache) -> str:
+    """The key of a conversion in the cache: everything that its result may depend on."""
+    assert asked.to is not None
+    named = {name: options[name] for name in ("lists", "level") if name in options}
+    request = Request.of(to=asked.to, **named)  # the environment counts, too
+    gpus = asked.machine.gpus
+    rest = {name: _spelled(name, value) for name, value in options.items() if name not in named}
+    return key_of(
+        source,
+        {
+            "version": VERSION,
+            "to": asked.to.spelling,
+            "lists": [request.lists.name, request.lists.fingerprint],
+            "level": request.level.value,
+            "kernels": load_kernels().runtime,
+            "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,
+            "options": rest,
+        },
+        cache.digests,
+    )
+
+
+def _spelled(name: str, value: object) -> object:
+    """An option of convert as JSON, of the file of ranges what stands in it."""
+    if name == "ranges" and isinstance(value, (str, Path)):
+        try:
+            return Path(value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return str(value)  # convert says what is wrong with it
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    if isinstance(value, Sequence):
+        return [_spelled("", item) for item in value]
+    return repr(value)
+
+
+def _open(
+    ready: _Ready, source: Model, settings: Mapping[str, Mapping[str, str]], threads: int
+) -> tuple[Runner, str, str]:
+    """The model, opened; where a converted one does not open, the one that was given, and why; why not by the first."""
+    refused = ""
+    if ready.report is not None:
+        try:
+            runner, unopened = _by_first(ready.model, settings, threads)
+        except ModelError as cause:
+            refused = str(cause)
+        else:
+            return runner, "", unopened
+    runner, unopened = _by_first(source, settings, threads)
+    return runner, refused, unopened
+
+
+def _by_first(model: Model, settings: Mapping[str, Mapping[str, str]], threads: int) -> tuple[Runner, str]:
+    """The model, opened. TensorRT raises where its libraries are missing: then by the others, and what it said."""
+    names = list(settings)
+    try:
+        return Runner.open(model, providers=names, provider_options=settings, threads=threads), ""
+    except ModelError as cause:
+        if names[0] != TENSORRT or len(names) == 1:
+            raise
+        rest = {name: settings[name] for name in names[1:]}
+        return _by_first(model, rest, threads)[0], str(cause)

@@ -1,1 +1,0 @@
-"""What stands between this machine, or a model on it, and fast half precision, and the way out of each."""

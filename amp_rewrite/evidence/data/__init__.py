@@ -1,0 +1,1 @@
+"""Input data: feeds from files, folders and generators."""

@@ -1,0 +1,394 @@
+"""What a model is fed: the batches that people give, checked against its inputs, or random ones.
+
+An array is passed on as it is, or cast where no value can be misread, or refused with what to give instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.data.npy import short
+from amp_rewrite.evidence.data.sources import Filed, Raw, Source, source_of
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.runtime.ports import Port, input_ports
+
+Array = NDArray[Any]
+Batch = Mapping[str, Array]
+
+LIMIT = 1 << 32
+"""Bytes that one batch from a file may need, unless told otherwise."""
+
+_DEFAULT_INTS = (0, 2)
+_SHOWN = 8  # names in an error
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """Batches for one model, to be iterated over again and again; each is checked as it comes.
+
+    `origin` says in a report where they come from. `notes`: what was cast in the first batch, by sentences.
+    """
+
+    origin: str
+    random: bool
+    notes: tuple[str, ...]
+    _ports: tuple[Port, ...] = field(repr=False)
+    _allow_nonfinite: bool = field(repr=False)
+    _source: Source = field(repr=False)
+    _count: int | None = field(repr=False)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches, by input name, each array of its input's type. FeedError for one that does not fit."""
+        empty = True
+        for number, raw in enumerate(self._source()):
+            empty = False
+            yield _checked(raw, self._ports, number, self._allow_nonfinite)[0]
+        if empty:
+            raise FeedError(f"{self.origin}: there is no batch; give at least one")
+
+    def __len__(self) -> int:
+        """How many batches there are; of a function or an iterable without a length, by reading all of them once."""
+        return self._counted
+
+    @cached_property
+    def _counted(self) -> int:
+        return self._count if self._count is not None else sum(1 for _ in self._source())
+
+    @classmethod
+    def of(cls, data: object, model: Model, *, allow_nonfinite: bool = False, limit: int = LIMIT) -> Feed:
+        """What the user gives, as batches for a model.
+
+        `data`: a mapping from input names to arrays (one batch); an iterable of such mappings that can be read more
+        than once; a callable that gives a new iterator at each call, such as a generator function; a Feed; or a path:
+
+        - a .npz file whose names are the inputs' (one batch), or `0/input`, `1/input` … (several);
+        - a .npy file, for a model of one input;
+        - a folder of .npz files, or of one `INPUT.npy` for each input (one batch), or of folders of such, in natural
+          order.
+
+        Arrays are cast where every value survives (int32 to int64), from float64 to float32, and from wider floats to
+        the low type of an input; `notes` says so. FeedError, saying what to give, for missing and unknown names, other
+        types, ranks and sizes, for no batch and batches without an element, for NaN and infinity (unless
+        `allow_nonfinite`), and for files that are damaged or need more than `limit` bytes for a batch. The first batch
+        is checked at once, the others as they are read.
+        """
+        ports = input_ports(model)
+        if isinstance(data, Feed):
+            lenient = allow_nonfinite or data._allow_nonfinite
+            return _checking(data.origin, data.random, ports, lenient, data._source, data._count)
+        origin, source, count = source_of(data, ports, limit)
+        return _checking(origin, False, ports, allow_nonfinite, source, count)
+
+    @classmethod
+    def randomly(
+        cls,
+        model: Model,
+        *,
+        batches: int = 1,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        int_ranges: Mapping[str, tuple[int, int]] | None = None,
+        seed: int = 0,
+    ) -> Feed:
+        """Random batches: the same ones for the same seed, in each pass.
+
+        Floats are normal, of mean 0 and deviation 1; integers uniform from the low end of their range in `int_ranges`
+        up to, without, its high end, 0 and 1 if not given; booleans are tossed. Inputs with a default are not fed.
+        FeedError for an input that is not a tensor of numbers, for one whose shape is not fixed and not in `shapes`,
+        for shapes and ranges that fit no input, and for a negative seed.
+        """
+        if batches < 1:
+            raise FeedError(f"{batches} random batches are no data; ask for at least one")
+        if seed < 0:
+            raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
+        ports = tuple(port for port in input_ports(model) if port.required)
+        shaped = _drawn_shapes(ports, shapes or {})
+        ranges = _drawn_ranges(ports, int_ranges or {})
+
+        def source() -> Iterator[Raw]:
+            generator = np.random.default_rng(seed)
+            for _ in range(batches):
+                yield {p.name: _drawn(generator, p, shaped[p.name], ranges.get(p.name, _DEFAULT_INTS)) for p in ports}
+
+        return _checking(f"random, seed {seed}", True, input_ports(model), False, source, batches)
+
+
+def _checking(
+    origin: str, random: bool, ports: tuple[Port, ...], allow_nonfinite: bool, source: Source, count: int | None
+) -> Feed:
+    """A feed whose first batch is known to fit."""
+    first = next(source(), None)
+    if first is None:
+        raise FeedError(f"{origin}: there is no batch; give at least one")
+    notes = _checked(first, ports, 0, allow_nonfinite)[1]
+    return Feed(origin, random, notes, ports, allow_nonfinite, source, count)
+
+
+# -- checks ------------------------------------------------------------------------------------------
+
+
+def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool) -> tuple[Batch, tuple[str, ...]]:
+    """A batch that fits the inputs, and what was cast for that."""
+    if not isinstance(raw, Mapping):
+        raise FeedError(f"batch {number} is {type(raw).__qualname__}; give a mapping from input names to arrays")
+    known = {port.name: port for port in ports}
+    for name in raw:
+        if name not in known:
+            fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is no input"
+            raise FeedError(f"{fact}; {_nearest(str(name), known)}; if it is for something else, leave it out")
+    missing = [port.name for port in ports if port.name not in raw and _must_be_fed(port)]
+    if missing:
+        raise FeedError(
+            f"{_batch(number, raw)} has nothing for input {missing[0]!r}; give all of {_named(missing)}{_held(raw)}"
+        )
+    batch, notes = {}, []
+    for name, port in known.items():
+        if name in raw:
+            where = f"input {name!r} of {_batch(number, raw, name)}"
+            batch[name], note = _fitting(raw[name], port, where, allow_nonfinite)
+            notes += [f"{name}: {note}"] if note else []
+    if batch and not any(_elements(value) for value in batch.values()):
+        raise FeedError(f"{_batch(number, raw)} has no elements: {_shapes_of(batch)}; give at least one row")
+    return batch, tuple(notes)
+
+
+def _batch(number: int, raw: Raw, name: str | None = None) -> str:
+    """What to call a batch, or an array of it: by its file, too, if it is one of several in a folder."""
+    return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
+
+
+def _held(raw: Raw) -> str:
+    """What a batch has got, as far as that is worth reading."""
+    named = [short(str(name)) for name in raw][:_SHOWN]
+    more = f" and {len(raw) - _SHOWN} more" if len(raw) > _SHOWN else ""
+    return f" beside {', '.join(named)}{more}" if named else ""
+
+
+def _must_be_fed(port: Port) -> bool:
+    return port.required and not port.container.startswith("optional")
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _nearest(name: str, known: Mapping[str, Port]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else f"the inputs are {_named(known) or 'none'}"
+
+
+def _elements(value: Any) -> int:
+    return sum(map(_elements, value)) if isinstance(value, list) else 0 if value is None else int(np.size(value))
+
+
+def _shapes_of(batch: Batch) -> str:
+    return ", ".join(f"{name} {list(np.shape(value))}" for name, value in batch.items())
+
+
+def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
+    """What is fed to an input, and a note of the cast that it took, or ""."""
+    if port.container == TENSOR:
+        array, note = _typed(_as_array(value, where), port, where)
+        _check_shape(array, port, where)
+        _check_finite(array, value, where, allow_nonfinite)
+        return array, note
+    if value is None and port.container.startswith("optional"):
+        return None, ""
+    if "seq" in port.container:
+        if not isinstance(value, (list, tuple)):
+            raise FeedError(f"{where} is a sequence; give a list of arrays, not {type(value).__qualname__}")
+        parts = [
+            _fitting(part, _element_of(port), f"{where}, at {at},", allow_nonfinite) for at, part in enumerate(value)
+        ]
+        return [part for part, _ in parts], next((note for _, note in parts if note), "")
+    if port.container == "optional":
+        return _fitting(value, _element_of(port), where, allow_nonfinite)
+    return value, ""
+
+
+def _element_of(port: Port) -> Port:
+    return Port(port.name, port.dtype, TENSOR, port.shape, port.required)
+
+
+def _as_array(value: object, where: str) -> Array:
+    """The value as numpy has it; ragged lists and other objects are refused."""
+    try:
+        array: Array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as cause:
+        raise FeedError(f"{where} cannot be made an array: {' '.join(str(cause).split())[:200]}") from cause
+    if array.dtype.hasobject and not all(isinstance(item, (str, bytes)) for item in array.flat):
+        raise FeedError(f"{where} is {type(value).__qualname__} of objects; give an array of numbers")
+    return array
+
+
+# -- types -------------------------------------------------------------------------------------------
+
+
+def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
+    """The array in the type of the input, and a note if that was another one."""
+    if port.dtype is None:
+        return array, ""
+    if port.dtype is DType.STRING:
+        if array.dtype.kind not in "UO":
+            raise FeedError(f"{where} is {array.dtype}, and the input takes strings; give an array of str")
+        return array.astype(object), ""
+    wanted = port.dtype.numpy
+    if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # as numpy reads what it wrote of bfloat16
+        return array.view(wanted), ""
+    native = array.dtype.newbyteorder("=")
+    if native == wanted:
+        return np.ascontiguousarray(array, wanted).reshape(array.shape), ""
+    if not _castable(native, port.dtype):
+        raise FeedError(f"{where} is {native}, and the input takes {port.dtype.spelling}; cast it with {_astype(port)}")
+    with np.errstate(all="ignore"):  # what overflows is found as infinity
+        return array.astype(wanted), f"{native} cast to {port.dtype.spelling}"
+
+
+def _castable(given: np.dtype[Any], to: DType) -> bool:
+    """Whether a cast loses nothing, or only digits that the input cannot hold."""
+    if to.floating:
+        return given.kind == "f" or given == DType.BFLOAT16.numpy
+    return given.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(given, to.numpy, "safe")
+
+
+def _astype(port: Port) -> str:
+    assert port.dtype is not None
+    return f".astype({str(port.dtype.numpy)!r})"
+
+
+def _check_shape(array: Array, port: Port, where: str) -> None:
+    if port.shape is None:
+        return
+    fits = array.ndim == len(port.shape) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(port.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {_dims(port.shape)}")
+
+
+def _dims(shape: tuple[int | str | None, ...]) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def _check_finite(array: Array, given: object, where: str, allow_nonfinite: bool) -> None:
+    """FeedError, naming the first place, for NaN and infinity, also one that the cast made."""
+    if allow_nonfinite or not (array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy):
+        return
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    at = tuple(int(i) for i in np.argwhere(~finite)[0])
+    before, after = np.asarray(given)[at], array[at]
+    if array.dtype != np.asarray(given).dtype and np.isfinite(before):
+        raise FeedError(f"{where} has {before} at {list(at)}, which is {after} in {array.dtype}; scale the data")
+    raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with --allow-nonfinite")
+
+
+# -- random ------------------------------------------------------------------------------------------
+
+
+def _drawn_shapes(ports: tuple[Port, ...], given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shape in which each input is drawn."""
+    _check_known(given, ports, "shape")
+    found = {}
+    for port in ports:
+        if port.container != TENSOR or not _drawable(port.dtype):
+            what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
+            raise FeedError(f"nothing can be drawn for input {port.name!r}, which is {what}; give data for it")
+        shape = given.get(port.name, port.shape)
+        stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
+        sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
+        if shape is None or len(sizes) != len(shape):
+            raise FeedError(f"input {port.name!r} has {stated}; give one with --shape {port.name}={_example(port)}")
+        fixed = port.shape is None or (
+            len(sizes) == len(port.shape)
+            and all(not isinstance(d, int) or d == s for d, s in zip(port.shape, sizes, strict=True))
+        )
+        if not fixed or any(size < 0 for size in sizes):
+            raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
+        if math.prod(sizes) * 8 > LIMIT:
+            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
+        found[port.name] = sizes
+    return found
+
+
+def _drawable(dtype: DType | None) -> bool:
+    return dtype not in (None, DType.STRING) and (dtype.floating or dtype.numpy.kind in "biu")
+
+
+def _example(port: Port) -> str:
+    """A shape as an option would say it: free dimensions get numbers that are small and differ."""
+    free = iter((1, 128))
+    sizes = [dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None)]
+    return ",".join(map(str, sizes))
+
+
+def _drawn_ranges(ports: tuple[Port, ...], given: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The ranges given, each for an input of integers that hold them."""
+    _check_known(given, ports, "range")
+    kinds = {port.name: port.dtype.numpy for port in ports if port.dtype is not None}
+    for name, (low, high) in given.items():
+        if kinds[name].kind not in "iu":
+            raise FeedError(f"a range of integers is given for input {name!r}, which is {kinds[name]}; leave it out")
+        bounds = np.iinfo(kinds[name])
+        if not bounds.min <= low < high <= bounds.max + 1:
+            raise FeedError(f"the int range {low},{high} of input {name!r} is empty or does not fit {kinds[name]}")
+    return dict(given)
+
+
+def _check_known(given: Iterable[str], ports: tuple[Port, ...], what: str) -> None:
+    known = {port.name: port for port in ports}
+    for name in given:
+        if name not in known:
+            raise FeedError(f"a {what} is given for {short(name)}, which is no input; {_nearest(name, known)}")
+
+
+def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int]) -> Array:
+    """An array for an input."""
+    assert port.dtype is not None
+    wanted = port.dtype.numpy
+    if port.dtype is DType.BOOL:
+        return generator.integers(0, 2, shape).astype(wanted)
+    if wanted.kind in "iu":
+        return generator.integers(*bounds, shape, dtype=wanted)
+    return generator.standard_normal(shape).astype(wanted)
+
+
+# -- options -----------------------------------------------------------------------------------------
+
+
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by input name from texts such as "input=1,128"; "input=" is the shape of a single number."""
+    return {name: tuple(numbers) for name, numbers in (_parsed(text, "shape", "input=1,128") for text in texts)}
+
+
+def parse_int_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Ranges by input name from texts such as "input_ids=0,30522"."""
+    found = {}
+    for text in texts:
+        name, numbers = _parsed(text, "int range", "input_ids=0,30522")
+        if len(numbers) != 2:
+            raise FeedError(f"the int range {text!r} is not of the form input_ids=0,30522")
+        found[name] = (numbers[0], numbers[1])
+    return found
+
+
+def _parsed(text: str, kind: str, example: str) -> tuple[str, list[int]]:
+    name, equals, written = text.rpartition("=")
+    try:
+        numbers = [int(part) for part in written.split(",")] if written.strip() else []
+    except ValueError:
+        numbers = None
+    if not name or not equals or numbers is None:
+        raise FeedError(f"the {kind} {text!r} is not of the form {example}")
+    return name, numbers

@@ -1,0 +1,156 @@
+"""Where batches come from: files, folders, mappings, iterables and functions, as an iterator that can be had again."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.data.npy import Npz, of_npy, short
+from amp_rewrite.runtime.ports import Port
+
+Raw = Mapping[str, Any]
+"""A batch as it was given: nothing about it is known."""
+Source = Callable[[], Iterator[Raw]]
+
+
+class Filed(dict[str, Any]):
+    """A batch out of a folder. `file`: the one that holds it; or, where each array has one of its own, their folder."""
+
+    def __init__(self, arrays: Raw, file: str) -> None:
+        super().__init__(arrays)
+        self.file = file
+
+    def place(self, name: str | None = None) -> str:
+        """The file of an array, or of the batch."""
+        return f"{self.file}{name}.npy" if name is not None and self.file.endswith("/") else self.file
+
+
+_Reader = Callable[[], Raw]
+_NUMBERED = re.compile(r"([0-9]{1,9})/(.+)", re.DOTALL)
+
+
+def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, Source, int | None]:
+    """Where batches come from, what gives an iterator over them, and how many there are, if that is known."""
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data)
+        readers = _files(path, ports, limit)
+        return path.name or str(path), lambda: (read() for read in readers), len(readers)
+    if isinstance(data, Mapping):
+        return "the arrays given", lambda: iter([data]), 1
+    if isinstance(data, Iterator):
+        raise FeedError(
+            f"a {type(data).__name__} can be read only once; give a list, or the function that makes it"
+            " (data=batches instead of data=batches())"
+        )
+    if isinstance(data, Iterable) and not isinstance(data, (bytes, np.ndarray)):
+        count = len(data) if isinstance(data, Sequence) else None
+        return "the batches given", lambda: iter(data), count
+    if callable(data):
+        return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_called, data), None
+    raise FeedError(
+        f"cannot feed {type(data).__qualname__}; give a path, a mapping from input names to arrays, a list of such"
+        " mappings, or a function that yields them"
+    )
+
+
+def _called(data: Callable[[], object]) -> Iterator[Raw]:
+    found = data()
+    if not isinstance(found, Iterable) or isinstance(found, Mapping):
+        raise FeedError(f"the function for batches gave {type(found).__qualname__}; let it yield mappings of arrays")
+    return iter(found)
+
+
+def _files(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
+    """What reads each batch of a file or a folder."""
+    if path.is_dir():
+        return _of_folder(path, ports, limit)
+    if path.suffix.lower() == ".npz":
+        return _of_npz(path, ports, limit)
+    if path.suffix.lower() == ".npy":
+        return [partial(_of_single, path, ports, limit)]
+    if not path.exists():
+        raise FeedError(f"cannot read {path}: there is no such file; name a .npz file, a .npy file or a folder of them")
+    raise FeedError(f"cannot read {path}: it is neither .npz nor .npy nor a folder; write arrays with numpy.savez")
+
+
+def _of_single(path: Path, ports: tuple[Port, ...], limit: int) -> Raw:
+    needed = [port.name for port in ports if port.required]
+    if len(needed) != 1:
+        raise FeedError(f"{path} is one array, and the model has the inputs {', '.join(needed)}; write a .npz of them")
+    return {needed[0]: of_npy(path, limit)}
+
+
+def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
+    """One batch whose names are the inputs', or several that are numbered."""
+    archive = Npz(path)
+    known = {port.name for port in ports}
+    numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
+    if known.issuperset(archive.names) or not all(numbered):
+        mixed = next((n for n, found in zip(archive.names, numbered, strict=True) if found and n not in known), None)
+        if mixed is not None:
+            raise FeedError(f"{path} mixes numbered names such as {short(mixed)} with others; number all or none")
+        return [partial(archive.read, {name: name for name in archive.names}, limit)] if archive.names else []
+    batches: dict[int, dict[str, str]] = {}
+    for found in filter(None, numbered):
+        batch = batches.setdefault(int(found[1]), {})
+        if found[2] in batch:
+            raise FeedError(f"{path} holds {short(found[2])} of batch {int(found[1])} twice; write it again")
+        batch[found[2]] = found[0]
+    return [partial(archive.read, batches[number], limit) for number in sorted(batches)]
+
+
+def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
+    """.npz files, folders of .npy files, or .npy files."""
+    kinds = {kind: list(paths) for kind, paths in groupby(sorted(_listed(folder), key=_kind), key=_kind) if kind}
+    if not kinds:
+        raise FeedError(
+            f"{folder} holds no .npz file, no .npy file and no folder of those; write some with numpy.savez"
+        )
+    if len(kinds) > 1:
+        raise FeedError(f"{folder} holds {' and '.join(sorted(kinds))}; keep one kind, so that batches are clear")
+    ((kind, paths),) = kinds.items()
+    if kind == ".npz files":
+        return [partial(_filed, reader, path.name) for path in paths for reader in _of_npz(path, ports, limit)]
+    return [_of_arrays(path, limit) for path in (paths if kind == "folders" else [folder])]
+
+
+def _filed(reader: _Reader, file: str) -> Filed:
+    return Filed(reader(), file)
+
+
+def _of_arrays(folder: Path, limit: int) -> _Reader:
+    """What reads one batch: each INPUT.npy of a folder."""
+    paths = [path for path in _listed(folder) if _kind(path) == ".npy files"]
+    if not paths:
+        raise FeedError(f"{folder} holds no .npy file; a folder of a batch has one INPUT.npy for each input")
+    return lambda: Filed({path.stem: of_npy(path, limit) for path in paths}, f"{folder.name}/")
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder, in natural order; hidden files are left out."""
+    try:
+        return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=_natural)
+    except OSError as cause:
+        raise FeedError(f"cannot read {folder}: {cause.strerror or cause}") from cause
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A key that puts batch2 before batch10."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(int(part) if part.isascii() and part.isdigit() else 0, part) for part in parts]
+
+
+def _kind(path: Path) -> str:
+    """What a folder's entry is for a feed; "" for anything else."""
+    return "folders" if path.is_dir() else f"{suffix} files" if (suffix := path.suffix.lower()) in _SUFFIXES else ""
+
+
+_SUFFIXES = (".npy", ".npz")

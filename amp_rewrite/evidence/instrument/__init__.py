@@ -1,0 +1,1 @@
+"""Instrumentation: graphs extended with nodes that record ranges and errors."""

@@ -1,0 +1,121 @@
+"""Which value of one model is which value of another, so that the two can be compared inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.match import match
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What is the same in two models. Only tensors of the main graphs are paired, floats with floats.
+
+    `ops` and `values` lead from the candidate's to the reference's. Several of the candidate's values may be one of
+    the reference's: a value and its Cast to another floating type are. Constants are never paired.
+    """
+
+    reference: View
+    candidate: View
+    ops: Mapping[OpId, OpId]
+    values: Mapping[ValueId, ValueId]
+
+    @classmethod
+    def of(cls, reference: View, candidate: View) -> Pairing:
+        """Ops are matched as `reports.match` does it, what is left by name. O(ops + values), nearly."""
+        ops = {OpId(j): OpId(i) for i, j in match(report_of(reference), report_of(candidate))}
+        ops = {j: i for j, i in ops.items() if candidate.ops[j].scope == reference.ops[i].scope == MAIN}
+        return cls(reference, candidate, ops, _values(reference, candidate, ops))
+
+    @cached_property
+    def measured(self) -> Mapping[ValueId, ValueId]:
+        """The pairs of floating results, one for each of the reference's values, in the candidate's order."""
+        found: dict[ValueId, ValueId] = {}
+        taken: set[ValueId] = set()
+        for mine, theirs in self.values.items():
+            op = self.candidate.producer(mine)
+            if op is None or is_float_cast(self.candidate, op) or theirs in taken:
+                continue
+            if _floating(self.candidate, mine):
+                found[mine] = theirs
+                taken.add(theirs)
+        return found
+
+    @cached_property
+    def measurable(self) -> int:
+        """How many of the candidate's floating results there are to pair, Casts and constants aside."""
+        return sum(
+            1
+            for op in self.candidate.ops
+            if op.scope == MAIN and not is_float_cast(self.candidate, op)
+            for value in op.outputs
+            if value is not None and self.candidate.constant(value) is None and _floating(self.candidate, value)
+        )
+
+
+def is_float_cast(view: View, op: Op) -> bool:
+    """Whether an op only changes the floating type of a value."""
+    if op.kind not in ("Cast", "CastLike") or op.inputs[0] is None or op.outputs[0] is None:
+        return False
+    return _floating(view, op.inputs[0]) and _floating(view, op.outputs[0])
+
+
+def _floating(view: View, value: ValueId) -> bool:
+    found = view.types[value]
+    return found is not None and found.container == TENSOR and found.dtype is not None and found.dtype.floating
+
+
+def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
+    """The pairs in the candidate's order: by matched ops, through Casts, then by name."""
+    named = {v.name: v.id for v in reference.values if v.scope == MAIN and _pairable(reference, v.id)}
+    by_ops = dict(_of_ops(reference, candidate, ops))
+    spoken_for = set(by_ops.values())
+    found: dict[ValueId, ValueId] = {}
+    for value in candidate.values:
+        if value.scope != MAIN or not _pairable(candidate, value.id):
+            continue
+        op = candidate.producer(value.id)
+        other = by_ops.get(value.id)
+        if other is None and op is not None and is_float_cast(candidate, op) and op.inputs[0] in found:
+            other = found[op.inputs[0]]
+        if other is None:
+            namesake = named.get(value.name)
+            other = namesake if namesake not in spoken_for else None
+        if other is not None and _alike(reference, other, candidate, value.id):
+            found[value.id] = other
+    return found
+
+
+def _of_ops(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> Iterator[tuple[ValueId, ValueId]]:
+    for j, i in ops.items():
+        for mine, theirs in zip(candidate.ops[j].outputs, reference.ops[i].outputs, strict=False):
+            if mine is not None and theirs is not None:
+                yield mine, theirs
+
+
+def _pairable(view: View, value: ValueId) -> bool:
+    """Whether a value depends on what is fed: a result that is no Constant, an input, also one with a default."""
+    found = view.values[value]
+    return found.overridable or (found.role is not Role.INITIALIZER and found.tensor is None)
+
+
+def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> bool:
+    """Whether two values can be compared, and do not come from ops that do different things."""
+    if _floating(reference, theirs) != _floating(candidate, mine):
+        return False
+    if not _floating(candidate, mine) and reference.types[theirs] != candidate.types[mine]:
+        return False
+    made_by = reference.producer(theirs), candidate.producer(mine)
+    if None in made_by:
+        return made_by[0] is None
+    kinds = {op.kind for op in made_by if op is not None}
+    if len(kinds) == 1 or kinds & {"Cast", "CastLike", "Identity"}:
+        return True
+    # An op of another type under the same name stands for the old one, as a Where does for the Add of a mask.
+    names = {op.node.name for op in made_by if op is not None}
+    return len(names) == 1 and names != {""}

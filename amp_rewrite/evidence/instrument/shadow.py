@@ -1,0 +1,228 @@
+"""What each low op adds to the error by itself, and how far each value has drifted, measured inside the runtime.
+
+A model is built that holds the float32 reference and, beside it, what is measured: *shadows* of single ops, which
+read the reference's values, or the whole candidate. It is an ordinary mixed model, and `emulate` makes it round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.instrument.error_nodes import FIRST_OPSET, Apart, read
+from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
+from amp_rewrite.evidence.instrument.pairing import Pairing
+from amp_rewrite.evidence.instrument.side_by_side import Measuring, reads, with_candidate, with_shadows, with_shapes
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
+from amp_rewrite.reports.render import count
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.runner import Runner
+
+Progress = Callable[[int, int], None]
+
+CHUNK = 256
+"""Values measured in one session. More of them make larger graphs; fewer repeat the reference more often."""
+
+
+def own_errors(
+    reference: Model,
+    low: Model,
+    feed: Feed,
+    *,
+    chunk: int = CHUNK,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """How much error each low op of `low` adds by itself, by the op's name in `reference`, in topological order.
+
+    `reference` is a float32 model (of a half model its widened twin), `low` a conversion of it; for a conversion by
+    this package that is `converted.view.model` and `converted.result`, so that the names are those of
+    `converted.view.ops`. Every op of the main graph that computes in a low type gets a *shadow*: it is fed
+    the reference's float32 values, rounded to the types that it has in `low`, with the weights that it has there,
+    computes in float32 and is rounded. The error is that of the shadow's outputs against the reference's:
+    sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the worst output; inf where a value is
+    finite in the reference and not in the shadow. An op with bodies is measured as a whole; ops that move or select
+    values (`amp_rewrite/ir/exact_ops.py`) add nothing and are not in it.
+
+    Nothing but a few numbers per op leaves the runtime. `chunk`: values per session; `progress(done, total)` counts
+    runs. ModelError if nothing in the two models matches.
+    """
+    bench = Bench.of(reference, low)
+    apart = bench.own(feed, chunk=chunk, progress=progress)
+    names = bench.pairing.reference.ops
+    found: dict[str, float] = {}
+    for value, measured in apart.items():
+        theirs = bench.pairing.reference.values[bench.pairing.measured[value]].producer
+        name = names[theirs].name if theirs is not None else ""
+        found[name] = max(found.get(name, 0.0), measured.error(bench.floor))
+    return found
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A reference and a candidate that can stand in one graph, and what is the same in both."""
+
+    pairing: Pairing
+
+    @classmethod
+    def of(cls, reference: Model, candidate: Model) -> Bench:
+        """ModelError if the two import different opsets, hold no floats, or if nothing in them matches."""
+        a, b = (View.of(_inlined(model)) for model in (reference, candidate))
+        _check_opsets(a, b)
+        pairing = Pairing.of(a, b)
+        if not pairing.measurable:
+            raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
+        if not pairing.measured:
+            raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
+        return cls(pairing)
+
+    @property
+    def floor(self) -> float:
+        """The smallest normal number of the candidate's low type."""
+        return self.low.tiny
+
+    @cached_property
+    def low(self) -> DType:
+        """The candidate's low type; float32 if it has none."""
+        return next(iter(self.pairing.candidate.low_types), DType.FLOAT)
+
+    @cached_property
+    def shadowed(self) -> tuple[ValueId, ...]:
+        """The candidate's values that a shadow can give: of low ops all of whose inputs can be had."""
+        view, measured = self.pairing.candidate, self.pairing.measured
+        return tuple(
+            value
+            for op in view.ops
+            if op.id in self._available and self.rounds(op)
+            for value in op.outputs
+            if value is not None and value in measured
+        )
+
+    def rounds(self, op: Op) -> bool:
+        """Whether an op can lose digits by itself: a low one that does more than move or select what it is given."""
+        if not self.is_low(op.id) or op.op_type in RANDOM_OPS:
+            return False
+        view = self.pairing.candidate
+        weights = (v for v in op.inputs if v is not None and v not in self.pairing.values)
+        return bool(op.bodies) or not exact(op) or any((view.dtype(v) or DType.FLOAT).low for v in weights)
+
+    def is_low(self, op: OpId) -> bool:
+        """Whether an op reads, writes, or in its bodies handles a low type."""
+        return op in self._low_ops
+
+    @cached_property
+    def _low_ops(self) -> frozenset[OpId]:
+        view = self.pairing.candidate
+        found: set[OpId] = set()
+        for op in view.ops:
+            touched = [view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None]
+            within = any(inner in found for body in op.bodies for inner in view.scopes[body].ops)
+            if within or any(dtype is not None and dtype.low for dtype in touched):
+                found.add(op.id)
+        return frozenset(found)
+
+    @cached_property
+    def _available(self) -> frozenset[OpId]:
+        """Ops of the main graph that can be computed from the reference's values and the candidate's constants."""
+        view = self.pairing.candidate
+        had: set[OpId] = set()
+        for op in view.ops:
+            if op.scope == MAIN and all(self._had(v, had) for v in reads(view, op)):
+                had.add(op.id)
+        return frozenset(had)
+
+    def _had(self, value: ValueId, had: set[OpId]) -> bool:
+        found = self.pairing.candidate.values[value]
+        if value in self.pairing.values:
+            return True
+        return found.producer in had if found.producer is not None else found.role is Role.INITIALIZER
+
+    def of_one_shape(self, feed: Feed) -> Bench:
+        """The same, without pairs whose shapes differ on the first batch. ModelError if none is left."""
+        values = tuple(self.pairing.measured)
+        runner = _opened(_rounding(with_shapes(self.pairing, self.low, values)))
+        known = {port.name for port in runner.inputs}
+        shapes = runner.run({name: array for name, array in next(iter(feed)).items() if name in known})
+        mine, theirs = (list(shapes.values())[i::2] for i in (0, 1))
+        other = {
+            self.pairing.measured[value]
+            for value, x, y in zip(values, mine, theirs, strict=True)
+            if not np.array_equal(x, y)  # type: ignore[arg-type]
+        }
+        kept = {v: w for v, w in self.pairing.values.items() if w not in other}
+        pairing = replace(self.pairing, values=kept)
+        if not pairing.measured:
+            matching = count(len(values), "value")
+            raise ModelError(f"{matching} of the two models match by name, and none of them by shape")
+        return Bench(pairing)
+
+    # -- measuring -----------------------------------------------------------------------------------
+
+    def own(self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None) -> dict[ValueId, Apart]:
+        """What each low op adds: for each of `shadowed` how far its shadow's value is from the reference's."""
+        return self._measured(self.shadowed, with_shadows, feed, chunk, progress)
+
+    def drift(self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None) -> dict[ValueId, Apart]:
+        """How far each paired value of the candidate, as it runs, is from the reference's."""
+        return self._measured(tuple(self.pairing.measured), with_candidate, feed, chunk, progress)
+
+    def _measured(
+        self,
+        values: Sequence[ValueId],
+        build: Callable[[Pairing, DType, Sequence[ValueId]], Measuring],
+        feed: Feed,
+        chunk: int,
+        progress: Progress | None,
+    ) -> dict[ValueId, Apart]:
+        chunks = [values[i : i + chunk] for i in range(0, len(values), chunk)]
+        total = len(chunks) * len(feed) if progress else 0
+        found = dict.fromkeys(values, Apart())
+        done = 0
+        for part in chunks:
+            measuring = build(self.pairing, self.low, part)
+            runner = _opened(measuring.on(_rounding(measuring.model)))
+            known = {port.name for port in runner.inputs}
+            for batch in feed:
+                packed = runner.run({name: array for name, array in batch.items() if name in known})
+                for value, apart in zip(part, read(*packed.values()), strict=True):  # type: ignore[arg-type]
+                    found[value] = found[value].merge(apart)
+                done += 1
+                if progress:
+                    progress(done, total)
+        return found
+
+
+def _rounding(model: Model) -> Model:
+    return casting_in_graph(emulate(casting_in_graph(model), io="float32"))
+
+
+def _opened(model: Model) -> Runner:
+    """Every node runs as it stands: what is fused depends on what else is in the graph."""
+    return Runner.open(model, optimized=False, planned=False, spinning=False)
+
+
+def _inlined(model: Model) -> Model:
+    return inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions}))
+
+
+def _check_opsets(a: View, b: View) -> None:
+    for domain in a.opsets.keys() & b.opsets.keys():
+        if a.opsets[domain] != b.opsets[domain]:
+            raise ModelError(
+                f"the two models import {domain or 'ai.onnx'} opsets {a.opsets[domain]} and {b.opsets[domain]}, and"
+                " values are compared in one graph; bring both to one with onnx.version_converter"
+            )
+    if a.opsets.get("", FIRST_OPSET) < FIRST_OPSET:
+        raise ModelError(
+            f"the models import ai.onnx opset {a.opsets['']}, and values are compared from {FIRST_OPSET} on; raise it"
+            " with onnx.version_converter"
+        )

@@ -1,0 +1,308 @@
+"""Two models in one graph: the float32 reference, and beside it shadows of single ops, or the whole candidate.
+
+The graph is an ordinary mixed model: low types and Casts stand in it as in the candidate, and `emulate` makes it
+round. Its inputs are the reference's. The gauge is added after that: its many nodes are float32 and need no twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.instrument.error_nodes import Gauge
+from amp_rewrite.evidence.instrument.pairing import Pairing
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+
+RESULT = "measured"
+"""The output: what `gauge.read` reads, pair by pair."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A mixed model whose outputs are pairs of values, and the nodes that measure them once it has been emulated."""
+
+    model: Model
+    nodes: tuple[NodeProto, ...]
+    initializers: tuple[TensorProto, ...]
+    result: str
+
+    def on(self, twin: Model) -> Model:
+        """The twin of `model` with the one output that `gauge.read` reads in place of all values."""
+        proto = ModelProto()
+        proto.CopyFrom(twin.proto)
+        proto.graph.node.extend(self.nodes)
+        proto.graph.initializer.extend(self.initializers)
+        del proto.graph.output[:]
+        proto.graph.output.append(helper.make_tensor_value_info(self.result, TensorProto.FLOAT, None))
+        return replace(twin, proto=proto)
+
+
+def with_shadows(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
+    """A graph that measures, for each of the candidate's values, what its op makes of the reference's values.
+
+    What the op reads and what is paired comes from the reference, rounded to the type that it has in the candidate;
+    what is not paired (weights, inserted ops, functions that were inlined) is computed as the candidate does it.
+    """
+    merged = _Merged(pairing, low)
+    merged.shadows(values)
+    return merged.measuring(values)
+
+
+def with_candidate(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
+    """A graph that measures how far these values of the candidate are from the reference's."""
+    merged = _Merged(pairing, low)
+    merged.candidate()
+    return merged.measuring(values)
+
+
+def with_shapes(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Model:
+    """A graph of both models that gives, value after value, the shape in the candidate and in the reference."""
+    merged = _Merged(pairing, low)
+    merged.candidate()
+    return merged.shaped(values)
+
+
+class _Merged:
+    """The graph under construction. `names` is where the candidate's values stand in it."""
+
+    def __init__(self, pairing: Pairing, low: DType) -> None:
+        self.pairing, self.low = pairing, low
+        reference, candidate = pairing.reference, pairing.candidate
+        mark = "/" * (1 + max(len(n) - len(n.lstrip("/")) for view in (reference, candidate) for n in view.names))
+        self.theirs, self.mine = f"{mark}reference/", f"{mark}candidate/"
+        self.rounded = f"{mark}rounded/"
+        self.gauge = Gauge(f"{mark}gauge/", low)
+        self.result = f"{mark}{RESULT}"
+        self.inputs: dict[str, str] = {v.name: v.name for v in reference.model.proto.graph.input}
+        self.frame = GraphProto()
+        self.frame.CopyFrom(reference.model.proto.graph)
+        _rename(self.frame, {}, self.theirs, self.inputs)
+        self.nodes: list[NodeProto] = list(self.frame.node)
+        self.initializers: list[TensorProto] = list(self.frame.initializer)
+        self.names: dict[ValueId, str] = {}
+
+    # -- the candidate's part ------------------------------------------------------------------------
+
+    def candidate(self) -> None:
+        """The whole candidate, fed with the reference's inputs in its own types."""
+        view = self.pairing.candidate
+        graph = GraphProto()
+        graph.CopyFrom(view.model.proto.graph)
+        _rename(graph, {}, self.mine)
+        fed = {view.value_name(v): v for v in view.scopes[MAIN].inputs}
+        given = {name for name in fed if name in self.inputs}
+        for name, value in fed.items():
+            if name in given:
+                self.nodes.append(self._entry(name, value))
+            elif view.values[value].tensor is None:
+                raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
+        self.initializers += [t for t in graph.initializer if t.name.removeprefix(self.mine) not in given]
+        self.frame.sparse_initializer.extend(graph.sparse_initializer)
+        self.frame.value_info.extend(graph.value_info)
+        self.nodes += graph.node
+        self.names = {v.id: self.mine + v.name for v in view.values if v.scope == MAIN}
+
+    def _entry(self, name: str, value: ValueId) -> NodeProto:
+        """What hands an input on in the type that the candidate wants."""
+        theirs = next(v for v in self.pairing.reference.scopes[MAIN].inputs if self._name_of_reference(v) == name)
+        return self._in_type(name, self.mine + name, theirs, value)
+
+    def _in_type(self, source: str, target: str, theirs: ValueId, mine: ValueId) -> NodeProto:
+        is_, wanted = self.pairing.reference.types[theirs], self.pairing.candidate.types[mine]
+        if is_ == wanted or wanted is None or wanted.dtype is None:
+            return helper.make_node("Identity", [source], [target], target)
+        if wanted.container != TENSOR:
+            raise ModelError(f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast leads there")
+        return helper.make_node("Cast", [source], [target], target, to=wanted.dtype.code)
+
+    # -- shadows -------------------------------------------------------------------------------------
+
+    def shadows(self, values: Sequence[ValueId]) -> None:
+        """The ops behind these values, and what only the candidate has above them."""
+        view = self.pairing.candidate
+        ops = self._with_feeders({view.values[v].producer for v in values})
+        for op in ops:
+            for value in reads(view, op):
+                self._provide(value)
+            self.nodes.append(self._shadow(op))
+
+    def _with_feeders(self, wanted: Iterable[OpId | None]) -> list[Op]:
+        """The ops and those that make what they read and what is not paired, in topological order."""
+        view = self.pairing.candidate
+        found: set[OpId] = set()
+        pending = [op for op in wanted if op is not None]
+        while pending:
+            op = pending.pop()
+            if op in found:
+                continue
+            found.add(op)
+            unpaired = (v for v in reads(view, view.ops[op]) if v not in self.pairing.values)
+            pending += [p for v in unpaired if (p := view.values[v].producer) is not None]
+        return [view.ops[op] for op in sorted(found)]
+
+    def _provide(self, value: ValueId) -> None:
+        """Give what a shadow reads a name: the reference's value in the candidate's type, or a weight."""
+        if value in self.names:
+            return
+        view = self.pairing.candidate
+        name = view.value_name(value)
+        theirs = self.pairing.values.get(value)
+        if theirs is None:
+            # A weight; what an op makes has been given a name by its shadow.
+            tensor = view.values[value].tensor
+            assert tensor is not None
+            copy = TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = self.names[value] = self.mine + name
+            self.initializers.append(copy)
+            return
+        source = self._name_of_reference(theirs)
+        if self.pairing.reference.types[theirs] == view.types[value]:
+            self.names[value] = source
+            return
+        self.names[value] = self.rounded + name
+        self.nodes.append(self._in_type(source, self.names[value], theirs, value))
+
+    def _shadow(self, op: Op) -> NodeProto:
+        """A copy of the op that reads what was provided; its paired results are for the gauge alone."""
+        view = self.pairing.candidate
+        visible = {view.value_name(v): self.names[v] for v in reads(view, op)}
+        made = {view.value_name(v): self.mine + view.value_name(v) for v in op.outputs if v is not None}
+        node = NodeProto()
+        node.CopyFrom(op.node)
+        _rename_node(node, {**visible, **made}, self.mine)
+        unpaired = (v for v in op.outputs if v is not None and v not in self.pairing.values)
+        self.names.update({v: self.mine + view.value_name(v) for v in unpaired})
+        return node
+
+    # -- the whole -----------------------------------------------------------------------------------
+
+    def measuring(self, values: Sequence[ValueId]) -> Measuring:
+        """The model that has the values, without what they do not need, and the gauge for it."""
+        gauging: list[NodeProto] = []
+        outputs: list[ValueInfoProto] = []
+        rows = []
+        for number, value in enumerate(values):
+            names = []
+            for side, name, dtype in self._sides(value):
+                outputs.append(ValueInfoProto(name=name))
+                if dtype is not None and dtype is not DType.FLOAT and not dtype.low:
+                    target = f"{self.gauge.row(number)}/{side}"
+                    gauging.append(helper.make_node("Cast", [name], [target], target, to=TensorProto.FLOAT))
+                    name = target
+                names.append(name)
+            is_low = self.pairing.candidate.dtype(value) is self.low
+            gauging += self.gauge.nodes(number, *names, is_low=is_low)
+            rows.append(self.gauge.row(number))
+        gauging += self.gauge.packed(rows, self.result)
+        read = set(_names_read(gauging))
+        held = tuple(t for t in self.gauge.initializers if t.name in read)
+        return Measuring(self._assembled(self.nodes, outputs), tuple(gauging), held, self.result)
+
+    def shaped(self, values: Sequence[ValueId]) -> Model:
+        """The model that gives two shapes for each value."""
+        nodes, results = list(self.nodes), []
+        for number, value in enumerate(values):
+            for side, name, _ in self._sides(value):
+                target = f"{self.gauge.row(number)}/{side}"
+                nodes.append(helper.make_node("Shape", [name], [target], target))
+                results.append(helper.make_tensor_value_info(target, TensorProto.INT64, None))
+        return self._assembled(nodes, results)
+
+    def _sides(self, value: ValueId) -> Iterator[tuple[str, str, DType | None]]:
+        """Both sides of a pair: which, the name in this graph, the type."""
+        reference, candidate = self._views
+        theirs = self.pairing.measured[value]
+        yield "candidate", self.mine + candidate.value_name(value), candidate.dtype(value)
+        yield "reference", self._name_of_reference(theirs), reference.dtype(theirs)
+
+    def _assembled(self, nodes: Sequence[NodeProto], results: Sequence[ValueInfoProto]) -> Model:
+        nodes = _needed(nodes, [v.name for v in results])
+        read = set(_names_read(nodes))
+        source = self.pairing.reference.model
+        proto = ModelProto(ir_version=max(v.model.proto.ir_version for v in self._views))
+        for domain, version in _opsets(*self._views).items():
+            proto.opset_import.add(domain=domain, version=version)
+        graph = proto.graph
+        graph.name = "measured"
+        graph.node.extend(nodes)
+        graph.input.extend(source.proto.graph.input)
+        graph.initializer.extend(t for t in self.initializers if t.name in read or t.name in self.inputs)
+        graph.sparse_initializer.extend(s for s in self.frame.sparse_initializer if s.values.name in read)
+        graph.value_info.extend(v for v in self.frame.value_info if v.name in read)
+        graph.output.extend(results)
+        return Model(proto, source.path)
+
+    @property
+    def _views(self) -> tuple[View, View]:
+        return self.pairing.reference, self.pairing.candidate
+
+    def _name_of_reference(self, value: ValueId) -> str:
+        name = self.pairing.reference.value_name(value)
+        return self.inputs.get(name) or self.theirs + name
+
+
+def reads(view: View, op: Op) -> Iterator[ValueId]:
+    """What an op of the main graph reads there, in its bodies too."""
+    yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
+    for body in op.bodies:
+        for inner in view.scopes[body].ops:
+            yield from reads(view, view.ops[inner])
+        yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
+
+
+def _opsets(a: View, b: View) -> Mapping[str, int]:
+    return {**a.opsets, **b.opsets}
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+
+def _rename(graph: GraphProto, outer: Mapping[str, str], prefix: str, fixed: Container[str] = ()) -> None:
+    """Give the graph's own names the prefix, but those that are fixed, and those from outside what they became."""
+    own = [v.name for v in graph.input] + [t.name for t in graph.initializer]
+    own += [s.values.name for s in graph.sparse_initializer] + [name for node in graph.node for name in node.output]
+    visible = {**outer, **{name: name if name in fixed else prefix + name for name in own if name}}
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        named.name = visible.get(named.name, named.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = visible[sparse.values.name]
+    for node in graph.node:
+        _rename_node(node, visible, prefix)
+    graph.ClearField("quantization_annotation")
+
+
+def _rename_node(node: NodeProto, visible: Mapping[str, str], prefix: str) -> None:
+    if node.name:
+        node.name = prefix + node.name
+    for names in (node.input, node.output):
+        names[:] = [visible.get(name, name) for name in names]
+    for _, body in bodies(node):
+        _rename(body, visible, prefix)
+
+
+def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """The nodes that these outputs depend on, in their order."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(_names_read([node]))
+    return kept[::-1]
+
+
+def _names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
+    """What nodes read; of bodies also what is read inside, their own names among it."""
+    for node in nodes:
+        yield from node.input
+        for _, body in bodies(node):
+            yield from _names_read(body.node)
+            yield from (v.name for v in body.output)

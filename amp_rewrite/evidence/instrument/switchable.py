@@ -1,0 +1,345 @@
+"""The switchable twin: one float32 model that behaves as any of a draft's mixed models, as its extra input says.
+
+Every place where a value may be rounded to the low type, because the op that makes it or the one that reads it may
+be low, is an If on one element of a boolean input. Ops with heavy weights stand in an If as a whole, one branch
+with the rounded weights, so that no weight is copied from branch to branch. To try other colors is then one run
+with another mask, not a conversion and a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import HEAVY, Model, baked
+from amp_rewrite.files.tensors import nbytes
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.names import numbered
+from amp_rewrite.ir.schema import FIRST_BFLOAT16_CAST, TENSOR
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, View
+
+Vertex = tuple[OpId, str]
+"""A type variable of an op."""
+
+_FIRST_OPSET = 11  # Clip takes its bounds as inputs
+_FIRST_SPLIT_WITH_INPUT = 13
+_FIRST_IR = 4  # before it every initializer is an input, too
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """When a value is rounded on its way to a reader: if either vertex is low, or `always`.
+
+    `maker` is None where no low op can make the value, `reader` None where the reader takes it as it is made.
+    `exact`: the maker, low itself, gives low values, so that they need no rounding then.
+    """
+
+    maker: Vertex | None
+    reader: Vertex | None
+    exact: bool = False
+    always: bool = False
+
+    def on(self, coloring: Coloring) -> bool:
+        """Whether the value is rounded under a coloring."""
+        made_low = self.maker is not None and coloring.lowered(*self.maker)
+        if made_low and self.exact:
+            return False
+        return self.always or made_low or (self.reader is not None and coloring.lowered(*self.reader))
+
+
+@dataclass(frozen=True)
+class Switchboard:
+    """The twin, its extra input, and what each element of that means. `outputs`: its names of the model's outputs."""
+
+    model: Model
+    input: str
+    switches: tuple[Switch, ...]
+    outputs: Mapping[str, str]
+    may: frozenset[Vertex]
+
+    def covers(self, coloring: Coloring) -> bool:
+        """Whether the twin can behave as a coloring: all that is low there may be low here."""
+        low = (vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
+        return self.may.issuperset(low)
+
+    def mask(self, coloring: Coloring) -> NDArray[np.bool_]:
+        """The extra input for a coloring."""
+        return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
+
+
+def switchboard(
+    view: View,
+    may: Collection[Vertex],
+    to: DType,
+    *,
+    io: Mapping[ValueId, DType] | None = None,
+    saturate: Collection[ValueId] = (),
+) -> Switchboard | None:
+    """The switchable twin of a view, in which the vertices `may` can be low.
+
+    It agrees with `emulate(apply(view, plan_casts(...)))` but for the noise of float32. `io` and `saturate` are as for
+    `plan_casts`. None where it cannot be built: for models that hold a low type already, of an opset before 11 (13 for
+    bfloat16), of IR before 4, or where nothing may be low. O(nodes + uses).
+    """
+    opset = view.opsets.get("", 0)
+    first = FIRST_BFLOAT16_CAST if to is DType.BFLOAT16 else _FIRST_OPSET
+    if view.low_types or opset < first or view.model.proto.ir_version < _FIRST_IR or not may:
+        return None
+    return _Builder(view, frozenset(may), to, dict(io or {}), frozenset(saturate)).build()
+
+
+class _Builder:
+    """One walk over a copy of the model. `names` says what a reader of a value reads in its place."""
+
+    def __init__(
+        self,
+        view: View,
+        may: frozenset[Vertex],
+        to: DType,
+        io: Mapping[ValueId, DType],
+        saturate: frozenset[ValueId],
+    ) -> None:
+        self.view = view
+        self.may = may
+        self.to = to
+        self.io = io
+        self.saturate = saturate
+        self.taken = set(view.names)
+        self.switches: dict[Switch, str] = {}
+        self.names: dict[tuple[ValueId, Vertex | None], str] = {}
+        self.outputs: dict[str, str] = {}
+        self.new_initializers: list[TensorProto] = []
+        self.rounded: dict[ValueId, str] = {}
+        self.head: list[NodeProto] = []
+        self.in_scope: dict[ScopeId, list[Value]] = {}
+        for value in view.values:
+            self.in_scope.setdefault(value.scope, []).append(value)
+
+    def build(self) -> Switchboard:
+        proto = ModelProto()
+        proto.CopyFrom(self.view.model.proto)
+        proto.ClearField("training_info")
+        name = self._fresh("low")
+        self._bounds()
+        self._graph(proto.graph, self.view.scopes[MAIN])
+        self._mask_input(proto.graph, name)
+        model = replace(self.view.model, proto=proto)
+        return Switchboard(model, name, tuple(self.switches), self.outputs, self.may)
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    def _fresh(self, name: str) -> str:
+        return numbered(name, self.taken)
+
+    def _switch(self, switch: Switch) -> str:
+        """The name of the boolean that says whether a switch is on."""
+        return self.switches.setdefault(switch, f"low/{len(self.switches)}")
+
+    # -- the extra input -----------------------------------------------------------------------------
+
+    def _bounds(self) -> None:
+        self.limits = (self._fresh("low/least"), self._fresh("low/most"))
+        for name, bound in zip(self.limits, (-self.to.max, self.to.max), strict=True):
+            self.new_initializers.append(onnx.helper.make_tensor(name, TensorProto.FLOAT, (), [bound]))
+
+    def _mask_input(self, graph: GraphProto, name: str) -> None:
+        """The boolean vector as input, and its elements as values."""
+        count = len(self.switches)
+        graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, [count]))
+        inputs = [name]
+        stated: dict[str, Any] = {}
+        if self.view.opsets.get("", 0) >= _FIRST_SPLIT_WITH_INPUT:
+            sizes = self._fresh("low/sizes")
+            self.new_initializers.append(onnx.helper.make_tensor(sizes, TensorProto.INT64, (count,), [1] * count))
+            inputs.append(sizes)
+        else:
+            stated = {"split": [1] * count}
+        split = onnx.helper.make_node("Split", inputs, list(self.switches.values()), name="low/split", axis=0, **stated)
+        nodes = [split, *self.head, *graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        graph.initializer.extend(self.new_initializers)
+
+    # -- one graph -----------------------------------------------------------------------------------
+
+    def _graph(self, graph: GraphProto, scope: Scope) -> None:
+        nodes: list[NodeProto] = []
+        for value in self.in_scope.get(scope.id, ()):
+            if value.producer is None:
+                nodes.extend(self._versions(value))
+        for op_id, node in zip(scope.ops, graph.node, strict=True):
+            op = self.view.ops[op_id]
+            nodes.extend(self._node(op, node))
+            for result in op.outputs:
+                if result is not None:
+                    nodes.extend(self._versions(self.view.values[result]))
+        for formal, value_id in zip(graph.output, scope.outputs, strict=True):
+            given = self.names.get((value_id, _OUT if scope.id == MAIN else None))
+            if scope.id == MAIN:
+                self.outputs[formal.name] = given or formal.name
+            formal.name = given or formal.name
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        for slot, value in enumerate(op.inputs):
+            if value is not None:
+                node.input[slot] = self.names.get((value, self._reader(Use(op.id, slot))), node.input[slot])
+        for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
+            self._graph(graph, self.view.scopes[body])
+        weights = self._heavy(op)
+        if weights:
+            node = self._either(op, node, weights)
+        yield node
+
+    # -- versions of values --------------------------------------------------------------------------
+
+    def _versions(self, value: Value) -> Iterator[NodeProto]:
+        """What stands between a value and those that may read it rounded."""
+        found = self.view.types[value.id]
+        if found is None or found.dtype is not DType.FLOAT or found.container != TENSOR:
+            return
+        readers = dict.fromkeys(self._reader(use) for use in self.view.uses[value.id])
+        if self.view.constant(value.id) is not None:
+            yield from self._constants(value, [r for r in readers if r is not None])
+            return
+        if value.id in self.view.yielded:
+            readers[_OUT if value.public else None] = None
+        for reader in readers:
+            switch = self._when(value, reader)
+            if switch is not None:
+                name = self._fresh(f"{value.name}/low")
+                self.names[value.id, reader] = name
+                yield self._rounding(value, self._switch(switch), name)
+
+    def _when(self, value: Value, reader: Vertex | None) -> Switch | None:
+        """When a reader gets a value rounded; None for never."""
+        maker, told = self._maker(value)
+        if reader == _OUT:
+            low = self.io.get(value.id, DType.FLOAT).low
+            switch = Switch(maker, None, told, always=low)
+        else:
+            low = value.role is not Role.RESULT and value.public and self.io.get(value.id, DType.FLOAT).low
+            switch = Switch(maker, reader, told, always=low)
+        return switch if switch.maker or switch.reader or switch.always else None
+
+    def _maker(self, value: Value) -> tuple[Vertex | None, bool]:
+        """The vertex that may make a value low, and whether what it makes then needs no rounding."""
+        op = self.view.producer(value.id)
+        if op is None or op.signature is None or op.bodies:
+            return None, False
+        name = op.signature.output_variable(op.outputs.index(value.id))
+        if name is None or (op.id, name) not in self.may:
+            return None, False
+        reads = [op.signature.input_variable(i) == name for i, v in enumerate(op.inputs) if v is not None]
+        return (op.id, name), exact(op) and any(reads)
+
+    def _reader(self, use: Use) -> Vertex | None:
+        """The vertex that may read an input in the low type; None for who takes it as it is made."""
+        op = self.view.ops[use.op]
+        if op.kind == "Cast" or op.signature is None or op.bodies:
+            return None
+        name = op.signature.input_variable(use.slot)
+        return (op.id, name) if name is not None and (op.id, name) in self.may else None
+
+    def _rounding(self, value: Value, switch: str, name: str) -> NodeProto:
+        """An If that rounds, or copies."""
+        made_by = self.view.producer(value.id)
+        clamps = value.id in self.saturate or (made_by is not None and made_by.kind == "ConstantOfShape")
+        source, nodes = value.name, list[NodeProto]()
+        if clamps:
+            source = self._fresh(f"{name}/clamped")
+            nodes.append(onnx.helper.make_node("Clip", [value.name, *self.limits], [source]))
+        low, rounded, copied = (self._fresh(f"{name}/{word}") for word in (self.to.spelling, "rounded", "copied"))
+        nodes.append(onnx.helper.make_node("Cast", [source], [low], to=self.to.code))
+        nodes.append(onnx.helper.make_node("Cast", [low], [rounded], to=TensorProto.FLOAT))
+        copy = onnx.helper.make_node("Identity", [value.name], [copied])
+        return _if(switch, name, _branch("low", nodes, [rounded]), _branch("high", [copy], [copied]))
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    def _constants(self, value: Value, readers: Iterable[Vertex]) -> Iterator[NodeProto]:
+        """Light constants in both versions; the heavy ones are seen to at their readers."""
+        if self._is_heavy(value.id):
+            return
+        for reader in readers:
+            name = self._fresh(f"{value.name}/low")
+            self.names[value.id, reader] = name
+            condition = self._switch(Switch(None, reader))
+            yield onnx.helper.make_node("Where", [condition, self._rounded(value.id), value.name], [name])
+
+    def _is_heavy(self, value: ValueId) -> bool:
+        tensor = self.view.constant(value)
+        return tensor is not None and nbytes(tensor) > HEAVY
+
+    def _rounded(self, value: ValueId) -> str:
+        """The name of a constant's rounded version; that of a heavy one is kept in the low type in its file."""
+        if value not in self.rounded:
+            tensor = self.view.constant(value)
+            assert tensor is not None
+            base = self.view.value_name(value)
+            name = self.rounded[value] = self._fresh(f"{base}/rounded")
+            low = self._fresh(f"{base}/{self.to.spelling}") if self._is_heavy(value) else name
+            weight = baked(tensor, self.to, name=low, model=self.view.model)
+            if low == name:
+                weight = baked(weight, DType.FLOAT, name=name, model=self.view.model)
+            else:
+                self.head.append(onnx.helper.make_node("Cast", [low], [name], to=TensorProto.FLOAT))
+            self.new_initializers.append(weight)
+        return self.rounded[value]
+
+    def _heavy(self, op: Op) -> dict[int, Vertex]:
+        """The inputs of an op that are heavy weights which it may read in the low type."""
+        found = {}
+        for slot, value in enumerate(op.inputs):
+            vertex = self._reader(Use(op.id, slot)) if value is not None else None
+            if value is not None and vertex is not None and self._is_heavy(value):
+                found[slot] = vertex
+        return found
+
+    def _either(self, op: Op, node: NodeProto, weights: Mapping[int, Vertex]) -> NodeProto:
+        """An If around an op: with rounded weights, or with those of the model.
+
+        Heavy weights at several variables are all switched by the first: no known op has them at two.
+        """
+        branches = []
+        for word in ("low", "high"):
+            inner = NodeProto()
+            inner.CopyFrom(node)
+            for slot in weights:
+                value = op.inputs[slot]
+                assert value is not None
+                if word == "low":
+                    inner.input[slot] = self._rounded(value)
+            given = [self._fresh(f"{name}/{word}_branch") if name else "" for name in node.output]
+            del inner.output[:]
+            inner.output.extend(given)
+            branches.append(_branch(word, [inner], [name for name in given if name]))
+        condition = self._switch(Switch(None, next(iter(weights.values()))))
+        outer = _if(condition, "", *branches)
+        del outer.output[:]
+        outer.output.extend([name for name in node.output if name])
+        outer.name = node.name
+        return outer
+
+
+_OUT: Vertex = (OpId(-1), "")
+"""Whoever asks for an output of the model."""
+
+
+def _branch(name: str, nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
+    outputs = [onnx.ValueInfoProto(name=result) for result in results]
+    return onnx.helper.make_graph(nodes, name, [], outputs)
+
+
+def _if(condition: str, result: str, low: GraphProto, high: GraphProto) -> NodeProto:
+    return onnx.helper.make_node("If", [condition], [result], then_branch=low, else_branch=high)

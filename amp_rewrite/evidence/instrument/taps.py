@@ -1,0 +1,326 @@
+"""Which values of a model are measured, and the model with what measures them inside.
+
+Each measured tensor gives one row of numbers (`tally`). The rows of a graph make one vector; that of a body is handed
+out by the op that owns it, merged over the trips of a loop; and that of the main graph is one small output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.instrument.range_nodes import FIRST_OPSET, WIDTH, Tally, chosen, constant, merging, neutral
+from amp_rewrite.evidence.ranges import key
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.schema import TENSOR, ValueType
+from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
+
+# Ops whose result holds the magnitudes of their first input, each as often.
+_MOVED = ("DepthToSpace", "Flatten", "Reshape", "ReverseSequence", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
+_COPIES = frozenset((*_MOVED, "Abs", "Identity", "Neg"))
+_FIRST_UNBATCHED_SCAN = 9
+_FIRST_AXES_INPUT = 18  # of ReduceMax
+_MEASURED_IN = {DType.DOUBLE: DType.DOUBLE}  # every other type in FLOAT, which holds all of its numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """What there is to measure. `taps`: the values that are measured, in topological order. `copies`: values that
+    hold the magnitudes of another one of the same graph, which is measured or a constant. `constants`: values that are
+    known. `untapped`: by key, why a floating value is not measured."""
+
+    taps: tuple[ValueId, ...]
+    copies: Mapping[ValueId, ValueId]
+    constants: tuple[ValueId, ...]
+    untapped: Mapping[str, str]
+
+    @classmethod
+    def of(cls, view: View) -> Taps:
+        """The taps of a model: every tensor of a floating type, in every graph that numbers can be carried out of."""
+        closed = _closed(view)
+        taps: list[ValueId] = []
+        copies: dict[ValueId, ValueId] = {}
+        constants: list[ValueId] = []
+        untapped: dict[str, str] = {}
+        for value in view.values:
+            found = view.types[value.id]
+            if found is not None and found.dtype is not None and not found.dtype.floating:
+                continue
+            reason = _unfit(found) or closed.get(value.scope, "")
+            if reason:
+                untapped[key(view, value.id)] = reason
+            elif view.constant(value.id) is not None:
+                constants.append(value.id)
+            elif (source := _copied(view, value.id)) is not None:
+                copies[value.id] = copies.get(source, source)
+            else:
+                taps.append(value.id)
+        return cls(tuple(taps), copies, tuple(constants), untapped)
+
+    def only(self, values: Iterable[ValueId]) -> Taps:
+        """The same of these values alone; what they are copies of may be another one."""
+        wanted = frozenset(values)
+        copies = {copy: of for copy, of in self.copies.items() if copy in wanted}
+        taps, constants = (tuple(filter(wanted.__contains__, part)) for part in (self.taps, self.constants))
+        return Taps(taps, copies, constants, {})
+
+
+def _unfit(found: ValueType | None) -> str:
+    """Why a value of this type is not measured; empty if it is."""
+    if found is None or (found.dtype is None and found.container == TENSOR):
+        return "its element type is not known"
+    if found.container != TENSOR:
+        return f"it is no tensor but {found}; tensors taken out of it are tapped"
+    return ""
+
+
+def _closed(view: View) -> dict[ScopeId, str]:
+    """The graphs that no numbers are carried out of, and why."""
+    found: dict[ScopeId, str] = {}
+    for scope in view.scopes:
+        owner = view.ops[scope.owner] if scope.owner is not None else None
+        if scope.parent in found:
+            found[scope.id] = found[scope.parent]
+        elif owner is not None and _carrier(owner) is None:
+            since = f"-{owner.signature.since}" if owner.signature else ""
+            found[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {owner.kind}{since}"
+    return found
+
+
+def _copied(view: View, value: ValueId) -> ValueId | None:
+    """The value of the same graph and type whose magnitudes this one has; None if there is none."""
+    op = view.producer(value)
+    if op is None or op.domain or op.op_type not in _COPIES or op.inputs[0] is None:
+        return None
+    source = view.values[op.inputs[0]]
+    same = source.scope == op.scope and view.types[source.id] == view.types[value]
+    return source.id if same else None
+
+
+# -- the model with taps -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """A model that has measured `values` when it has run: `rows` is the name of the output with their rows, in that
+    order."""
+
+    model: Model
+    values: tuple[ValueId, ...]
+    rows: str
+
+
+def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
+    """The model of a view with taps on these values, and their rows as an output after its own.
+
+    Nothing else changes, so all other outputs are what they were. `to`: the type whose bounds are counted against.
+    The taps stand behind the model's nodes, last values first: so onnxruntime, which walks back from the end, runs
+    each tap as soon as its value is there, and no more is alive than without taps but for one value's own reductions.
+    ModelError for a model before ai.onnx opset 9, which has no Where. O(nodes + taps).
+    """
+    assert taps, "nothing to measure"
+    opset = view.opsets.get("", FIRST_OPSET)
+    if opset < FIRST_OPSET:
+        raise ModelError(
+            f"the model imports ai.onnx opset {opset}, and ranges are measured from opset {FIRST_OPSET} on; raise it"
+            " with onnx.version_converter"
+        )
+    proto = ModelProto()
+    proto.CopyFrom(view.model.proto)
+    proto.ClearField("training_info")
+    if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
+        proto.opset_import.add(domain="", version=FIRST_OPSET)
+    builder = _Builder(view, taps, to)
+    rows = builder.graph(proto.graph, view.scopes[MAIN])
+    used = {builder.measured_in(value) for value in taps}
+    constants = [node for dtype in DType if dtype in used for node in builder.tallies[dtype].constants()]
+    _put_first(proto.graph, [*constants, *builder.starts])
+    name = f"{builder.stem}rows"
+    proto.graph.node.append(onnx.helper.make_node("Identity", [rows.name], [name]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, [WIDTH * len(rows.values)]))
+    return Tapped(replace(view.model, proto=proto), rows.values, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A vector with the rows of these values."""
+
+    name: str
+    values: tuple[ValueId, ...]
+
+
+class _Builder:
+    """One walk over a copy of the model. All new names begin with `stem`, which no name of the model does."""
+
+    def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
+        self.view = view
+        self.stem = "tap_"
+        while any(name.startswith(self.stem) for name in view.names):
+            self.stem += "_"
+        self.tallies = {dtype: Tally(self.stem, dtype, to) for dtype in (DType.FLOAT, DType.DOUBLE)}
+        self.taps: dict[ScopeId, list[ValueId]] = {}
+        for value in taps:
+            self.taps.setdefault(view.values[value].scope, []).append(value)
+        self.starts: list[NodeProto] = []
+        self.made = 0
+
+    def measured_in(self, value: ValueId) -> DType:
+        dtype = self.view.dtype(value)
+        return _MEASURED_IN.get(dtype, DType.FLOAT) if dtype else DType.FLOAT
+
+    def fresh(self) -> str:
+        self.made += 1
+        return f"{self.stem}{self.made}"
+
+    def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
+        """Tap a copied graph and its bodies, in place."""
+        parts: list[_Rows] = []
+        after: list[NodeProto] = []
+        for op_id, node in zip(scope.ops, list(graph.node), strict=True):
+            op = self.view.ops[op_id]
+            inner = [
+                self.graph(body, self.view.scopes[s]) for s, (_, body) in zip(op.bodies, bodies(node), strict=True)
+            ]
+            carry = _carrier(op)
+            if carry is not None and any(rows.values for rows in inner):
+                found, nodes = carry(self, node, inner)
+                parts.append(found)
+                after.extend(nodes)
+        own: list[list[NodeProto]] = []
+        for value in self.taps.get(scope.id, ()):
+            name = self.fresh()
+            own.append(self._measured(value, name))
+            parts.append(_Rows(name, (value,)))
+        graph.node.extend(after)
+        graph.node.extend(node for nodes in reversed(own) for node in nodes)
+        if not parts:
+            return _Rows("", ())
+        together = self.fresh()
+        graph.node.append(onnx.helper.make_node("Concat", [part.name for part in parts], [together], axis=0))
+        return _Rows(together, tuple(value for part in parts for value in part.values))
+
+    def _measured(self, value: ValueId, row: str) -> list[NodeProto]:
+        name, dtype = self.view.value_name(value), self.measured_in(value)
+        if self.view.dtype(value) is dtype:
+            maker = self.view.producer(value)
+            return self.tallies[dtype].row(name, row, rectified=maker is not None and maker.kind == "Relu")
+        cast = onnx.helper.make_node("Cast", [name], [f"{row}_wide"], to=dtype.code)
+        return [cast, *self.tallies[dtype].row(f"{row}_wide", row)]
+
+
+def _put_first(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
+
+
+# -- out of bodies -----------------------------------------------------------------------------------
+
+_Carrier = Callable[[_Builder, NodeProto, list[_Rows]], tuple[_Rows, list[NodeProto]]]
+
+
+def _carrier(op: Op) -> _Carrier | None:
+    """What carries rows out of an op's bodies: it changes a copy of the node, and gives the rows, and nodes for
+    behind it. None if there is no way."""
+    if op.domain or op.signature is None:
+        return None
+    if op.op_type == "Scan" and op.signature.since < _FIRST_UNBATCHED_SCAN:
+        return None  # its states have a batch axis
+    return _CARRIERS.get(op.op_type)
+
+
+def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+    """One output: the rows of the branch that was taken, and neutral ones for the other."""
+    out = builder.fresh()
+    graphs = [body for _, body in bodies(node)]
+    for taken, graph in enumerate(graphs):
+        parts = []
+        for i, rows in enumerate(inner):
+            if i == taken:
+                parts += [rows.name] if rows.values else []
+            elif rows.values:
+                parts.append(builder.fresh())
+                graph.node.append(constant(parts[-1], neutral(len(rows.values))))
+        together = builder.fresh()
+        graph.node.append(onnx.helper.make_node("Concat", parts, [together], axis=0))
+        graph.output.append(onnx.helper.make_tensor_value_info(together, TensorProto.DOUBLE, None))
+    node.output.append(out)
+    return _Rows(out, tuple(value for rows in inner for value in rows.values)), []
+
+
+def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+    """One more state, behind those of the loop: the rows so far."""
+    (rows,), ((_, body),) = inner, bodies(node)
+    states = len(node.input) - 2
+    return _as_state(builder, node, body, rows, read=len(node.input), entry=2 + states, gives=1 + states, at=states)
+
+
+def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+    """The same; a Scan's states stand before what it scans."""
+    (rows,), ((_, body),) = inner, bodies(node)
+    scanned = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
+    states = len(node.input) - scanned
+    return _as_state(builder, node, body, rows, read=states, entry=states, gives=states, at=states)
+
+
+def _as_state(
+    builder: _Builder, node: NodeProto, body: GraphProto, rows: _Rows, *, read: int, entry: int, gives: int, at: int
+) -> tuple[_Rows, list[NodeProto]]:
+    """Rows that are handed from trip to trip: the positions are those in the node's inputs, the body's inputs, the
+    body's outputs, the node's outputs."""
+    start, before, after, out = (builder.fresh() for _ in range(4))
+    size = [WIDTH * len(rows.values)]
+    body.node.extend(merging(f"{after}_", before, rows.name, len(rows.values), after))
+    _insert(body.input, entry, onnx.helper.make_tensor_value_info(before, TensorProto.DOUBLE, size))
+    _insert(body.output, gives, onnx.helper.make_tensor_value_info(after, TensorProto.DOUBLE, size))
+    node.output.extend([""] * (at - len(node.output)))
+    node.output.insert(at, out)
+    node.input.insert(read, start)
+    builder.starts.append(constant(start, neutral(len(rows.values))))
+    return _Rows(out, rows.values), []
+
+
+def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
+    """One more sequence, of the rows of each element; a neutral element makes it one that is not empty."""
+    (rows,), ((_, body),) = inner, bodies(node)
+    each, none, some, stacked, total, most, out = (builder.fresh() for _ in range(7))
+    width = [WIDTH * len(rows.values)]
+    body.output.append(onnx.helper.make_tensor_value_info(rows.name, TensorProto.DOUBLE, width))
+    node.output.append(each)
+    make = onnx.helper.make_node
+    axis = f"{out}_axis"
+    by_input = builder.view.opsets.get("", 0) >= _FIRST_AXES_INPUT
+    return _Rows(out, rows.values), [
+        constant(none, neutral(len(rows.values))),
+        constant(axis, np.array([0])),
+        make("SequenceInsert", [each, none], [some]),
+        make("ConcatFromSequence", [some], [stacked], axis=0, new_axis=1),
+        make("ReduceSum", [stacked, axis], [total], keepdims=0),
+        make("ReduceMax", [stacked, axis], [most], keepdims=0)
+        if by_input
+        else make("ReduceMax", [stacked], [most], keepdims=0, axes=[0]),
+        *chosen(f"{out}_", total, most, len(rows.values), out),
+    ]
+
+
+def _insert(formals: Any, at: int, formal: ValueInfoProto) -> None:
+    every = [*formals[:at], formal, *formals[at:]]
+    del formals[:]
+    formals.extend(every)
+
+
+_CARRIERS: Mapping[str, _Carrier] = {
+    "If": _out_of_if,
+    "Loop": _out_of_loop,
+    "Scan": _out_of_scan,
+    "SequenceMap": _out_of_sequence_map,
+}

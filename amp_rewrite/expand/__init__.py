@@ -1,1 +1,0 @@
-"""What is spelled out before painting: functions, the Casts behind CastLike, the selections behind masks."""

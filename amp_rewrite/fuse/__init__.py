@@ -1,1 +1,0 @@
-"""What is brought into its standard form before painting: what is one thing becomes one node."""

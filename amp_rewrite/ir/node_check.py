@@ -1,0 +1,138 @@
+"""What a schema demands of a node beyond types: how many inputs and outputs, which attributes of which kind.
+
+The rest of the package reads `op.inputs[1]` or an attribute's `i` without asking: whatever is not there, or is of
+another kind, is refused here, before anything looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import onnx
+from onnx import AttributeProto
+
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas
+
+_ANY = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Counts of inputs and outputs, the slots that may not be left out, and the kinds of attributes."""
+
+    inputs: tuple[int, int] = (0, _ANY)
+    outputs: tuple[int, int] = (0, _ANY)
+    needed_inputs: Collection[int] = ()
+    needed_outputs: Collection[int] = ()
+    attributes: Mapping[str, int] = field(default_factory=dict)
+    needed_attributes: Collection[str] = ()
+    dtype_attribute: str | None = None
+
+
+@cache
+def demand(domain: str, op_type: str, since: int) -> Demand:
+    """What the schema of that version demands; of an operator that only the runtime knows, its inputs alone."""
+    try:
+        schema = onnx.defs.get_schema(op_type, since, domain)
+    except onnx.defs.SchemaError:
+        row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
+        needed = [i for i, p in enumerate(row["inputs"]) if p[2] == "Single"] if row else []
+        return Demand((max(needed, default=-1) + 1, _ANY), needed_inputs=frozenset(needed))
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return Demand(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        frozenset(i for i, p in enumerate(schema.inputs) if p.option == single),
+        frozenset(i for i, p in enumerate(schema.outputs) if p.option == single),
+        {name: int(a.type.value) for name, a in schema.attributes.items()},  # type: ignore[attr-defined]
+        tuple(name for name, a in schema.attributes.items() if a.required),
+        DTYPE_ATTRIBUTES.get((domain, op_type)),
+    )
+
+
+def breach(
+    signature: Signature, inputs: Sequence[str], outputs: Sequence[str], stated: Sequence[AttributeProto]
+) -> str | None:
+    """How a node of a graph (not of a function's body) breaks its schema, and the way out; None if it does not.
+
+    The node is told by the names of its inputs and outputs and by its attributes.
+    """
+    terms = demand(signature.domain, signature.op_type, signature.since)
+    return (
+        _ports("input", inputs, terms.inputs, terms.needed_inputs)
+        or _ports("output", outputs, terms.outputs, terms.needed_outputs)
+        or (_attributes(stated, terms) if stated or terms.needed_attributes else None)
+        or (_said_in_words(signature.op_type, len(inputs), stated) if signature.op_type in _WORDY else None)
+    )
+
+
+def _ports(side: str, names: Sequence[str], counts: tuple[int, int], needed: Collection[int]) -> str | None:
+    count = len(names)
+    if count < counts[0]:
+        return f"has {count} {side}s, but needs {counts[0]}; add what is missing"
+    if count > counts[1]:
+        return f"has more {side}s than its schema; remove {side} {counts[1]}"
+    if "" in names:
+        for slot, name in enumerate(names):
+            if not name and slot in needed:
+                return f"leaves out {side} {slot}, which is not optional; name it"
+    return None
+
+
+def _attributes(stated: Sequence[AttributeProto], terms: Demand) -> str | None:
+    named = {a.name: a for a in stated}
+    if len(named) < len(stated):
+        return "states an attribute twice; keep one"
+    for name in terms.needed_attributes:
+        if name not in named:
+            return f"lacks the attribute {name!r}; add it"
+    if fault := unstated(stated):
+        return fault
+    for name, a in named.items():
+        kind = terms.attributes.get(name)
+        if kind is not None and a.type not in (kind, AttributeProto.UNDEFINED):
+            spelled = AttributeProto.AttributeType.Name
+            return f"has the attribute {name!r} as {spelled(a.type)}, not as {spelled(kind)}; export it again"
+        if name == terms.dtype_attribute and not _names_type(a):
+            return f"has the attribute {name!r} be {a.s[:80] or a.i!r}, which is no element type; export it again"
+    return None
+
+
+def unstated(stated: Sequence[AttributeProto]) -> str | None:
+    """Which attribute of a node of a graph has no value: needs no schema to be seen; None if all have one."""
+    for a in stated:
+        if a.ref_attr_name:
+            return f"has the attribute {a.name!r} refer to one of a function, but stands in none; state its value"
+        if a.type in _HELD and not a.HasField(_HELD[a.type]):
+            return f"has the attribute {a.name!r} hold nothing; export it again"
+    return None
+
+
+# Where the value of an attribute lies that is a message: what reads it takes one that is missing for an empty one.
+_HELD = {AttributeProto.GRAPH: "g", AttributeProto.TENSOR: "t"}
+
+
+def _names_type(a: AttributeProto) -> bool:
+    """Whether the attribute states an element type: by its number, or in text as Cast did before opset 6."""
+    if a.type == AttributeProto.STRING:
+        return a.s.decode("utf-8", "replace") in _TYPE_NAMES
+    return not a.s and a.i in _TYPE_CODES
+
+
+_TYPE_NAMES = frozenset(onnx.TensorProto.DataType.keys())
+_TYPE_CODES = frozenset(onnx.TensorProto.DataType.values())
+_WORDY = ("Constant", "Scan", "Transpose")
+
+
+def _said_in_words(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
+    """What the schema only says in its description."""
+    if op_type == "Constant":
+        return None if stated else "holds no value; export it again"
+    if op_type == "Transpose":
+        perm = next((list(a.ints) for a in stated if a.name == "perm"), [])
+        sound = sorted(perm) == list(range(len(perm)))
+        return None if sound else f"turns the axes by {perm[:10]}, which is no permutation; correct perm"
+    scanned = next((a.i for a in stated if a.name == "num_scan_inputs"), 1)
+    return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"

@@ -1,0 +1,154 @@
+"""A read-only index over a model: ops, values, uses, scopes, and the element type of every value.
+
+Ops are in topological order across scopes: an op stands after everything that it reads, and an op with
+bodies (If, Loop, Scan …) stands after the ops of its bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from onnx import TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.tensors import fresh_memory
+from amp_rewrite.ir.build import Index, index
+from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "ValueId", "Variable", "View"]
+
+
+@dataclass(frozen=True)
+class View(Index):
+    """A model and its index. Build it with `View.of`; O(nodes + uses)."""
+
+    model: Model
+    _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
+    _memory: Array = field(default_factory=fresh_memory, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, model: Model) -> View:
+        """Index a model. ModelError, naming the node, when the graph is not one that can run."""
+        found = index(model.proto)
+        return cls(**{part.name: getattr(found, part.name) for part in fields(found)}, model=model)
+
+    def dtype(self, value: ValueId) -> DType | None:
+        """The element type of a value, whatever its container; None when it is unknown."""
+        found = self.types[value]
+        return found.dtype if found else None
+
+    @cached_property
+    def low_types(self) -> tuple[DType, ...]:
+        """The low types that the model holds, that of its first low value first."""
+        found = {t: None for t in self.types if t is not None and t.dtype is not None and t.dtype.low}
+        return tuple(dict.fromkeys(t.dtype for t in found if t.dtype is not None))
+
+    def value_name(self, value: ValueId) -> str:
+        return self.values[value].name
+
+    def readers(self, value: ValueId) -> Iterator[Op]:
+        """The ops that read a value, once per use."""
+        return (self.ops[use.op] for use in self.uses[value])
+
+    def producer(self, value: ValueId | None) -> Op | None:
+        """The op that makes a value; None for inputs, initializers and left-out inputs."""
+        made_by = self.values[value].producer if value is not None else None
+        return self.ops[made_by] if made_by is not None else None
+
+    def constant(self, value: ValueId | None) -> TensorProto | None:
+        """The tensor behind a value that no one can change: an initializer or a Constant's output."""
+        if value is None or self.values[value].overridable:
+            return None
+        return self.values[value].tensor
+
+    def fit(self, value: ValueId, to: DType) -> Fit:
+        """How a constant's values fit into a low type; each constant is read once. Fit() if it is none."""
+        if (value, to) not in self._fits:
+            tensor = self.constant(value)
+            self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()
+        return self._fits[value, to]
+
+    @cached_property
+    def yielded(self) -> frozenset[ValueId]:
+        """Values that are an output of their scope."""
+        return frozenset(v for scope in self.scopes for v in scope.outputs)
+
+    @cached_property
+    def variables(self) -> tuple[tuple[Variable, ...], ...]:
+        """For each op its type variables, in order of first port. Ops with bodies and unknown ops have none."""
+        known: dict[tuple[Signature, _Present, _Present], _Ports] = {}  # most ops of a model are like many others
+        return tuple([self._variables_of(op, known) for op in self.ops])
+
+    def _variables_of(self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]) -> tuple[Variable, ...]:
+        if op.signature is None or op.bodies:
+            return ()
+        if None in op.inputs or None in op.outputs:
+            present = op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
+        else:
+            present = op.signature, (False,) * len(op.inputs), (False,) * len(op.outputs)
+        ports = known.get(present)
+        if ports is None:
+            ports = known[present] = _ports(*present)
+        return tuple([Variable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
+
+    def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
+        """Linked variables name tensors and sequences alike; a bare tensor says it best."""
+        first: ValueType | None = None
+        for side, slots in ((op.inputs, ins), (op.outputs, outs)):
+            for slot in slots:
+                value = side[slot]
+                found = self.types[value] if value is not None else None
+                if found is not None and found.container == TENSOR:
+                    return found
+                first = first or found
+        return first
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[int]:
+        """The ops as a networkx DiGraph: nodes are op ids (attributes `op_type`, `name`), edges carry `values`.
+
+        An edge leads from the producer of a value to each reader, through captures too, and from the
+        producer of a body's output to the op that owns the body. Loop-carried edges are in `carried`,
+        so this is a DAG.
+        """
+        import networkx as nx
+
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from((op.id, {"op_type": op.kind, "name": op.name}) for op in self.ops)
+        edges: dict[tuple[int, int], list[ValueId]] = {}
+        for value in self.values:
+            if value.producer is not None:
+                for use in self.uses[value.id]:
+                    edges.setdefault((value.producer, use.op), []).append(value.id)
+        for scope in self.scopes:
+            for out in scope.outputs:
+                made_by = self.values[out].producer
+                if scope.owner is not None and made_by is not None:
+                    edges.setdefault((made_by, scope.owner), []).append(out)
+        graph.add_edges_from((a, b, {"values": tuple(values)}) for (a, b), values in edges.items())
+        return graph
+
+
+_Present = tuple[bool, ...]
+"""Which ports of a side are left out."""
+_Ports = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+
+
+def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports:
+    """The type variables of an op, each with its inputs and its outputs."""
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for side, (missing, named) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
+        for slot, absent in enumerate(missing):
+            if not absent and (name := named(slot)) is not None:
+                found.setdefault(name, ([], []))[side].append(slot)
+    return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in found.items())

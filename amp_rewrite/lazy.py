@@ -1,0 +1,31 @@
+"""Lazy public names (PEP 562): a package's stub lists them, and each is imported on first use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+
+def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package whose `__init__.pyi` lists its public names.
+
+    Each line of the stub reads `from MODULE import NAME as NAME`. Reading two reports should not import onnx, so a
+    module is imported when one of its names is first used. AttributeError for a name that the stub does not list.
+    """
+    home = sys.modules[package]
+    read: Callable[[str], bytes] = home.__loader__.get_data  # type: ignore[union-attr]  # also inside a zip
+    stub = read(f"{home.__path__[0]}{os.sep}__init__.pyi")
+    homes = {words[3]: words[1] for words in map(str.split, stub.decode("utf-8").splitlines())}
+
+    def getattr_(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = homes[name]
+        # `from amp_rewrite import train` exports a module, not a name in one.
+        found = import_module(f"{module}.{name}") if module == package else getattr(import_module(module), name)
+        setattr(home, name, found)
+        return found
+
+    return getattr_, lambda: sorted(homes), sorted(homes)

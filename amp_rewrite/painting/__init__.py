@@ -1,1 +1,0 @@
-"""The colors: lists, levels, gate and safety rules become one decision per type variable."""

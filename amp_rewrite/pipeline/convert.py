@@ -1,0 +1,171 @@
+"""The pipeline: draft, paint, guard, plan, apply, check, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from onnx import ModelProto
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.plan import Plan
+from amp_rewrite.errors import Finding
+from amp_rewrite.evidence.guard import Guarded, guard
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.reports.dump import dump
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.report import Report
+from amp_rewrite.rewrite.apply import apply
+from amp_rewrite.rewrite.check import check, check_source
+from amp_rewrite.settings.choices import HEADROOM
+from amp_rewrite.settings.options import Options, Request, takes_options
+from amp_rewrite.version import VERSION
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.ranges import Ranges
+
+METADATA_KEY = "amp_rewrite"
+"""The metadata entry of a converted model: by which version, to which type, with which lists and settings."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What `convert` gives: the model, why it is as it is, and the steps in between.
+
+    `result` holds the model with its weights still in their files: save that for models of any size.
+    """
+
+    result: Model
+    report: Report
+    view: View
+    coloring: Coloring
+    plan: Plan
+
+    @cached_property
+    def model(self) -> ModelProto:
+        """The converted model, whole in memory. ModelError over 2 GB; `save` has no such limit."""
+        return self.result.to_proto()
+
+    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
+        """Write the model, weights streamed, whole or not at all; see `Model.save`."""
+        self.result.save(path, overwrite=overwrite, external_data=external_data)
+
+
+@takes_options
+@uncollected()
+def convert(
+    model: object,
+    *,
+    ranges: Ranges | str | Path | None = None,
+    headroom: float = HEADROOM,
+    folder: str | Path | None = None,
+    **options: Unpack[Options],
+) -> Converted:
+    """A float32 model in mixed precision, with a report that says why each op is what it is.
+
+    `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
+    onnx_ir.Model; it is never changed. `to`: "float16", "bfloat16" or a policy such as "mixed_float16".
+    `lists`: YAML files, mappings or shipped names on top of the default lists. `level`: how far to go, by TensorFlow's
+    names or "lower-all" (`Level`). `target`: what will run the model, "ort-cuda", "onnx" or "tensorrt" (`Target`).
+    `safety`: "none" for TensorFlow's rules alone. `keep`, `lower`: patterns for ops that stay float32, or that are
+    lowered. `io`: "keep", "low" or globs such as "past_*=float16". `gray_follows_allow`: whether a gray op right after
+    an allow op is lowered; None: to bfloat16 only.
+    `fuse`: "basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"
+    does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone. `opset`: "auto" for the
+    one that the target serves best, or a number; by default the model's own.
+    `placement`: "propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where
+    Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32, too,
+    where low ones gain less than their Casts cost (`Placement`). Unasked "auto"; "propagate" without safety rules.
+    `ranges`: what `calibrate` saw, or its file; an op that would read or make a value that does not fit `to` with a
+    factor `headroom` to spare stays float32.
+
+    AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are
+    read here, and an argument wins over them.
+
+    Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
+    A model with nothing to lower comes back unchanged.
+    """
+    draft = Draft.of(model, Request.of(**options), folder=folder)
+    seen = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else Guarded()
+    return finish(draft, draft.paint(seen.pins), seen.findings)
+
+
+def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
+    """Ranges, or those in a file. EvidenceError if they are not those of the draft's model."""
+    from amp_rewrite.evidence.ranges import Ranges
+
+    found = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
+    found.check(draft.source)
+    return found
+
+
+def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
+    """What ranges say of a draft: pins and findings."""
+    return guard(
+        draft.view,
+        draft.paint,
+        ranges,
+        draft.request.to,
+        headroom=headroom,
+        saturate=draft.hazards.saturate,
+    )
+
+
+def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), made: Sequence[str] = ()) -> Converted:
+    """The checked model of a painted draft, and its report. `made`: more words for the metadata entry."""
+    plan = draft.plan(coloring)
+    result, doubts = _carried_out(draft, plan, made)
+    planned = {(finding.kind, finding.subject) for finding in plan.findings}
+    hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
+    changes = () if plan.empty else (*draft.expansions, *hazardous, *doubts)
+    told = (*changes, *_unserved(draft.view, coloring), *coloring.findings, *findings)
+    return Converted(result, _report(draft, coloring, plan, told), draft.view, coloring, plan)
+
+
+def _carried_out(draft: Draft, plan: Plan, made: Sequence[str]) -> tuple[Model, tuple[Finding, ...]]:
+    """The checked result of a plan; the source itself, unexpanded, where there is nothing to do."""
+    if plan.empty:
+        check_source(draft.source)
+        return draft.source, ()
+    result = _signed(apply(draft.view, plan), draft.request, made)
+    return result, check(draft.view.model, draft.view, plan, result)
+
+
+def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: tuple[Finding, ...]) -> Report:
+    """The report; with AMP_REWRITE_LOG_PATH also dumps of before, after and the four lists."""
+    request, view = draft.request, draft.view
+    name = draft.source.path.name if draft.source.path else None
+    made = report_of(
+        view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
+    )
+    if request.log_path is not None:
+        dump(request.log_path, report_of(view, name=name, tool=VERSION), made, request.lists)
+    return made
+
+
+def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
+    """Ops that could not be lowered because the opset, the kernels or a type that no one knows forbids it, by type."""
+    found: dict[tuple[str, str], str] = {}
+    for op in view.ops:
+        paint_ = coloring.of(op.id) if op.signature is not None else None
+        if paint_ is not None and paint_.rule in ("schema_gate", "kernel_gate", "unknown_type"):
+            found.setdefault((paint_.rule, op.kind), paint_.note)
+    return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(found.items()))
+
+
+def _signed(result: Model, request: Request, made: Sequence[str]) -> Model:
+    """The model with a metadata entry that says how it was made."""
+    proto = result.proto
+    words = [f"version={VERSION}", f"to={request.to.spelling}"]
+    words.append(f"lists={request.lists.name}@{request.lists.fingerprint[:12]}")
+    words += [f"{key}={value}" for key, value in request.settings.items()]
+    words += made
+    entry = next((p for p in proto.metadata_props if p.key == METADATA_KEY), None) or proto.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, " ".join(words)
+    return result

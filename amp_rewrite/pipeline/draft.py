@@ -1,0 +1,147 @@
+"""All of a conversion that does not depend on what data shows: paint a draft again with other pins, and it is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.hazards.cluster import clusters
+from amp_rewrite.decide.hazards.find import Hazards, hazards
+from amp_rewrite.decide.pin import Cluster, Pin
+from amp_rewrite.decide.plan import Plan, plan_casts
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.rewrite.passes.additive_masks import select_masks
+from amp_rewrite.rewrite.passes.biased_masks import select_biased
+from amp_rewrite.rewrite.passes.canonicalize import canonical, followed
+from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
+from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
+from amp_rewrite.settings.choices import Fuse
+from amp_rewrite.settings.io_rules import io_types, parse_io
+from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.selectors import overrides
+
+if TYPE_CHECKING:
+    from amp_rewrite.decide.placement.place import Placing
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A model that is read, expanded and looked at for hazards, and what is asked of it, resolved to its ops.
+
+    `source` is the model as given, `view` that of the model that is painted: functions inlined where painting
+    gains by it. `clusters` are the groups of ops that compute one thing together, whether or not safety rules hold.
+    """
+
+    request: Request
+    source: Model
+    view: View
+    hazards: Hazards
+    clusters: tuple[Cluster, ...]
+    keep: Mapping[OpId, str]
+    lower: Mapping[OpId, str]
+    io: Mapping[ValueId, DType]
+    expansions: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
+        """The draft of whatever `Model.load` takes. O(nodes + uses); reads each constant once."""
+        source = Model.load(model, folder=folder)
+        plain, expansions = _expanded(source, request)
+        keep, lower = overrides(plain, request.keep, request.lower, lambda: View.of(source))
+        view, fusions = _fused(plain, request, {*keep, *lower})
+        found = hazards(view, request.to) if request.safe else Hazards()
+        return cls(
+            request,
+            source,
+            view,
+            found,
+            found.clusters if request.safe else clusters(view),
+            followed(keep, plain, view),
+            followed(lower, plain, view),
+            io_types(view, parse_io(request.io), request.to),
+            (*expansions, *fusions),
+        )
+
+    def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
+        """The coloring, with pins from data on top of the safety rules'. O(nodes + uses).
+
+        What data pins is pinned with its whole cluster, whatever the safety asked for. Placed by minimum cut if that
+        is asked for, where it is cheaper.
+        """
+        coloring = self._paint(pins, self.placing)
+        if self.placing is None or not (self.placing.moved or self.request.placement.islands):
+            return coloring
+        return replace(coloring, findings=(*coloring.findings, self.placing.finding))
+
+    @cached_property
+    def placing(self) -> Placing | None:
+        """What places by minimum cut; None where nobody asks for it."""
+        place = self.request.placement
+        if place.roof is None:
+            return None
+        from amp_rewrite.decide.placement.place import Placing  # late: only who asks for it pays for it
+
+        return Placing.of(self.view, place.roof, self.request.to, islands=place.islands)
+
+    def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
+        request = self.request
+        return paint(
+            self.view,
+            request.lists,
+            request.to,
+            level=request.level,
+            target=request.target,
+            pins=(*self.hazards.pins, *pins),
+            clusters=self.clusters if pins else self.hazards.clusters,
+            norms=self.clusters,
+            numbers=self.hazards.numbers,
+            keep=self.keep,
+            lower=self.lower,
+            low_inputs=self.io,
+            gray_follows_allow=request.gray_follows_allow,
+            shapes_follow=request.safe,
+            benign=self.hazards.benign,
+            spare_casts=request.safe,
+            place=place,
+        )
+
+    def plan(self, coloring: Coloring) -> Plan:
+        """What has to change for a coloring, as data. O(nodes + uses)."""
+        return plan_casts(self.view, coloring, self.io, self.hazards.saturate)
+
+
+def _expanded(source: Model, request: Request) -> tuple[View, tuple[Finding, ...]]:
+    """The view that is painted: functions inlined where painting gains by it, CastLike and added masks spelled out."""
+    inlined, local = inline_functions(source, low=bool(request.keep))
+    view, moves = _moved(View.of(inlined), request)
+    view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
+    view = spell_out_casts(view)
+    if not request.safe:
+        return view, (*local, *moves, *standard)
+    view, masks = select_masks(view)
+    view, biased = select_biased(view)
+    return view, (*local, *moves, *standard, *masks, *biased)
+
+
+def _moved(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
+    """The view at the opset that is asked for."""
+    if request.opset is None:
+        return view, ()
+    from amp_rewrite.rewrite.opset import at_opset
+
+    return at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
+
+
+def _fused(view: View, request: Request, named: set[OpId]) -> tuple[View, tuple[Finding, ...]]:
+    """The view in standard form, as far as that is asked for and no pattern names the ops."""
+    if request.fuse is Fuse.NONE:
+        return view, ()
+    return canonical(view, request.to, request.target, named, request.fuse)

@@ -1,0 +1,297 @@
+"""Repair: the fewest ops pinned to float32 with which a conversion is near enough to its float32 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from numpy.typing import NDArray
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding, PolicyError
+from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.guard import Guarded, carried
+from amp_rewrite.evidence.instrument.shadow import own_errors
+from amp_rewrite.evidence.instrument.switchable import Vertex, switchboard
+from amp_rewrite.evidence.metric import Criterion, Tolerance, criterion
+from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.evidence.search import fewest
+from amp_rewrite.evidence.trial import Step, Trial, Trials
+from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.evidence.verify import verify
+from amp_rewrite.files.fingerprint import fingerprint
+from amp_rewrite.files.model import Model
+from amp_rewrite.pipeline.convert import Converted, finish, guarded, ranges_for
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
+from amp_rewrite.reports.render import count
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.choices import HEADROOM, check_headroom
+from amp_rewrite.settings.options import Options, Request, takes_options
+
+_ROUNDS = 8
+"""How often a search starts again with a margin. What was tried is known, so that each round costs few trials."""
+
+BUDGET = 100
+"""Trials that a search may make unless told otherwise: about 2 log2(n) where one op of n is to blame."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage ("calibrate", "own errors", "search", "verify"), what is done of it, and its total."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What `repair` gives. `solved`: a set of regions was found, and `converted` with them is near enough as it really
+    runs; `verdict` says how near. None, and solved, where no tolerance was asked for.
+
+    `regions` are the pinned ones, those with the largest errors first; what ranges alone pinned is in
+    `converted.report` with the guard's rules. Where nothing was found, all candidates are pinned.
+    `minimal`: for each region it was tried that the outputs are not near enough without it. `trail`: all trials.
+    `candidates`: among how many regions was chosen.
+    """
+
+    converted: Converted
+    verdict: Verdict | None
+    ranges: Ranges
+    regions: tuple[Region, ...]
+    minimal: bool
+    candidates: int
+    budget: int
+    trail: tuple[Step, ...]
+    solved: bool
+
+    @property
+    def trials(self) -> int:
+        """How many trials were made."""
+        return len(self.trail)
+
+    def text(self) -> str:
+        """For people: what was pinned and why, and the verdict. Ends with a newline."""
+        if self.verdict is None:
+            return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
+        said = _summary(len(self.regions), self.candidates, self.trials, self.minimal)
+        why = [f"  {region.because}" for region in self.regions] if self.solved else [f"  {self._obstacle}"]
+        return "\n".join([f"repair: {said}", *why, "", self.verdict.text()])
+
+    @property
+    def _obstacle(self) -> str:
+        if self.trials >= self.budget and len(self.regions):
+            spent = f"the budget ended after {count(self.budget, 'trial')}"
+            return f"{spent}, before a set was found that is near enough; below all is pinned: allow more"
+        return "everything that can be pinned is pinned: float32 itself is not nearer, or inputs and outputs are low"
+
+
+@takes_options
+def repair(
+    model: object,
+    data: object,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    metric: str | Callable[[Array, Array], float] | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    ranges: Ranges | str | Path | None = None,
+    headroom: float = HEADROOM,
+    budget: int = BUDGET,
+    allow_nonfinite: bool = False,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> Repaired:
+    """A conversion whose outputs on `data` are near enough to the model's own in float32, with few ops pinned to that.
+
+    What decides: `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`; with none of them what the data
+    shows is guarded against, and nothing else is done. `data`: what `Feed.of` takes, or a Feed, with NaN and infinity
+    only if `allow_nonfinite`. Without `ranges` the data is calibrated on first. `progress(stage, done, total)` follows
+    the work. The other arguments are `convert`'s.
+
+    What the ranges forbid with `headroom` is pinned whatever the outputs say. Then regions are pinned, single ops or
+    clusters, as few as are enough: those that err most by themselves (`own_errors`) are tried first. A trial is one run
+    over the data; there are at most `budget` of them.
+
+    The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
+    verdict is that of `verify` on the result. It is no error that none was found: see `Repaired.solved`.
+
+    Raises what `convert`, `calibrate` and `verify` raise; PolicyError also for a budget below 1.
+    """
+    near: dict[str, Any] = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
+    by = criterion(**near) if any(said is not None for said in near.values()) else None
+    check_headroom(headroom)
+    if budget < 1:
+        raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
+    draft = Draft.of(model, Request.of(**options), folder=folder)
+    feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
+    if ranges is None:
+        seen = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=progress)
+    else:
+        seen = ranges_for(draft, ranges)
+    found = guarded(draft, seen, headroom)
+    if by is None:
+        converted = finish(draft, draft.paint(found.pins), found.findings)
+        return Repaired(converted, None, seen, (), False, 0, budget, (), True)
+    return _Repair(draft, feed, near, by, seen, found, budget, progress).repaired()
+
+
+def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
+    """The ranges of all that a draft paints, what was inlined included; they are those of its source."""
+    seen = calibrate(
+        draft.view.model,
+        feed,
+        to=draft.request.to.spelling,
+        allow_nonfinite=allow_nonfinite,
+        progress=_stage(progress, "calibrate"),
+    )
+    of = fingerprint(draft.source)
+    return replace(seen, model=_name(draft), graph=of.graph, weights=of.weights)
+
+
+@dataclass(frozen=True)
+class _Repair:
+    """One search, on a draft whose ranges are seen to. `near`: what `verify` is told, and `by`: what that comes to."""
+
+    draft: Draft
+    feed: Feed
+    near: Mapping[str, Any]
+    by: Criterion
+    ranges: Ranges
+    guarded: Guarded
+    budget: int
+    progress: Progress | None
+
+    def repaired(self) -> Repaired:
+        base = self.draft.paint(self.guarded.pins)
+        reference = self._reference()
+        trials = Trials(self._trial(base, Runner.open(reference)), self.budget, lambda held: base)
+        if trials.passes(frozenset()):
+            plain = self._finished((), (), trials, reference)
+            if plain.solved:
+                return plain
+            trials.learn(frozenset(), plain.verdict)
+        low = finish(self.draft, base).result
+        if trials.near(frozenset()):
+            trials.learn(frozenset(), trials.trial.real(low))
+        return self._searched(trials, self._regions(base, low, reference), reference)
+
+    def _searched(self, trials: Trials, regions: Sequence[Region], reference: Model) -> Repaired:
+        """The search; again with a margin where the real model is not as near as its trial was; in the end all."""
+
+        def enough(held: frozenset[int]) -> bool:
+            passes = trials.passes(held)
+            self._tell("search", len(trials.trail), self.budget)
+            return passes
+
+        trials.paints = lambda held: self._painted([regions[i] for i in sorted(held)])
+        trials.whole = frozenset(range(len(regions)))
+        found = fewest(len(regions), enough)
+        made = self._finished(found.chosen, regions, trials, reference)
+        for _ in range(_ROUNDS):
+            if made.solved or found.chosen is None or not trials.learn(frozenset(found.chosen), made.verdict):
+                break
+            found = fewest(len(regions), enough)
+            made = self._finished(found.chosen, regions, trials, reference)
+        return made if made.solved or found.chosen is None else self._finished(None, regions, trials, reference)
+
+    @property
+    def _half(self) -> bool:
+        """Whether the model holds a low type already."""
+        return bool(self.draft.view.low_types)
+
+    def _reference(self) -> Model:
+        """The model in float32 throughout: of a half model the widened twin."""
+        source = self.draft.source
+        return emulate(source, rounding=False, io="float32") if self._half else source
+
+    def _trial(self, base: Coloring, reference: Runner) -> Trial:
+        may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
+        board = switchboard(
+            self.draft.view,
+            may | set(self._tails()),
+            self.draft.request.to,
+            io=self.draft.io,
+            saturate=self.draft.hazards.saturate,
+        )
+        return Trial(reference, self.feed, self.by, lambda c: finish(self.draft, c).result, board)
+
+    def _tails(self) -> Iterator[Vertex]:
+        """The scales and biases of norms, which may be lowered when the norm itself is raised."""
+        for cluster in self.draft.clusters:
+            for op in cluster.tail:
+                yield from (
+                    (op, v.name) for v in self.draft.view.variables[op] if v.type and v.type.dtype is DType.FLOAT
+                )
+
+    def _regions(self, base: Coloring, low: Model, reference: Model) -> list[Region]:
+        """What can be pinned, that which errs most first; of equals the first in the model."""
+        if not regions_of(self.draft, base, {}):
+            return []
+        whole = reference if self._half else self.draft.view.model
+        feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
+        errors = own_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
+        return sorted(regions_of(self.draft, base, errors), key=suspicion)
+
+    def _painted(self, chosen: Sequence[Region]) -> Coloring:
+        pins = tuple(pin for region in chosen for pin in region.pins)
+        moved = carried(self.draft.view, pins) if self._half else ()
+        return self.draft.paint((*self.guarded.pins, *pins, *moved))
+
+    def _finished(
+        self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Model
+    ) -> Repaired:
+        """The real conversion with the chosen regions pinned, with all of them for None, and its verdict."""
+        found = chosen is not None or trials.whole in trials.verdicts  # what a trial denies the real model may grant
+        chosen = range(len(regions)) if chosen is None else chosen
+        pinned = tuple(regions[i] for i in chosen)
+        minimal = trials.each_needed(frozenset(chosen))
+        said = _summary(len(pinned), len(regions), len(trials.trail), minimal)
+        findings = (*self.guarded.findings, Finding("repaired", str(self.by), said))
+        made = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
+        converted = finish(self.draft, self._painted(pinned), findings, made)
+        names = (_name(self.draft), "the conversion")
+        telling = _stage(self.progress, "verify")
+        verdict = verify(reference, converted.result, self.feed, **self.near, names=names, progress=telling)
+        return Repaired(
+            converted,
+            verdict,
+            self.ranges,
+            pinned,
+            minimal and verdict.ok,
+            len(regions),
+            self.budget,
+            tuple(trials.trail),
+            verdict.ok and found,
+        )
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if self.progress:
+            self.progress(stage, done, total)
+
+
+def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return (lambda done, total: progress(stage, done, total)) if progress else None
+
+
+def _name(draft: Draft) -> str:
+    """The file's own name, if there is one."""
+    return draft.source.path.name if draft.source.path is not None else "the model"
+
+
+def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
+    if not pinned:
+        return f"no region {'had to be' if minimal else 'is'} pinned; {count(trials, 'trial')}"
+    fewest_ = "each is needed" if minimal else "perhaps not all are needed"
+    return f"{pinned} of {count(candidates, 'region')} pinned to float32, {fewest_}; {count(trials, 'trial')}"
+
+
+def _compact(by: Criterion) -> str:
+    """A criterion as one word."""
+    if isinstance(by, Tolerance):
+        return f"rtol:{by.rtol:g},atol:{by.atol:g}"
+    return f"{by.measure.name}:{by.limit:g}"

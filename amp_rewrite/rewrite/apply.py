@@ -1,0 +1,305 @@
+"""The only emitter of nodes: a model and a plan in, a new model out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+
+from amp_rewrite.decide.plan import Bake, Cast, Plan
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model, baked
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.schema import (
+    DTYPE_ATTRIBUTES,
+    FIRST_BFLOAT16_CAST,
+    FIRST_CAST_BY_CODE,
+    INNER_DTYPE_ATTRIBUTES,
+    TENSOR,
+    attribute,
+    normal_domain,
+    set_element_type,
+)
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
+
+_FIRST_CLIP_WITH_INPUTS = 11
+
+
+def apply(view: View, plan: Plan) -> Model:
+    """The model with the plan carried out; the view's own model is not touched.
+
+    One walk. Everything that the plan does not name is kept as it is: node order, names, value_info,
+    metadata, training_info, functions, sparse initializers, quantization annotations.
+    """
+    proto = ModelProto()
+    proto.CopyFrom(view.model.proto)
+    if plan.empty:
+        return replace(view.model, proto=proto)
+    _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
+    import_standard(proto)
+    return replace(view.model, proto=proto)
+
+
+def import_standard(proto: ModelProto) -> None:
+    """Make sure that a model may hold Casts: one of ai.onnx.ml ops alone imports no ai.onnx opset."""
+    if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
+        proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
+
+
+class _Emitter:
+    def __init__(self, view: View, plan: Plan) -> None:
+        self.view = view
+        self.plan = plan
+        self.in_words = view.opsets.get("", FIRST_CAST_BY_CODE) < FIRST_CAST_BY_CODE
+        self.casts: dict[ValueId, list[Cast]] = {}
+        for cast in plan.casts:
+            self.casts.setdefault(cast.value, []).append(cast)
+        self.rewired: dict[OpId, list[tuple[int, str]]] = {}
+        for use, name in plan.rewire.items():
+            self.rewired.setdefault(use.op, []).append((use.slot, name))
+        self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
+        unknown = (op for op in view.ops if op.signature is None and not op.bodies)
+        self.strange = {result for op in unknown for result in op.outputs}
+        self.in_scope: dict[ScopeId, list[Value]] = {}
+        for value in view.values:
+            self.in_scope.setdefault(value.scope, []).append(value)
+
+    # -- one graph -----------------------------------------------------------------------------------
+
+    def graph(self, graph: GraphProto, scope: Scope) -> None:
+        """Rewrite a copied graph in place; `scope` is its original's index."""
+        values = self.in_scope.get(scope.id, [])
+        nodes = list(self._nodes(graph, scope, values))
+        self._initializers(graph, values)
+        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+        self._value_infos(graph, values, types)
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _nodes(self, graph: GraphProto, scope: Scope, values: list[Value]) -> Iterator[NodeProto]:
+        for value in values:
+            if value.producer is None and value.id in self.casts:
+                yield from self._casts_of(value)
+        for op_id, node in zip(scope.ops, graph.node, strict=True):
+            op = self.view.ops[op_id]
+            if op_id not in self.plan.drop:
+                yield self._node(op, node)
+            for result in op.outputs:
+                if result in self.bakes:
+                    yield from self._second_constant(op, result)
+                if result in self.casts:
+                    yield from self._casts_of(self.view.values[result])
+
+    def _casts_of(self, value: Value) -> Iterator[NodeProto]:
+        source = self.plan.rename.get(value.id, value.name)
+        for cast in self.casts.get(value.id, ()):
+            name = f"{cast.name}_cast" if cast.name != value.name else f"{source}_to_{cast.to.spelling}"
+            clamped = source
+            if cast.saturates:
+                clamped = f"{cast.name}_clamped"
+                yield from self._clamp(source, clamped, cast.to)
+            yield _cast(clamped, cast.name, self._node_name(name), cast.to, in_words=self.in_words)
+
+    def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
+        """float32 values held within the range of the low type."""
+        name = self._node_name(clamped)
+        if self.view.opsets.get("", 1) < _FIRST_CLIP_WITH_INPUTS:
+            yield onnx.helper.make_node("Clip", [source], [clamped], name=name, min=-to.max, max=to.max)
+            return
+        bounds = []
+        for side, bound in (("min", -to.max), ("max", to.max)):
+            bounds.append(f"{clamped}_{side}")
+            value = onnx.helper.make_tensor("value", TensorProto.FLOAT, (), [bound])
+            yield onnx.helper.make_node("Constant", [], [bounds[-1]], name=self._node_name(bounds[-1]), value=value)
+        yield onnx.helper.make_node("Clip", [source, *bounds], [clamped], name=name)
+
+    def _node_name(self, name: str) -> str:
+        """Made from a value name that is unique in the model, so unique itself but for a user's own choice."""
+        return unused(name, self.view.names)
+
+    # -- one node ------------------------------------------------------------------------------------
+
+    def _node(self, op: Op, node: NodeProto) -> NodeProto:
+        for slot, name in self.rewired.get(op.id, ()):
+            node.input[slot] = name
+        for slot, result in enumerate(op.outputs):
+            if result is not None and result in self.plan.rename:
+                node.output[slot] = self.plan.rename[result]
+        if op.id in self.plan.identities:
+            node.op_type = "Identity"
+            del node.attribute[:]
+        elif op.id in self.plan.attributes:
+            self._state_dtype(op, node, self.plan.attributes[op.id])
+        if op.id in self.plan.widened:
+            _widen_inside(node)
+        self._bake_constant(op, node)
+        if op.bodies:
+            for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
+                self.graph(graph, self.view.scopes[body])
+        return node
+
+    def _state_dtype(self, op: Op, node: NodeProto, dtype: DType) -> None:
+        if op.kind == "ConstantOfShape":
+            value = attribute(node, "value")
+            zero = onnx.helper.make_tensor("value", TensorProto.FLOAT, (1,), [0.0])
+            tensor = baked(value.t if value is not None else zero, dtype, model=self.view.model)
+            _replace(node, "value", onnx.helper.make_attribute("value", tensor))
+            return
+        name = DTYPE_ATTRIBUTES[op.domain, op.op_type]
+        old = attribute(node, name)
+        code: int | str = dtype.code
+        if old is not None and old.type == AttributeProto.STRING:  # Cast-1
+            code = TensorProto.DataType.Name(dtype.code)
+        _replace(node, name, onnx.helper.make_attribute(name, code))
+
+    def _bake_constant(self, op: Op, node: NodeProto) -> None:
+        result = op.outputs[0] if op.kind == "Constant" else None
+        bake = self.bakes.get(result) if result is not None else None
+        if bake is not None and not bake.keeps_original:
+            self._hold_baked(node, bake)
+
+    def _second_constant(self, op: Op, result: ValueId) -> Iterator[NodeProto]:
+        bake = self.bakes.get(result)
+        if bake is not None and bake.keeps_original:
+            node = NodeProto()
+            node.CopyFrom(op.node)
+            node.name = self._node_name(f"{bake.name}_constant")
+            node.output[0] = bake.name
+            self._hold_baked(node, bake)
+            yield node
+
+    def _hold_baked(self, node: NodeProto, bake: Bake) -> None:
+        tensor = self.view.values[bake.value].tensor
+        assert tensor is not None
+        low = baked(tensor, bake.to, model=self.view.model)
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("value", low))
+
+    # -- initializers, declarations ------------------------------------------------------------------
+
+    def _initializers(self, graph: GraphProto, values: list[Value]) -> None:
+        low: dict[str, Bake] = {
+            value.name: self.bakes[value.id]
+            for value in values
+            if value.role is Role.INITIALIZER and value.id in self.bakes
+        }
+        defaults = {
+            value.name: self.plan.io[value.id] for value in values if value.overridable and value.id in self.plan.io
+        }
+        if not low and not defaults:
+            return
+        kept: list[TensorProto] = []
+        listed = {v.name for v in graph.input}
+        for tensor in graph.initializer:
+            bake = low.get(tensor.name)
+            if tensor.name in defaults:
+                kept.append(baked(tensor, defaults[tensor.name], model=self.view.model))
+            elif bake is None or bake.keeps_original:
+                kept.append(tensor)
+            if bake is not None:
+                kept.append(baked(tensor, bake.to, name=bake.name, model=self.view.model))
+                if tensor.name in listed and bake.keeps_original:  # IR 3 lists every initializer as an input
+                    graph.input.append(onnx.helper.make_tensor_value_info(bake.name, bake.to.code, tensor.dims))
+        fresh = GraphProto()
+        fresh.initializer.extend(kept)
+        graph.ClearField("initializer")
+        graph.initializer.MergeFrom(fresh.initializer)
+        for formal in graph.input:
+            bake = low.get(formal.name)
+            if bake is not None and not bake.keeps_original:
+                set_element_type(formal.type, bake.to)
+
+    def _value_infos(self, graph: GraphProto, values: list[Value], types: dict[str, TypeProto]) -> None:
+        """Declared types follow the plan; a new value is declared where its source was."""
+        by_name = {v.name: v for v in values}
+        for formal in (*graph.input, *graph.output):
+            value = by_name.get(formal.name)
+            if value is not None and value.id in self.plan.io:
+                set_element_type(formal.type, self.plan.io[value.id])
+        gone = {o for op in self.plan.drop for o in self.view.ops[op].outputs}
+        listed: list[ValueInfoProto] = []
+        for info in graph.value_info:
+            value = by_name.get(info.name)
+            if value is not None and value.id in gone:
+                continue
+            if value is not None and value.id not in self.plan.rename and (dtype := self._declared(value)):
+                set_element_type(info.type, dtype)
+            listed.append(info)
+        for value in values:
+            if value.id in gone:
+                continue
+            if value.name in types:
+                listed.extend(self._new_infos(value, types))
+            elif value.id in self.strange:
+                listed.extend(self._learned(value))
+        fresh = GraphProto()
+        fresh.value_info.extend(listed)
+        graph.ClearField("value_info")
+        graph.value_info.MergeFrom(fresh.value_info)
+
+    def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
+        """What an unknown op gives is declared if only its readers told: they may read a Cast of it now."""
+        vtype = self.view.types[value.id]
+        if vtype is not None and vtype.dtype is not None and vtype.container == TENSOR:
+            yield onnx.helper.make_tensor_value_info(value.name, vtype.dtype.code, None)
+
+    def _declared(self, value: Value) -> DType | None:
+        bake = self.bakes.get(value.id)
+        if bake is not None and not bake.keeps_original:
+            return bake.to
+        return self.plan.retype.get(value.id) or self.view.dtype(value.id)
+
+    def _new_infos(self, value: Value, types: dict[str, TypeProto]) -> Iterable[ValueInfoProto]:
+        source = types[value.name]
+        fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
+        if value.id in self.plan.rename:
+            made = self.plan.retype.get(value.id) or self.view.dtype(value.id)
+            fresh.append((self.plan.rename[value.id], made or DType.FLOAT))
+        bake = self.bakes.get(value.id)
+        if bake is not None and bake.keeps_original:
+            fresh.append((bake.name, bake.to))
+        for name, dtype in fresh:
+            if name not in types and source.WhichOneof("value") == "tensor_type":
+                info = ValueInfoProto(name=name)
+                info.type.CopyFrom(source)
+                set_element_type(info.type, dtype)
+                yield info
+
+
+def _cast(source: str, result: str, name: str, to: DType, *, in_words: bool = False) -> NodeProto:
+    """A Cast, whose type is a word before opset 6. Large models get as many as they have nodes, and make_node takes
+    ten times as long."""
+    node: NodeProto = NodeProto.FromString(_nameless_cast(to, in_words))
+    node.name = name
+    node.input.append(source)
+    node.output.append(result)
+    return node
+
+
+@cache
+def _nameless_cast(to: DType, in_words: bool) -> bytes:
+    stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
+    if in_words:
+        stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code))
+    serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
+    return serialized
+
+
+def _widen_inside(node: NodeProto) -> None:
+    """Let what a node computes inside in a low type by its own choice be float32."""
+    for a in node.attribute:
+        chosen = DType.of(a.i) if a.name in INNER_DTYPE_ATTRIBUTES else None
+        if chosen is not None and chosen.low:
+            a.i = DType.FLOAT.code
+
+
+def _replace(node: NodeProto, name: str, new: AttributeProto) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    fresh = NodeProto()
+    fresh.attribute.extend([*kept, new])
+    node.ClearField("attribute")
+    node.attribute.MergeFrom(fresh.attribute)

@@ -1,0 +1,212 @@
+"""The nodes of an attention that is one operator: itself, what brings its operands in order, what its mask needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+from onnx import NodeProto, TensorProto
+
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.view import MAIN, ValueId, View
+from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
+
+if TYPE_CHECKING:
+    from amp_rewrite.rewrite.attention.layout import Source
+    from amp_rewrite.rewrite.attention.legality import Site
+
+_QUERY_AXIS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The operator, the nodes ahead of it and behind it, and the constants that they read.
+
+    `shown`: the constant among them that stands for a mask whose numbers are known.
+    """
+
+    node: NodeProto
+    ahead: tuple[NodeProto, ...]
+    behind: tuple[NodeProto, ...]
+    weights: tuple[TensorProto, ...]
+    shown: str | None = None
+
+
+def write(site: Site) -> Written:
+    """The nodes of a site. Those that depend on its mask alone have the same names wherever that mask is read."""
+    return _Writer(site.view, site).written()
+
+
+@dataclass(slots=True)
+class _Writer:
+    view: View
+    site: Site
+    ahead: list[NodeProto] = field(default_factory=list)
+    behind: list[NodeProto] = field(default_factory=list)
+    weights: list[TensorProto] = field(default_factory=list)
+    shown: str | None = None
+
+    def written(self) -> Written:
+        site, last = self.site, self.site.last.node
+        queries, keys, values = (
+            self._operand(source, words)
+            for source, words in ((site.queries, "queries"), (site.keys, "keys"), (site.values, "values"))
+        )
+        mask, seeing = self._mask(queries, keys)
+        zeroed = seeing is not None and site.form.zeroed and site.infinite
+        if seeing is not None and not zeroed:
+            queries = self._made("Where", (seeing, queries, self._zero(seeing)), f"{last.output[0]}_queries")
+        reads = [queries, keys, values, *([mask] if mask is not None else [])]
+        attended = self._ended(last.output[0], seeing if zeroed else None)
+        node = onnx.helper.make_node("Attention", reads, [attended], last.name, scale=site.form.scale)
+        if site.causal:
+            node.attribute.append(onnx.helper.make_attribute("is_causal", 1))
+        node.metadata_props.extend(last.metadata_props)
+        return Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights), self.shown)
+
+    def _operand(self, source: Source, words: str) -> str:
+        name = self.view.value_name(source.value)
+        name = self._split(name) if source.heads else name
+        if source.perm == (0, 1, 2, 3):
+            return name
+        return self._made("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
+
+    def _split(self, name: str) -> str:
+        """Three axes as four, the first split in batch and heads."""
+        heads = self.site.heads
+        if heads == 1:
+            return self._made("Unsqueeze", (name, self._constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
+        outer = self._constant(f"{name}_{heads}_heads", np.array([-1, heads]))
+        inner = self._made("Shape", (name,), f"{name}_inner", start=1)
+        shape = self._made("Concat", (outer, inner), f"{name}_{heads}_heads_shape", axis=0)
+        return self._made("Reshape", (name, shape), f"{name}_{heads}_heads_split")
+
+    def _ended(self, result: str, seeing: str | None) -> str:
+        """What the operator gives, of which the nodes behind it make the result."""
+        site, steps = self.site, list[Callable[[str, str], None]]()
+        if seeing is not None:
+            steps.append(lambda given, made: self._after("Where", (seeing, given, self._zero(seeing)), made))
+        if site.form.turned:
+            steps.append(lambda given, made: self._after("Transpose", (given,), made, perm=(0, 1, 3, 2)))
+        if site.heads and site.end is None:
+            steps.append(self._join)
+        names = [self._name(f"{result}_{words}") for words in ("attended", "seen", "turned")[: len(steps)]] + [result]
+        for step, given, made in zip(steps, names, names[1:], strict=False):
+            step(given, made)
+        return names[0]
+
+    def _join(self, given: str, made: str) -> None:
+        """Four axes as three, batch and heads as one."""
+        if self.site.heads == 1:
+            self._after("Squeeze", (given, self._constant(f"{made}_head_axis", np.array([1]))), made)
+            return
+        inner, shape = self._name(f"{made}_inner"), self._name(f"{made}_joined_shape")
+        self._after("Shape", (given,), inner, start=2)
+        self._after("Concat", (self._constant(f"{made}_outer", np.array([-1])), inner), shape, axis=0)
+        self._after("Reshape", (given, shape), made)
+
+    def _after(self, op_type: str, reads: Sequence[str], made: str, **attributes: Any) -> None:
+        self._node(self.behind, op_type, reads, made, f"{made}_{op_type}", **attributes)
+
+    def _zero(self, stem: str) -> str:
+        return self._constant(f"{stem}_zero", np.zeros((), np.float32))
+
+    # -- the mask ----------------------------------------------------------------------------------
+
+    def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
+        """What the operator reads as a mask, and, where a row may see no key, which rows see one."""
+        form, seeing = self.site.form, None
+        mask = self._biased([self._laid(bias) for bias in form.biases])
+        if self.site.hides:
+            shown, seeing = self._shown()
+            mask = self._masked(mask, shown, seeing) if mask is not None else shown
+        if mask is not None and self.site.narrow:
+            mask = self._widened(mask, queries, keys)
+        return mask, seeing
+
+    def _laid(self, value: ValueId) -> str:
+        """A mask or a bias, with batch and heads split where they are one axis of it."""
+        name = self.view.value_name(value)
+        return self._split(name) if value in self.site.split else name
+
+    def _biased(self, biases: Sequence[str]) -> str | None:
+        """The sum of all biases; None for none."""
+        total = None
+        for bias in biases:
+            total = bias if total is None else self._made("Add", (total, bias), f"{total}_{bias}")
+        return total
+
+    def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
+        """A bias with a number far below any score where a key is not shown; 0 in rows that all keys weigh alike in."""
+        stem = f"{bias}_{shown}"
+        if seeing is not None and not self.site.infinite:
+            bias = self._made("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
+        fill = self._constant(f"{stem}_fill", np.array(LOST, np.float32))
+        return self._made("Where", (shown, bias, fill), stem)
+
+    def _shown(self) -> tuple[str, str | None]:
+        """A bool that shows some key in each row; and, where the model's own may show none, in which rows it does."""
+        hiding = self.site.form.hiding
+        assert hiding is not None
+        stem = self._laid(hiding.value)
+        if hiding.shown is not None and not (hiding.shows and self._boolean(hiding.value)):
+            shown = self.shown = self._constant(f"{stem}_shown", hiding.shown)
+        elif hiding.counts:
+            least = self._constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            shown = self._made("Greater", (stem, least), f"{stem}_shown")
+        elif hiding.shown is not None or hiding.shows:
+            shown = stem
+        else:
+            shown = self._made("Not", (stem,), f"{stem}_shown")
+        if not self.site.empty:
+            return shown, None
+        axis = self._constant(f"{stem}_keys_axis", np.array([-1], np.int64))
+        counted = self._made("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
+        most = self._made("ReduceMax", (counted, axis), f"{stem}_most", keepdims=1)
+        seeing = self._made("Cast", (most,), f"{stem}_seeing", to=TensorProto.BOOL)
+        blind = self._made("Not", (seeing,), f"{stem}_blind")
+        return self._made("Or", (shown, blind), f"{stem}_seen"), seeing
+
+    def _boolean(self, value: int) -> bool:
+        found = self.view.types[value]
+        return found is not None and found.dtype is not None and found.dtype.spelling == "bool"
+
+    def _widened(self, mask: str, queries: str, keys: str) -> str:
+        """A mask that states every query and every key; one for all attentions of which it is known to be the same."""
+        lengths = self.site.lengths
+        known = None not in lengths
+        stem = f"{mask}_{lengths[0]}_{lengths[1]}" if known else f"{self.site.last.node.output[0]}_mask"
+        stated = [
+            self._made("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
+            for read, words in ((queries, "queries"), (keys, "keys"))
+        ]
+        shape = self._made("Concat", stated, f"{stem}_lengths", axis=0)
+        return self._made("Expand", (mask, shape), f"{stem}_whole")
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _made(self, op_type: str, reads: Sequence[str], stem: str, **attributes: Any) -> str:
+        result = self._name(stem)
+        self._node(self.ahead, op_type, reads, result, result, **attributes)
+        return result
+
+    def _node(
+        self, into: list[NodeProto], op_type: str, reads: Sequence[str], result: str, name: str, **attributes: Any
+    ) -> None:
+        into.append(onnx.helper.make_node(op_type, list(reads), [result], name, **attributes))
+
+    def _constant(self, stem: str, numbers: Array) -> str:
+        name = self._name(stem)
+        self.weights.append(onnx.numpy_helper.from_array(np.ascontiguousarray(numbers), name))
+        return name
+
+    def _name(self, stem: str) -> str:
+        scope = self.site.form.last.scope
+        name = stem if scope == MAIN else f"{stem}_{scope}"
+        while name in self.view.names:
+            name += "_"
+        return name

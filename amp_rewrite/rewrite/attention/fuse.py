@@ -1,0 +1,76 @@
+"""Attention written out op by op, as the one operator that opset 23 has for it.
+
+Rows that see no key are the trap. Softmax of finite fills gives every key the same weight; the operator, by its
+errata, gives 0, and runtimes have given that, NaN or the mean of all values. So no such row ever reaches the operator:
+it is shown every key by a query of zeros, which weighs all keys alike; where the model makes 0 of it, so does a Where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims
+from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.rewrite.attention.build import write
+from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.legality import Site, site_of
+from amp_rewrite.rewrite.attention.recognize import Form, form_of
+from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, too_old
+
+KIND = "attention"
+OPSET = 23
+"""The opset from which the standard has Attention."""
+
+
+def fuse_attention(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
+    """Each attention that is written out, as one operator, or why not.
+
+    `dims` is asked only where there is one. `to`: the low type in which it may come to be computed.
+    """
+    opset = view.opsets.get("", 1)
+    if opset < OPSET:
+        for last, form in forms(view):
+            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", OPSET))
+        return
+    for last, site in sites(view, to, dims):
+        yield Refusal(KIND, last, site) if isinstance(site, str) else _fusion(site)
+
+
+def sites(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[tuple[OpId, Site | str]]:
+    """Each attention that is written out, by its last op: what one operator would read, or why it cannot.
+
+    Whatever the opset; nothing is proved yet.
+    """
+    for last, form in forms(view):
+        yield last, form if isinstance(form, str) else site_of(view, form, to, dims())
+
+
+def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
+    """Each attention that is written out, by its last op, as far as structure tells; or why it is none."""
+    for op in view.ops:
+        form = form_of(view, op) if op.kind == "Softmax" else None
+        if form is not None:
+            yield (op.id, form) if isinstance(form, str) else (form.last.id, form)
+
+
+def _fusion(site: Site) -> Outcome:
+    """The operator in place of the ops, or how it differs from them on random inputs."""
+    written = write(site)
+    why = doubt_of(site, written)
+    if why is not None:
+        return Refusal(KIND, site.form.last.id, why)
+    ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
+    moves = (*site.queries.ops, *site.keys.ops, *site.values.ops)
+    ops = tuple(sorted({*ended, *_freed(site.view, moves, ended)}))
+    return Fusion(KIND, ops, site.last.id, written.node, written.weights, ahead=written.ahead, behind=written.behind)
+
+
+def _freed(view: View, moves: tuple[OpId, ...], ops: tuple[OpId, ...]) -> set[OpId]:
+    """The moves that nothing reads any more once the ops are gone."""
+    gone = set(ops)
+    for op_id in sorted(moves, reverse=True):
+        made = view.ops[op_id].outputs[0]
+        if made is not None and made not in view.yielded and all(use.op in gone for use in view.uses[made]):
+            gone.add(op_id)
+    return gone

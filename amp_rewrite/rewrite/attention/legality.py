@@ -1,0 +1,262 @@
+"""Whether one operator can compute an attention that is written out: what it would read, and what its mask says.
+
+Structure and shapes decide here; that the operator computes the same is `attention_proof`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx.numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
+from amp_rewrite.ir.shapes.symbolic import Dim, times
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.attention.layout import RANK, Source, dims_at, keys_source, source, split, ungrouped
+from amp_rewrite.rewrite.attention.masks import number
+from amp_rewrite.rewrite.attention.recognize import Form
+from amp_rewrite.rewrite.const_eval import MOVES, numbers
+from amp_rewrite.rewrite.replacement import alone
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An attention that one operator can compute, as far as structure and shapes tell.
+
+    `causal`: a query sees the keys up to its own, and that is all that its mask says. `hides`: it has a mask to read,
+    of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may see no key. `narrow`: mask or bias
+    do not state every query and key.
+
+    `heads`: its products have three axes, the first of which counts so many heads of each batch; 0 where they have
+    four. `split` are mask and biases to be split likewise. `end`: what splits the result, and alone reads it.
+    """
+
+    view: View
+    form: Form
+    queries: Source
+    keys: Source
+    values: Source
+    lengths: Dims
+    mask: Dims = ()
+    hides: bool = False
+    causal: bool = False
+    empty: bool = False
+    narrow: bool = False
+    heads: int = 0
+    split: frozenset[ValueId] = frozenset()
+    end: Op | None = None
+
+    @property
+    def infinite(self) -> bool:
+        """Whether a hidden score is −inf, so that a row without keys is NaN."""
+        return self.form.hiding is not None and np.isinf(self.form.hiding.fill)
+
+    @property
+    def last(self) -> Op:
+        """The op whose name and result the operator takes."""
+        return self.form.last if self.end is None else self.end
+
+
+def site_of(view: View, form: Form, to: DType, dims: AllDims) -> Site | str:
+    """The site of a form, or why one operator cannot compute it."""
+    heads = _heads(view, form, dims)
+    if isinstance(heads, str):
+        return heads
+    queries, keys = source(view, dims, form.queries, heads), keys_source(view, dims, form.keys, heads)
+    values = (keys_source if form.turned else source)(view, dims, form.values, heads)
+    shared = ungrouped(view, dims, keys), ungrouped(view, dims, values)
+    if shared[0].groups == shared[1].groups:
+        keys, values = shared
+    q, k, v = (operand.dims(view, dims) for operand in (queries, keys, values))
+    fault = _misfit(q, k, v, keys.groups)
+    if fault:
+        return fault
+    end = _parted(view, form, dims, (*q[:3], v[3])) if heads else None
+    return _masked(Site(view, form, queries, keys, values, (q[2], k[2]), heads=heads, end=end), dims, q, to)
+
+
+def _heads(view: View, form: Form, dims: AllDims) -> int | str:
+    """How many heads of each batch the first of three axes counts; 0 for four axes; or why neither is known."""
+    rank = len(dims_at(view, dims, form.queries) or ())
+    weights = form.weights(view)
+    axis = attribute(weights.node, "axis")
+    if axis is not None and axis.i not in (-1, (rank if form.parting is None else RANK) - 1):
+        return "its softmax is not over the last axis"
+    if rank == RANK - 1 and form.parting is None:
+        return 1
+    if rank == RANK - 1 and form.parting is not None and form.joining is not None:
+        ends = (form.parting.inputs[0], form.parting.outputs[0], form.joining.outputs[0])
+        scores, parted, joined = (dims_at(view, dims, value) if value is not None else None for value in ends)
+        heads = parted[1] if parted is not None and len(parted) == RANK else None
+        known = scores is not None and None not in scores and joined == scores
+        if isinstance(heads, int) and heads and known and scores is not None and split(scores, heads) == parted:
+            return heads
+        return "batch and heads of its scores are not known to be split and put together again"
+    if form.parting is not None:
+        return "its scores are laid out anew on the way"
+    return 0
+
+
+def _parted(view: View, form: Form, dims: AllDims, whole: Dims) -> Op | None:
+    """The op that alone reads the result, and splits it in batch and heads."""
+    result = form.last.outputs[0]
+    reader = next(iter(view.readers(result)), None) if result is not None else None
+    if reader is None or reader.kind != "Reshape" or not alone(view, result, reader) or form.turned:
+        return None
+    made = reader.outputs[0]
+    return reader if made is not None and None not in whole and dims_at(view, dims, made) == whole else None
+
+
+def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
+    """Why batch and heads of the operands may not be what the operator wants; it broadcasts neither."""
+    if not (queries and keys and values):
+        return "its queries, keys and values are not known to have four axes"
+    heads = times(keys[1], groups) if isinstance(keys[1], int) or groups == 1 else None
+    for words, *sizes in (("batch", queries[0], keys[0], values[0]), ("heads", queries[1], heads)):
+        if None in sizes or len(set(sizes)) > 1:
+            return f"its queries, keys and values are not known to agree in {words}"
+    if keys[1] != values[1] or keys[2] != values[2] or keys[2] is None:
+        return "its keys and values are not known to be as many"
+    return None
+
+
+def _masked(site: Site, dims: AllDims, queries: Dims, to: DType) -> Site | str:
+    """The site with what is known of its mask and its biases."""
+    view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
+    shown = hiding.shown if hiding is not None else None
+    if shown is not None and bool(shown.all()):
+        hiding = None
+    if hiding is not None:
+        causal = shown is not None and not biases and site.lengths == shown.shape[-2:] and _triangular(shown)
+        empty = shown is None or not bool(shown.any(axis=-1).all())
+        if empty and np.isinf(hiding.fill) and not form.zeroed:
+            return "a row of its mask may hide every key: it would give 0 instead of NaN"
+        site = replace(site, hides=not causal, causal=causal, empty=empty)
+    for bias in biases:
+        counted = form.hiding is not None and form.hiding.counts and bias == form.hiding.value
+        if not counted and (fault := _unbounded(view, bias, to)):
+            return fault
+    laid = {value: _laid(site, dims, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
+    for found in laid.values():
+        if not 1 <= len(found) <= RANK:
+            return "the rank of its mask is not known"
+        if not (_broadcasts(found, queries) or _settled(view, dims, form, queries)):
+            return "its mask is not known to have the batch, heads and length of its queries, or one"
+    apart = frozenset(value for value, found in laid.items() if len(found) > len(_stated(site, dims, value)))
+    if form.hiding is not None and form.hiding.value in apart and shown is not None:
+        return "its mask is constant, and of three axes"
+    stated = [shown.shape if shown is not None else laid[hiding.value]] if site.hides and hiding else []
+    stated += [laid[bias] for bias in biases]
+    whole = not stated or _whole(stated, site.lengths)
+    return replace(site, mask=stated[0] if stated else (), narrow=not whole, split=apart)
+
+
+def _stated(site: Site, dims: AllDims, value: ValueId) -> Dims:
+    """The dimensions of a mask or bias; none where they are not known."""
+    held = numbers(site.view, value)
+    return held.shape if held is not None else dims_at(site.view, dims, value) or ()
+
+
+def _laid(site: Site, dims: AllDims, value: ValueId) -> Dims:
+    """The same, batch and heads split where they are one axis of it."""
+    found = _stated(site, dims, value)
+    merged = site.heads and (site.form.parting is None or value in site.form.merged)
+    if not merged or len(found) != RANK - 1 or found[0] == 1:
+        return found
+    return split(found, site.heads) or found
+
+
+def _broadcasts(mask: Dims, queries: Dims) -> bool:
+    """Whether batch, heads and length of a mask are those of the queries, or one."""
+    outer = zip(reversed(mask[:-1]), reversed(queries[:-1]), strict=False)
+    return all(d is not None and d in (1, whole) for d, whole in outer)
+
+
+def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
+    """Whether the result is laid out as [batch, queries, heads · width] of the queries and values themselves.
+
+    A mask of more than their batch, heads or queries would make more elements than that.
+    """
+    result = form.last.outputs[0]
+    for kind in ("Transpose", "Reshape"):
+        moves = [op for op in view.readers(result) if op.kind == kind] if result is not None else []
+        if len(moves) != 1:
+            return False
+        result = moves[0].outputs[0]
+    laid = dims_at(view, dims, result) if result is not None else None
+    values = dims_at(view, dims, form.values)
+    if laid is None or values is None or not isinstance(queries[1], int) or not isinstance(values[3], int):
+        return False
+    readers = view.readers(result) if result is not None else ()
+    widths = {laid[-1], *(_rows(view, dims, op) for op in readers if op.inputs[0] == result)}
+    known = len(laid) == 3 and None not in (queries[0], queries[2]) and laid[:2] == (queries[0], queries[2])
+    return known and queries[1] * values[3] in widths
+
+
+def _rows(view: View, dims: AllDims, product: Op) -> Dim:
+    """How many rows the second operand of a product has; None of what is no product."""
+    second = product.inputs[1] if product.kind == "MatMul" else None
+    found = dims_at(view, dims, second) if second is not None else None
+    return found[-2] if found is not None and len(found) > 1 else None
+
+
+def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
+    """Whether mask and biases together state every query and every key: the runtime's kernels broadcast neither."""
+    ends = [{found[axis] for found in stated if len(found) >= -axis} for axis in (-2, -1)]
+    return None not in lengths and all(length in end for length, end in zip(lengths, ends, strict=True))
+
+
+def _triangular(shown: Array) -> bool:
+    rows, keys = shown.shape[-2:] if shown.ndim > 1 else (0, 1)
+    return rows == keys and shown.size == rows * keys and bool((shown == np.tri(rows, dtype=bool)).all())
+
+
+def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
+    """Why a bias may hold what is not finite in the low type; None where it is made of numbers that are."""
+    pending, seen = [bias], {bias}
+    while pending:
+        value = pending.pop()
+        dtype = view.dtype(value)
+        if dtype is not None and not dtype.floating:
+            continue
+        tensor, op = view.constant(value), view.producer(value)
+        if tensor is not None:
+            held = numbers(view, value)
+            most = float(np.abs(held).max(initial=0)) if held is not None else np.inf
+            if not most <= to.max:
+                return f"the bias of its scores reaches {most:.3g}, beyond the range of {to.spelling}"
+        elif op is not None and _within_bounds(op):
+            continue
+        elif op is None or not _bounded(view, op) or len(seen) > _MOST_VALUES:
+            return (
+                f"the bias of its scores comes from {view.value_name(value)}, which may hold −inf: NaN would become 0"
+            )
+        else:
+            fresh = [v for v in op.inputs if v is not None and v not in seen]
+            pending.extend(fresh)
+            seen.update(fresh)
+    return None
+
+
+def _within_bounds(op: Op) -> bool:
+    """Whether an op gives small numbers whatever it reads."""
+    fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
+    held = onnx.numpy_helper.to_array(fill.t) if fill is not None else np.zeros(1)
+    return op.kind in _NORMAL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
+
+
+def _bounded(view: View, op: Op) -> bool:
+    """Whether an op makes finite numbers of finite ones that are small, as constants and what a norm gives are."""
+    divisor = number(view, op.inputs[1]) if op.kind == "Div" else None
+    return op.kind in _BOUNDED or (divisor is not None and abs(divisor) >= 1)
+
+
+_MOST_VALUES = 64
+_NORMAL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))
+_ARITHMETIC = ("Add", "Cast", "MatMul", "Mul", "Neg", "Sub")
+_BOUNDED = frozenset((*MOVES, *_ARITHMETIC, "Concat", "Gather", "GatherElements", "GatherND", "Slice", "Where"))

@@ -1,0 +1,131 @@
+"""Which scores a softmax is not to see: masks as exporters write them, by selection, by addition, by multiplication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.const_eval import MOVES, moves_behind, numbers
+
+LOST = -1e30
+"""At or below it a float32 number swallows the score that it is added to; it is what −3.4e38 is chosen for."""
+OUT_OF_REACH = -DType.FLOAT16.max / 2
+"""At or below it a number has no weight beside any score of a network: masks are bounded to it before this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """Which scores a softmax is not to see: those where `value`, a bool, is not `shows`, have `fill` instead.
+
+    `shown`: True where a score is seen, if that is known; `value` is then what the ops read, a bool or what is added.
+    `nothing`: what the ops read besides, which is 0 where a score is seen.
+    `counts`: what is added is more than `fill` where a score is seen, and no more than that where it is not.
+    """
+
+    value: ValueId
+    shows: bool
+    fill: float
+    shown: Array | None = None
+    counts: bool = False
+    nothing: ValueId | None = None
+
+
+def selected(view: View, op: Op, slot: int) -> Hiding | None:
+    """The mask by which a Where takes scores or a number far below them."""
+    condition, fill = op.inputs[0], number(view, op.inputs[3 - slot])
+    if condition is None or fill is None or not fill <= OUT_OF_REACH:
+        return None
+    return Hiding(condition, slot == 1, fill, _seen(view, condition, slot == 1))
+
+
+def added(view: View, value: ValueId | None) -> Hiding | None:
+    """The mask that is added to scores, if it is 0 and one number far below them."""
+    op = view.producer(value)
+    if value is None:
+        return None
+    if op is not None and op.kind == "Where" and op.inputs[0] is not None:
+        branches = [number(view, branch) for branch in op.inputs[1:]]
+        for at, fill in enumerate(branches):
+            tested = op.inputs[2] if at == 0 and _tests(view, op.inputs[0], op.inputs[2]) else None
+            if fill is not None and fill <= OUT_OF_REACH and (branches[1 - at] == 0 or tested is not None):
+                shown = _seen(view, op.inputs[0], at == 1)
+                return Hiding(op.inputs[0], at == 1, fill, shown, nothing=tested) if hides(fill, shown) else None
+    held = numbers(view, value)
+    if held is None and op is not None and op.kind == "Mul":
+        return _multiple(view, op, value)
+    fill = float(held.min(initial=0)) if held is not None else 0.0
+    if held is None or not hides(fill, held == 0) or not bool(((held == 0) | (held == fill)).all()):
+        return None
+    return Hiding(value, True, fill, held == 0)
+
+
+def hides(fill: float, shown: Array | None) -> bool:
+    """Whether a score to which a number is added is lost: wholly, or, where its row shows another, beside that."""
+    seeing = shown is not None and (shown.ndim == 0 or bool(shown.any(axis=-1).all()))
+    return fill <= (OUT_OF_REACH if seeing else LOST)
+
+
+def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
+    """True where a condition shows a score, if that is known; with axes of 1 where it is the same all along one."""
+    held = numbers(view, condition)
+    if held is not None:
+        return np.asarray(held == shows)
+    kinds = set()
+    for move, moved in moves_behind(view, condition):
+        kinds.add(move.kind)
+        held = numbers(view, moved)
+        if held is not None and bool((held == shows).all()):
+            return np.ones((), bool)
+        if held is not None:  # Expand leaves an axis of more than one as it is
+            wide = kinds == {"Expand"} and min(held.shape[-2:], default=0) > 1
+            return np.asarray(held == shows) if wide else None
+    return None
+
+
+def _tests(view: View, condition: ValueId | None, value: ValueId | None) -> bool:
+    """Whether a condition is that a number is not 0: where it does not hold, the number is."""
+    op = view.producer(condition)
+    return op is not None and op.kind == "Cast" and op.inputs[0] == value
+
+
+def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:
+    """The mask (1 − m) · fill: a whole number, made of integers or bools, times a number far below scores."""
+    for slot in (0, 1):
+        fill = number(view, op.inputs[slot])
+        if fill is not None and np.isfinite(fill) and fill <= LOST and _whole(view, op.inputs[1 - slot]):
+            return Hiding(value, True, fill, counts=True)
+    return None
+
+
+def _whole(view: View, value: ValueId | None) -> bool:
+    """Whether a float is made of integers or bools by what keeps numbers whole."""
+    pending, seen = [value], 0
+    while pending:
+        read, seen = pending.pop(), seen + 1
+        dtype, held = (view.dtype(read), number(view, read)) if read is not None else (None, None)
+        if held is not None and held.is_integer():
+            continue
+        if dtype is not None and not dtype.floating:
+            continue
+        op = view.producer(read)
+        if op is None or seen > _MOST_VALUES or op.kind not in (*MOVES, *_KEEPING):
+            return False
+        pending += op.inputs[:1] if op.kind in MOVES else op.inputs
+    return True
+
+
+_MOST_VALUES = 32
+_KEEPING = ("Add", "Cast", "Mul", "Sub")
+
+
+def number(view: View, value: ValueId | None) -> float | None:
+    """The one number that a constant of at most one axis holds."""
+    tensor = view.constant(value)
+    if tensor is None or list(tensor.dims) not in ([], [1]):
+        return None
+    held = view.model.array(tensor)
+    return float(held.item()) if held.dtype.kind in "fiu" else None

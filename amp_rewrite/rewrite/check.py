@@ -1,0 +1,204 @@
+"""The last look at a converted model before anyone gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+import onnx
+import onnx.checker
+import onnx.defs
+import onnx.shape_inference
+from onnx import GraphProto, ModelProto, TypeProto
+
+from amp_rewrite.decide.plan import Plan
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConversionError, Finding, ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.schema import FIRST_CAST_BY_CODE, Signature, type_of_proto
+from amp_rewrite.ir.view import ScopeId, View
+
+
+def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding, ...]:
+    """What onnx has to say against the result that it also says against the source; raises for anything else.
+
+    ModelError when the source was no valid model to begin with; ConversionError when the conversion broke it.
+    """
+    fault, inferred = _examined(result)
+    doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
+    wanted = _wanted(view, plan)
+    told = _told_by_onnx(view, inferred) if inferred is not None else {}
+    try:
+        _compare(wanted, told if _tells(told, wanted) else _told_by_view(View.of(result)))
+    except ConversionError as unplanned:
+        wrong = _misdeclared(view) if fault is None else _invalid(source, fault)
+        if wrong is None:
+            raise
+        raise ModelError(wrong) from unplanned  # of what onnx refuses, or believes, nothing can be said
+    return doubts
+
+
+def _misdeclared(view: View) -> str | None:
+    """Which output is declared as something that it is not: of ops that it knows too little of, onnx believes that."""
+    for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
+        declared, found = type_of_proto(stated.type), view.types[value]
+        if None not in (declared, found) and declared != found:
+            return (
+                f"the model is invalid: output {stated.name!r} is declared as another type than it has; export it again"
+            )
+    return None
+
+
+def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
+    """What onnx cannot tell of the result because it cannot of the source, or of old Casts; raises where the source is
+    at fault, or the conversion."""
+    if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
+        return (Finding("unchecked", "shapes", f"onnx infers nothing of a Cast of opset {opset}"),)
+    before, _ = _examined(source)
+    if before is None:
+        raise ConversionError(
+            f"the converted model is invalid, and nothing was written: {_line(fault)}; please report this"
+        )
+    if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
+        raise ModelError(_invalid(source, before))
+    return (Finding("unchecked", "shapes", f"onnx cannot infer the model's own shapes: {_line(before)}"),)
+
+
+_Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError
+# ValueError: what onnx refuses by C++'s invalid_argument, such as the element type 0, and text that is not UTF-8.
+
+
+def check_source(source: Model) -> None:
+    """ModelError when onnx's checker refuses a model, which is given back as it is where nothing can be lowered."""
+    fault, _ = _examined(source)
+    if isinstance(fault, onnx.checker.ValidationError):
+        raise ModelError(_invalid(source, fault))
+
+
+def _invalid(model: Model, fault: _Fault) -> str:
+    """What onnx refuses, in one line; it does not name an input that states no shape, or no element type."""
+    graph = model.proto.graph
+    edges = [(v.name, v.type.tensor_type) for v in (*graph.input, *graph.output) if v.type.HasField("tensor_type")]
+    untyped = next((name for name, tensor in edges if not tensor.elem_type), None)
+    if untyped is not None:
+        return f"the model is invalid: {untyped!r} states no element type; declare one, or export it again"
+    bare = next((name for name, tensor in edges if not tensor.HasField("shape")), None)
+    if bare is not None and "'shape'" in str(fault):
+        return (
+            f"the model is invalid: {bare!r} states no shape; declare one, whose dims may be names, or export it again"
+        )
+    return f"the model is invalid: {_line(fault)}"
+
+
+def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
+    """What the checker, then strict shape inference, finds wrong with a model; if nothing, what the latter inferred."""
+    skeleton = model.skeleton().SerializeToString()  # once for both
+    try:
+        onnx.checker.check_model(skeleton)
+        return None, onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
+        return fault, None
+
+
+def _line(fault: Exception) -> str:
+    return " ".join(str(fault).split())
+
+
+_Types = Mapping[ScopeId, Mapping[str, DType]]
+"""Of values by scope, then name. A result has the scopes of its source, in the same order."""
+
+
+def _wanted(view: View, plan: Plan) -> _Types:
+    """The type that every value of the result has by the plan."""
+    gone = {result for op in plan.drop for result in view.ops[op].outputs}
+    wanted: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
+    for value in view.values:
+        dtype = plan.retype.get(value.id) or view.dtype(value.id)
+        if dtype is not None and value.id not in gone:
+            wanted[value.scope][plan.rename.get(value.id, value.name)] = dtype
+    for cast in plan.casts:
+        wanted[view.values[cast.value].scope][cast.name] = cast.to
+    for bake in plan.bakes:
+        wanted[view.values[bake.value].scope][bake.name] = bake.to
+    return wanted
+
+
+def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
+    """What onnx's own inference says of the values; nothing where it may have believed a declaration instead.
+
+    It costs a fifth of a second view, and it is not our own arithmetic.
+    """
+    if inferred.functions or not all(_inferred(schema) for schema in {op.signature for op in view.ops}):
+        return {}
+    told: dict[ScopeId, dict[str, DType]] = {}
+    for number, graph in enumerate(_graphs(inferred.graph, len(view.scopes) > 1)):
+        types = told[ScopeId(number)] = {}
+        for tensor in chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer)):
+            _note(types, tensor.name, DType.of(tensor.data_type))
+        for stated in chain(graph.input, graph.value_info, graph.output):
+            _note(types, stated.name, _dtype(stated.type))
+    return told
+
+
+def _note(types: dict[str, DType], name: str, dtype: DType | None) -> None:
+    """The last word about a value counts, even that nothing is known."""
+    if dtype is not None:
+        types[name] = dtype
+    else:
+        types.pop(name, None)
+
+
+def _dtype(stated: TypeProto) -> DType | None:
+    code = stated.tensor_type.elem_type  # 0 where it is another type
+    found = type_of_proto(stated) if not code else None
+    return DType.of(code) if code else found.dtype if found else None
+
+
+def _tells(told: _Types, wanted: _Types) -> bool:
+    """Whether a type is told of every value that is wanted."""
+    return all(types.keys() <= told.get(scope, {}).keys() for scope, types in wanted.items())
+
+
+def _inferred(schema: Signature | None) -> bool:
+    """Whether onnx itself infers what an operator gives: not for those of others, nor for some old versions."""
+    if schema is None or schema.domain:
+        return False
+    try:
+        found = onnx.defs.get_schema(schema.op_type, schema.since, schema.domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(found.has_type_and_shape_inference_function)
+
+
+def _graphs(graph: GraphProto, nested: bool) -> Iterator[GraphProto]:
+    """A graph and, where there are any, those inside it, in the order of scopes."""
+    yield graph
+    for node in graph.node if nested else ():
+        for _, body in bodies(node):
+            yield from _graphs(body, nested)
+
+
+def _told_by_view(result: View) -> _Types:
+    told: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in result.scopes}
+    for value in result.values:
+        dtype = result.dtype(value.id)
+        if dtype is not None:
+            told[value.scope][value.name] = dtype
+    return told
+
+
+def _compare(wanted: _Types, told: _Types) -> None:
+    for scope, types in wanted.items():
+        found = told.get(scope, {})
+        for name, expected in types.items():
+            if found.get(name) is not expected:
+                raise ConversionError(_unplanned(name, found.get(name), expected))
+
+
+def _unplanned(name: str, actual: DType | None, expected: DType) -> str:
+    found = actual.spelling if actual else "unknown"
+    return (
+        f"value {name!r} is {found} after the conversion, not {expected.spelling} as planned; "
+        "nothing was written; please report this"
+    )

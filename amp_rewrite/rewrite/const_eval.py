@@ -1,0 +1,64 @@
+"""What a value is computed from: the ops between it and given values; its numbers, where there are constants alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.rewrite.equivalence import Arrays, runs_of
+
+MOVES = ("Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+"""Ops that only move or repeat what they read."""
+_MOST_OPS = 64
+_MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is computed from constants
+UNREPEATABLE = RANDOM_OPS | {"Dropout"}
+"""Ops that give something else each time."""
+
+
+def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
+    """The moves that a value comes through, the nearest first, each with what it moves."""
+    while (op := view.producer(value)) is not None and op.kind in MOVES and op.inputs[0] is not None:
+        value = op.inputs[0]
+        yield op, value
+
+
+def cone(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
+    """The ops that make a value of the entries and of constants, in order; None where anything else is read.
+
+    None also where there are more than 64, one has bodies or is no function, or a constant is a large weight.
+    """
+    found: set[OpId] = set()
+    pending = [value]
+    while pending:
+        read = pending.pop()
+        if read in entries:
+            continue
+        if (tensor := view.constant(read)) is not None:
+            if math.prod(tensor.dims) > _MOST_ELEMENTS:
+                return None
+            continue
+        op = view.producer(read)
+        if op is None or op.bodies or op.kind in UNREPEATABLE or len(found) >= _MOST_OPS:
+            return None
+        if op.id not in found:
+            found.add(op.id)
+            pending.extend(v for v in op.inputs if v is not None)
+    return tuple(sorted(found))
+
+
+def numbers(view: View, value: ValueId) -> Array | None:
+    """What a value holds that is a constant or computed from constants; None where that is not known."""
+    tensor = view.constant(value)
+    if tensor is not None:
+        return view.model.array(tensor) if math.prod(tensor.dims) <= _MOST_ELEMENTS else None
+    ops = cone(view, value)
+    return computed(view, ops, value, {}) if ops else None
+
+
+def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
+    """What ops make of a feed; None where onnx's reference cannot tell."""
+    made = runs_of(view, ops, view.value_name(value), [feed])
+    return None if isinstance(made, str) else made[0]

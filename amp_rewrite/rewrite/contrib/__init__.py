@@ -1,0 +1,1 @@
+"""Contrib fusion: onnxruntime's own operators from standard ones."""

@@ -1,0 +1,273 @@
+"""Attention written out, as onnxruntime's MultiHeadAttention: below the opset from which the standard has one.
+
+It reads queries, and gives its result, as tokens by features, where exporters split the heads off and move them; and it
+adds numbers to the scores, where they select by a bool. Rows that see no key are kept from it as in `attention`: a
+query of zeros weighs all keys alike, and where the model makes 0 of such a row, so does a Where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+from onnx import NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
+from amp_rewrite.ir.view import MAIN, Op, ValueId, View
+from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.attention.layout import RANK, dims_at
+from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
+from amp_rewrite.rewrite.contrib.attention_equivalence import Base, Trial, doubt_of
+from amp_rewrite.rewrite.contrib.reference import DOMAIN
+from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, alone
+
+KIND = "multi_head_attention"
+_SWAP = (0, 2, 1, 3)  # heads before tokens, and back
+_FIRST_WITH_AXES_INPUT = {"ReduceMax": 18, "Squeeze": 13}
+
+
+def fuse_attentions(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
+    """Each attention that is still written out, as one node, or why not. What `attention` refuses is told there."""
+    for last, site in sites(view, to, dims):
+        if not isinstance(site, str):
+            found = _written(site, dims())
+            yield Refusal(KIND, last, found) if isinstance(found, str) else found
+
+
+def _written(site: Site, dims: AllDims) -> Outcome | str:
+    form = site.form
+    if site.heads or form.turned:
+        return "its products have three axes" if site.heads else "its result is transposed"
+    queries, values = (dims_at(site.view, dims, value) or () for value in (form.queries, form.values))
+    sizes = [shape[axis] if shape else None for shape, axis in ((queries, 1), (queries, 3), (values, 3))]
+    heads, width, depth = (size if isinstance(size, int) else 0 for size in sizes)
+    if not (heads and width and depth):
+        return "how many heads it has, and how wide they are, is not known"
+    if (site.hides or form.biases) and (site.narrow or not _stated(site, dims)):
+        return "its mask does not state batch, heads, every query and every key"
+    if site.empty and (site.mask[1] != 1 or not (_boolean(site) or _counts(site))):
+        return "a row of its mask may hide every key, and not in each head alike"
+    if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
+        return "two of its operands are one"
+    return _Writer(site, dims, heads, width, depth).outcome()
+
+
+def _stated(site: Site, dims: AllDims) -> bool:
+    """Whether what is added to the scores, or selects them, has four axes."""
+    read = [site.form.hiding.value] if site.hides and site.form.hiding is not None else []
+    return all(len(dims_at(site.view, dims, value) or ()) == RANK for value in (*read, *site.form.biases))
+
+
+def _counts(site: Site) -> bool:
+    return site.form.hiding is not None and site.form.hiding.counts
+
+
+def _boolean(site: Site) -> bool:
+    return site.form.hiding is not None and site.view.dtype(site.form.hiding.value) is DType.BOOL
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The nodes of one attention. `heads` of queries, `width` of each, `depth` of each of the values.
+
+    `bases`: what the nodes read of queries, keys and values, and how they lie there.
+    """
+
+    site: Site
+    dims: AllDims
+    heads: int
+    width: int
+    depth: int
+    ahead: list[NodeProto] = field(default_factory=list)
+    behind: list[NodeProto] = field(default_factory=list)
+    weights: list[TensorProto] = field(default_factory=list)
+    bases: dict[str, Base] = field(default_factory=dict)
+
+    def outcome(self) -> Outcome:
+        site, form = self.site, self.site.form
+        moves = self._moves()
+        last = moves[-1] if moves else form.last
+        made = last.node.output[0]
+        seeing = self._seeing() if site.empty else None
+        zeroed = form.zeroed and site.infinite
+        reads = [*self._operands(made, None if zeroed else seeing), "", "", self._added()]
+        split = any((base.what, base.layout) == ("values", "heads") for base in self.bases.values())
+        if split and self.width != self.depth:
+            return Refusal(KIND, form.last.id, "its values are not as wide as its keys, and their heads are split off")
+        while not reads[-1]:
+            reads.pop()
+        attended = self._ended(made, seeing if zeroed else None, packed=bool(moves))
+        node = onnx.helper.make_node("MultiHeadAttention", reads, [attended], last.node.name, domain=DOMAIN)
+        stated: dict[str, Any] = {"num_heads": self.heads, "scale": form.scale}
+        stated |= {"unidirectional": 1} if site.causal else {}
+        node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in stated.items())
+        node.metadata_props.extend(last.node.metadata_props)
+        parts = (tuple(self.ahead), node, tuple(self.behind))
+        trial = Trial(site, parts, tuple(self.weights), self.bases, (self.heads, self.width, self.depth), bool(moves))
+        why = doubt_of(trial, made)
+        if why is not None:
+            return Refusal(KIND, form.last.id, why)
+        ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
+        return Fusion(KIND, ops, last.id, node, tuple(self.weights), ahead=parts[0], behind=parts[2])
+
+    # -- what it gives -----------------------------------------------------------------------------
+
+    def _moves(self) -> tuple[Op, ...]:
+        """The Transpose and the Reshape that lay the result out as tokens by features; none if it is not so."""
+        view, form = self.site.view, self.site.form
+        transpose = self._alone(form.last, "Transpose")
+        reshape = self._alone(transpose, "Reshape") if transpose is not None and _swaps(transpose) else None
+        if transpose is None or reshape is None or reshape.outputs[0] is None:
+            return ()
+        queries = dims_at(view, self.dims, form.queries) or ()
+        laid = dims_at(view, self.dims, reshape.outputs[0])
+        fits = laid == (queries[0], queries[2], self.heads * self.depth) and None not in laid
+        return (transpose, reshape) if fits else ()
+
+    def _alone(self, op: Op, kind: str) -> Op | None:
+        """The op of a kind that alone reads a result."""
+        view, made = self.site.view, op.outputs[0]
+        reader = next(iter(view.readers(made)), None) if made is not None else None
+        return reader if reader is not None and reader.kind == kind and alone(view, made, reader) else None
+
+    def _ended(self, made: str, seeing: str | None, *, packed: bool) -> str:
+        """What the node gives, from which the nodes behind it make the result."""
+        if packed and seeing is None:
+            return made
+        given = result = self._name(f"{made}_attended")
+        if seeing is not None:
+            result = made if packed else self._name(f"{made}_seen")
+            zero = self._constant(f"{made}_zero", np.zeros((), np.float32))
+            self._node(self.behind, "Where", (seeing, given, zero), result)
+        if not packed:
+            split = self._name(f"{made}_split")
+            shape = self._constant(f"{made}_heads", np.array([0, 0, self.heads, self.depth]))
+            self._node(self.behind, "Reshape", (result, shape), split)
+            self._node(self.behind, "Transpose", (split,), made, perm=_SWAP)
+        return given
+
+    # -- what it reads -----------------------------------------------------------------------------
+
+    def _operands(self, made: str, seeing: str | None) -> list[str]:
+        form, keys = self.site.form, self.site.keys
+        queries = self._packed(form.queries)
+        if queries is None:
+            swapped = self._made("Transpose", (self._base(form.queries, "queries", "heads"),), f"{made}_q", perm=_SWAP)
+            flat = self._constant(f"{made}_flat", np.array([0, 0, self.heads * self.width]))
+            read = self._made("Reshape", (swapped, flat), f"{made}_queries")
+        else:
+            read = self._base(queries, "queries", "packed")
+        if seeing is not None:
+            zero = self._constant(f"{made}_zero", np.zeros((), np.float32))
+            read = self._made("Where", (seeing, read, zero), f"{made}_seeing")
+        packed = (self._merged(keys.value) if keys.perm == _SWAP else None) if keys.groups == 1 else None
+        if packed is None and keys.groups == 1 and keys.perm == (0, 1, 2, 3):
+            packed = self._packed(keys.value)
+        values = self._packed(form.values)
+        if packed is not None and values is not None:
+            return [read, self._base(packed, "keys", "packed"), self._base(values, "values", "packed")]
+        if keys.groups == 1 and keys.perm == (0, 1, 2, 3):
+            return [read, self._base(keys.value, "keys", "heads"), self._base(form.values, "values", "heads")]
+        turned = self._base(form.keys, "keys", "turned")
+        upright = self._made("Transpose", (turned,), f"{made}_keys", perm=(0, 1, 3, 2))
+        return [read, upright, self._base(form.values, "values", "heads")]
+
+    def _packed(self, value: ValueId) -> ValueId | None:
+        """The tokens by features from which a value is made by splitting its heads off and moving them."""
+        op = self.site.view.producer(value)
+        return self._merged(op.inputs[0]) if op is not None and _swaps(op) else None
+
+    def _merged(self, split: ValueId | None) -> ValueId | None:
+        """The same from which a value with heads behind its tokens is made by splitting them off."""
+        op = self.site.view.producer(split)
+        if split is None or op is None or op.kind != "Reshape" or op.inputs[0] is None:
+            return None
+        before, after = (dims_at(self.site.view, self.dims, value) or () for value in (op.inputs[0], split))
+        return op.inputs[0] if _splits(before, after) and after[2] == self.heads else None
+
+    def _base(self, value: ValueId, what: str, layout: str) -> str:
+        name = self.site.view.value_name(value)
+        self.bases[name] = Base(what, layout)
+        return name
+
+    # -- its mask ----------------------------------------------------------------------------------
+
+    def _added(self) -> str:
+        """What is added to the scores; "" for nothing."""
+        view, form, hiding = self.site.view, self.site.form, self.site.form.hiding
+        bias, *more = [view.value_name(value) for value in form.biases] or [""]
+        for other in more:
+            bias = self._made("Add", (bias, other), f"{bias}_{other}")
+        if not self.site.hides or hiding is None or hiding.counts:
+            return bias
+        stem = view.value_name(hiding.value)
+        if _boolean(self.site):
+            base = bias or self._constant(f"{stem}_nothing", np.zeros((), np.float32))
+            fill = self._constant(f"{stem}_fill", np.array(hiding.fill, np.float32))
+            branches = (base, fill) if hiding.shows else (fill, base)
+            return self._made("Where", (stem, *branches), f"{bias}{stem}_added")
+        return self._made("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
+
+    def _seeing(self) -> str:
+        """Which rows see a key, one bool for each token."""
+        hiding = self.site.form.hiding
+        assert hiding is not None
+        stem = self.site.view.value_name(hiding.value)
+        shown = stem if hiding.shows else self._made("Not", (stem,), f"{stem}_shown")
+        if hiding.counts:
+            least = self._constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            shown = self._made("Greater", (stem, least), f"{stem}_seen")
+        counted = self._made("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
+        most = self._over("ReduceMax", counted, -1, f"{stem}_most", keepdims=1)
+        return self._over("Squeeze", self._made("Cast", (most,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
+        """A node over one axis, which is an attribute or an input, as the opset has it."""
+        if self.site.view.opsets.get("", 1) < _FIRST_WITH_AXES_INPUT[op_type]:
+            return self._made(op_type, (read,), stem, axes=[axis], **stated)
+        return self._made(op_type, (read, self._constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
+
+    def _made(self, op_type: str, reads: Sequence[str], stem: str, **stated: Any) -> str:
+        result = self._name(stem)
+        self._node(self.ahead, op_type, reads, result, **stated)
+        return result
+
+    def _node(self, into: list[NodeProto], op_type: str, reads: Sequence[str], result: str, **stated: Any) -> None:
+        into.append(onnx.helper.make_node(op_type, list(reads), [result], f"{result}_{op_type}", **stated))
+
+    def _constant(self, stem: str, numbers: Array) -> str:
+        name = self._name(stem)
+        self.weights.append(onnx.numpy_helper.from_array(numbers, name))
+        return name
+
+    def _name(self, stem: str) -> str:
+        scope = self.site.form.last.scope
+        name = stem if scope == MAIN else f"{stem}_{scope}"
+        while name in self.site.view.names:
+            name += "_"
+        return name
+
+
+def _swaps(op: Op) -> bool:
+    """Whether an op changes heads for tokens."""
+    perm = attribute(op.node, "perm") if op.kind == "Transpose" else None
+    return perm is not None and tuple(perm.ints) == _SWAP
+
+
+def _splits(before: Dims, after: Dims) -> bool:
+    """Whether a Reshape from one to the other splits the last of three axes in two, and that alone."""
+    if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
+        return False
+    whole, *parts = before[2], *after[2:]
+    first, second = parts
+    return isinstance(first, int) and isinstance(second, int) and whole == first * second

@@ -1,0 +1,328 @@
+"""The float32 twin of a mixed model, for machines whose half-precision kernels do not round.
+
+Every float16 or bfloat16 tensor becomes a float32 tensor that holds only values of the low type: weights are
+rounded and widened, and what a low op computes passes a Cast to the low type and one back. Or, in the widened twin,
+nothing is rounded any more. See docs/emulation.md for what that models and what it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.files.model import Model, baked
+from amp_rewrite.ir.build import bodies, check_imports
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.schema import (
+    DTYPE_ATTRIBUTES,
+    FIRST_BFLOAT16_CAST,
+    FIRST_CAST_BY_CODE,
+    INNER_DTYPE_ATTRIBUTES,
+    TENSOR,
+    set_element_type,
+    type_of_proto,
+)
+from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
+from amp_rewrite.rewrite.apply import import_standard
+from amp_rewrite.rewrite.passes.inline import inlined
+
+_KEPT_EDGES = {
+    "numpy": frozenset({DType.FLOAT16}),
+    "same": frozenset({DType.FLOAT16, DType.BFLOAT16}),
+    "float32": frozenset[DType](),
+}
+_LOW_CODES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
+# Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
+_BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
+
+
+def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
+    """The model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
+
+    `model`: what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their
+    low type: "numpy" float16 ones, while bfloat16 ones, which numpy cannot hold, become float32; "same" all;
+    "float32" none. What is fed in float32 is rounded on entry. Sequences and optionals become float32 always,
+    and their elements are taken to be of the low type already. Local functions are inlined, and training_info
+    is left out. Names, order and shapes of inputs and outputs stay.
+
+    Without `rounding` it is the *widened* twin: what the model would compute if its low types were float32. Its
+    weights are those that the model holds; inputs are not rounded, the model's Casts between floats and low types
+    become Identity. With io="float32" no Cast to a low type is left but those of the next paragraph. It is the
+    float32 reference of a model that is half already.
+
+    Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
+    their low type between Casts, with and without `rounding`. PolicyError for another `io`; ModelError as
+    `Model.load` and `View.of` raise it. O(nodes + uses). Low weights that lie in a file stay there; those with a
+    pending cast are read.
+    """
+    if io not in _KEPT_EDGES:
+        raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
+    source = Model.load(model, folder=folder)
+    view = View.of(_inlined(source))
+    proto = ModelProto()
+    proto.CopyFrom(view.model.proto)
+    proto.ClearField("training_info")
+    _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])
+    import_standard(proto)
+    return replace(view.model, proto=proto)
+
+
+def _inlined(model: Model) -> Model:
+    """The model without local functions: one may be called with low types here and with others there."""
+    check_imports(model.proto)
+    return inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions}))
+
+
+class _Twin:
+    """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
+
+    def __init__(self, view: View, kept: frozenset[DType], rounding: bool) -> None:
+        self.view = view
+        self.rounding = rounding
+        self.taken = set(view.names)
+        self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
+        main = view.scopes[MAIN]
+        self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
+        given = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
+        self.kept = frozenset(v for v in self.fed | given if view.dtype(v) in kept)
+        apart = self.kept | self.fed if rounding else self.kept
+        self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
+        self.in_scope: dict[ScopeId, list[Value]] = {}
+        for value in view.values:
+            self.in_scope.setdefault(value.scope, []).append(value)
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def _low(self, value: ValueId | None) -> DType | None:
+        """The low type of a value; None if it is of another one."""
+        dtype = self.view.dtype(value) if value is not None else None
+        return dtype if dtype is not None and dtype.low else None
+
+    def _tensor(self, value: ValueId) -> bool:
+        found = self.view.types[value]
+        return found is not None and found.container == TENSOR
+
+    def _name(self, value: ValueId) -> str:
+        """The name under which what is now float32 is read."""
+        return self.names.get(value, self.view.value_name(value))
+
+    def _fresh(self, name: str) -> str:
+        return claimed(name, self.taken)
+
+    def _low_name(self, value: ValueId) -> str:
+        """The name of a value in its low type: its own at an edge that keeps its type."""
+        name = self.view.value_name(value)
+        return name if value in self.kept else self._fresh(f"{name}_{self.view.dtype(value).spelling}")  # type: ignore[union-attr]
+
+    def _wanted(self, value: ValueId) -> bool:
+        """Whether anyone reads the twin: of an output that keeps its low type that may be no one."""
+        return value not in self.kept or bool(self.view.uses[value])
+
+    # -- casts ---------------------------------------------------------------------------------------
+
+    def _cast(self, source: str, target: str, to: DType) -> NodeProto:
+        if to is DType.BFLOAT16 and self.opset < FIRST_BFLOAT16_CAST:
+            raise ModelError(
+                f"the model imports ai.onnx opset {self.opset}, which has no Cast to bfloat16; import opset "
+                f"{FIRST_BFLOAT16_CAST} or later"
+            )
+        code: int | str = to.code if self.opset >= FIRST_CAST_BY_CODE else TensorProto.DataType.Name(to.code)
+        return onnx.helper.make_node("Cast", [source], [target], name=self._fresh(f"{target}_cast"), to=code)
+
+    def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
+        """Casts from a float32 name to the value's low type, and from there to its twin."""
+        low = self._low_name(value)
+        yield self._cast(source, low, self._low(value) or DType.FLOAT)
+        if self._wanted(value):
+            yield self._cast(low, self._name(value), DType.FLOAT)
+
+    # -- one graph -----------------------------------------------------------------------------------
+
+    def graph(self, graph: GraphProto, scope: Scope) -> None:
+        """Turn a copied graph into its twin, in place; `scope` is its original's index."""
+        nodes = list(self._entries()) if scope.id == MAIN else []
+        for op_id, node in zip(scope.ops, graph.node, strict=True):
+            nodes.extend(self._node(self.view.ops[op_id], node))
+        self._initializers(graph, {v.name: v for v in self.in_scope.get(scope.id, ())})
+        self._declarations(graph, scope)
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _entries(self) -> Iterator[NodeProto]:
+        """What stands between the model's inputs, and initializers that are its outputs, and their twins."""
+        for value in sorted(self.fed):
+            name = self.view.value_name(value)
+            if value in self.kept:
+                yield self._cast(name, self._name(value), DType.FLOAT)
+            elif self.rounding:
+                yield from self._rounded(name, value)
+        for value in sorted(self.kept - self.fed):
+            if self.view.values[value].producer is None:
+                yield self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT)
+
+    def _initializers(self, graph: GraphProto, values: dict[str, Value]) -> None:
+        widened = GraphProto()
+        for tensor in graph.initializer:
+            value = values[tensor.name]
+            if value.id in self.fed & self.kept or not self._low(value.id):
+                widened.initializer.append(tensor)
+            else:
+                name = tensor.name if value.id in self.fed else self._name(value.id)
+                widened.initializer.append(baked(tensor, DType.FLOAT, name=name, model=self.view.model))
+        graph.ClearField("initializer")
+        graph.initializer.MergeFrom(widened.initializer)
+        for sparse in graph.sparse_initializer:
+            value = values[sparse.values.name]
+            self._widen_sparse(sparse)
+            sparse.values.name = self._name(value.id)
+
+    def _declarations(self, graph: GraphProto, scope: Scope) -> None:
+        """Declared types follow."""
+        same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
+        for formal in (*graph.input, *graph.value_info, *graph.output):
+            stated = type_of_proto(formal.type)
+            if stated is not None and stated.dtype is not None and stated.dtype.low and formal.name not in same:
+                set_element_type(formal.type, DType.FLOAT)
+
+    # -- one node ------------------------------------------------------------------------------------
+
+    def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """The node's twin and the Casts after it."""
+        for slot, value in enumerate(op.inputs):
+            if value is not None:
+                node.input[slot] = self._name(value)
+        for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
+            self.graph(graph, self.view.scopes[body])
+        if self._stays_low(op):
+            yield from self._island(op, node)
+        elif op.kind in ("Cast", "CastLike"):
+            yield from self._retargeted(op, node)
+        else:
+            self._widen(op, node.attribute)
+            if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
+                yield from self._summed(op, node)
+            yield from self._computed(op, node)
+
+    def _summed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """The sum before a norm that adds first, as its kernels have it: rounded after each addition.
+
+        The node then adds two halves of it, which is exact.
+        """
+        low, total = self._low(op.inputs[0]), node.input[0]
+        assert low is not None
+        for slot in (_BIASES[op.kind], 1):
+            if slot < len(op.inputs) and op.inputs[slot] is not None:
+                stem = self._fresh(f"{node.output[0]}_sum")
+                rounded = self._fresh(f"{stem}_{low.spelling}")
+                yield onnx.helper.make_node("Add", [total, node.input[slot]], [stem], stem)
+                total = self._fresh(f"{stem}_float32")
+                yield from (self._cast(stem, rounded, low), self._cast(rounded, total, DType.FLOAT))
+                node.input[slot] = ""
+        half, halves = self._fresh(f"{total}_half"), self._fresh(f"{total}_halves")
+        number = onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5])
+        yield onnx.helper.make_node("Constant", [], [half], half, value=number)
+        yield onnx.helper.make_node("Mul", [total, half], [halves], halves)
+        node.input[0] = node.input[1] = halves
+
+    def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """The node in float32, and each of its low results rounded."""
+        casts: list[NodeProto] = []
+        for slot, value in enumerate(op.outputs):
+            dtype = self._low(value)
+            if value is None or dtype is None:
+                continue
+            node.output[slot] = self._name(value)
+            if not self._tensor(value):
+                continue
+            if self.rounding and not exact(op):
+                node.output[slot] = self._fresh(f"{self.view.value_name(value)}_unrounded")
+                casts.extend(self._rounded(node.output[slot], value))
+            elif value in self.kept:
+                casts.append(self._cast(node.output[slot], self.view.value_name(value), dtype))
+        yield node
+        yield from casts
+
+    def _retargeted(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """A Cast of the model: one to a low type rounds, one from a low type reads what is rounded already."""
+        before, after = op.inputs[0], op.outputs[0]
+        assert before is not None and after is not None
+        if self._same_in_twin(before, after):
+            del node.input[1:]
+            del node.attribute[:]
+            node.op_type = "Identity"
+            yield from self._computed(op._replace(op_type="Identity", kind="Identity"), node)
+        elif not self._low(after):
+            yield node
+        elif self.rounding:
+            cast, *widening = self._rounded(node.input[0], after)
+            cast.name = node.name or cast.name
+            yield from (cast, *widening)
+        else:
+            cast = self._cast(node.input[0], self._name(after), DType.FLOAT)
+            cast.name = node.name or cast.name
+            yield from self._computed(op, cast)
+
+    def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
+        """Whether a Cast of the model, from or to a low type, casts nothing any more."""
+        was, becomes = self.view.dtype(before), self.view.dtype(after)
+        if not (self._low(before) or self._low(after)):
+            return False
+        if self.rounding:
+            return becomes is was or (becomes is DType.FLOAT and self._low(before) is not None)
+        return {was, becomes} <= _FLOAT32_IN_TWIN
+
+    def _stays_low(self, op: Op) -> bool:
+        """Whether no float32 kernel can stand for the op."""
+        if op.bodies or not any(self._low(v) for v in (*op.inputs, *op.outputs)):
+            return False
+        if op.signature is None or op.kind == "BitCast":
+            return True
+        if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:  # type: ignore[arg-type]
+            return self.rounding  # fewer digits are written of a low value
+        ports = [op.signature.input_variable(i) for i, v in enumerate(op.inputs) if self._low(v)]
+        ports += [op.signature.output_variable(i) for i, v in enumerate(op.outputs) if self._low(v)]
+        return any(p is not None and not op.signature.admits(p, DType.FLOAT) for p in ports)
+
+    def _island(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """The node in its low types, Casts around it."""
+        casts: list[NodeProto] = []
+        for slot, value in enumerate(op.inputs):
+            dtype = self._low(value)
+            if value is not None and dtype is not None and self._tensor(value):
+                node.input[slot] = self._fresh(f"{self._name(value)}_{dtype.spelling}")
+                yield self._cast(self._name(value), node.input[slot], dtype)
+        for slot, value in enumerate(op.outputs):
+            if value is not None and self._low(value) and self._tensor(value):
+                node.output[slot] = self._low_name(value)
+                casts.append(self._cast(node.output[slot], self._name(value), DType.FLOAT))
+        yield node
+        yield from casts
+
+    # -- attributes ----------------------------------------------------------------------------------
+
+    def _widen(self, op: Op, attributes: Iterable[AttributeProto]) -> None:
+        """Tensors in attributes, and attributes that name a low type."""
+        naming = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *INNER_DTYPE_ATTRIBUTES}
+        for attribute in attributes:
+            for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+                if tensor.data_type in _LOW_CODES:
+                    tensor.CopyFrom(baked(tensor, DType.FLOAT, model=self.view.model))
+            if attribute.HasField("sparse_tensor"):
+                self._widen_sparse(attribute.sparse_tensor)
+            if attribute.name in naming and attribute.i in _LOW_CODES:
+                attribute.i = TensorProto.FLOAT
+            stated = type_of_proto(attribute.tp) if attribute.HasField("tp") else None
+            if stated is not None and stated.dtype is not None and stated.dtype.low:
+                set_element_type(attribute.tp, DType.FLOAT)
+
+    def _widen_sparse(self, sparse: SparseTensorProto) -> None:
+        if sparse.values.data_type in _LOW_CODES:
+            sparse.values.CopyFrom(baked(sparse.values, DType.FLOAT, model=self.view.model))

@@ -1,0 +1,113 @@
+"""Whether a fused node computes what the ops that it replaces compute: both are run, by onnx's reference, on numbers.
+
+Everything is run in float64 on the model's own constants, so that the two may differ only where the mathematics does,
+or where a constant of the node was rounded to float32. Both are measured in units of what float32 could tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+from onnx import NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.rewrite.movement import moved
+
+UNIT = 2.0**-24
+"""The unit roundoff of float32 (IEEE 754-2019, table 3.5: 24 digits, to nearest)."""
+ROUNDINGS = 4
+"""Constants rounded to float32 that any of the formulas has, at most: √2, √(2/π), 0.044715 and one factor; an error of
+UNIT in one of them moves the result by no more than UNIT of its magnitude."""
+
+Arrays = Mapping[str, Array]
+
+# What numpy and onnx's reference raise for shapes or attributes that they cannot take.
+_FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
+
+
+def doubt(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
+    """Why two runs differ, result by result, by more than ROUNDINGS · UNIT of a magnitude; None if none does."""
+    if isinstance(before, str) or isinstance(after, str):
+        return before if isinstance(before, str) else str(after)
+    for a, b, magnitude in zip(before, after, magnitudes, strict=True):
+        if a.shape != b.shape:
+            return f"its shape would be {list(b.shape)} instead of {list(a.shape)}"
+        bound = ROUNDINGS * UNIT * np.abs(magnitude)
+        if not bool((np.abs(a - b) <= bound).all()):  # a NaN is within no bound
+            return f"on random inputs the results differ by up to {_worst(a, b)}"
+    return None
+
+
+def _worst(a: Array, b: Array) -> str:
+    gap = np.abs(a - b)
+    return f"{gap.max():.1e}" if bool(np.isfinite(gap).all()) else "more than any bound"
+
+
+def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays]) -> list[Array] | str:
+    """What ops of a view give as `result` in float64, for each feed; or why they cannot be run.
+
+    A feed names every value that the ops read and that is no constant. A constant that it names is not read.
+    """
+    made = [view.ops[op] for op in ops]
+    nodes = [_plain(view, op.id) for op in made if op.kind != "Constant"]
+    constants: dict[str, Array] = {}
+    for op in made:
+        for value in op.inputs:
+            tensor = view.constant(value)
+            if value is not None and tensor is not None and view.value_name(value) not in feeds[0]:
+                constants[view.value_name(value)] = _double(view.model.array(tensor))
+    return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
+
+
+def run(
+    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
+) -> list[Array] | str:
+    """What nodes give as `result` for each feed of all that they read; or why onnx's reference cannot run them."""
+    shifted = [moved(nodes, result, feed) for feed in feeds]
+    made = [array for array in shifted if array is not None]
+    return made if len(made) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
+
+
+def _run_by_reference(
+    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
+) -> list[Array] | str:
+    from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
+
+    graph = onnx.helper.make_graph(
+        nodes,
+        "fused",
+        [onnx.helper.make_tensor_value_info(n, _code(a), None) for n, a in feeds[0].items()],
+        [onnx.helper.make_tensor_value_info(result, TensorProto.DOUBLE, None)],
+    )
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
+        with np.errstate(all="ignore"):
+            return [np.asarray(evaluator.run(None, dict(feed))[0]) for feed in feeds]  # type: ignore[index]
+    except _FAULTS as cause:
+        return f"onnx's reference cannot run it: {' '.join(str(cause).split())[:120]}"
+
+
+def _plain(view: View, op_id: OpId) -> NodeProto:
+    """The node, a Cast between floats as the copy that it is here: float64 is not to lose its digits there."""
+    op = view.ops[op_id]
+    node = NodeProto()
+    node.CopyFrom(op.node)
+    types = [view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None]
+    if op.kind == "Cast" and all(dtype is not None and dtype.floating for dtype in types):
+        node.op_type = "Identity"
+        del node.attribute[:]
+    return node
+
+
+def _double(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy else array
+
+
+def _code(array: Array) -> int:
+    return onnx.helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -1,0 +1,320 @@
+"""A model at another opset: the one that its target serves best, or one that is asked for.
+
+From opset 13 on, operators change by new types, new attributes and new optional inputs, whose defaults mean what was
+before; the few that change otherwise are rewritten here, or hold the model where it is. Nodes, names, weights and
+whatever else a model carries stay as they are: nothing goes through another representation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import onnx.checker
+import onnx.defs
+import onnx.helper
+import onnx.numpy_helper
+import onnx.shape_inference
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx.defs import OpSchema
+
+from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.hazards.cluster import clusters
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.schema import normal_domain
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
+from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.settings.choices import FIRST_OPSET, Opset, Target
+
+NEWEST = 24
+"""The newest opset that a model is moved to unasked: that of the kernel table."""
+
+
+def at_opset(
+    view: View, wanted: Opset, to: DType, target: Target, *, fusing: bool = True
+) -> tuple[View, tuple[Finding, ...]]:
+    """The view at another ai.onnx opset, and a finding that says what was gained, lost or in the way.
+
+    `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
+
+    "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
+    itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
+    """
+    current = view.opsets.get("", 0)
+    if wanted == current or not current:
+        return view, ()
+    if isinstance(wanted, int):
+        moved = _moved(view, wanted)
+        if isinstance(moved, str):
+            raise ModelError(
+                f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again"
+            )
+        return moved, (_told(view, moved, _Judge.of(view, to, target, fusing)),)
+    return _best(view, _Judge.of(view, to, target, fusing))
+
+
+# -- which one -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """For whom a model is: the low type and the target.
+
+    `whole`: for each op that will be fused with others, what they are together; as long as nothing is moved but the
+    opset, an op has the same id at every one.
+    """
+
+    to: DType
+    target: Target
+    whole: Mapping[OpId, str]
+
+    @classmethod
+    def of(cls, view: View, to: DType, target: Target, fusing: bool) -> _Judge:
+        return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
+
+    def covers(self, view: View) -> _Coverage:
+        """How the target serves each op: once for the types that it has, once more for the low type."""
+        gate = Gate.of(self.target, self.to)
+        served, kinds = [], []
+        for op in view.ops:
+            kind = self.whole.get(op.id)
+            apart = kind is not None and view.opsets[""] < _ONE_OP[kind]
+            known = op.signature is not None and not op.bodies
+            low = known and not apart and bool(gate.passage(view, op).groups)
+            served.append((gate.runs(view, op, ()) + low) if known else 0)
+            kinds.append(f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind)
+        return _Coverage(tuple(served), tuple(kinds))
+
+
+def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
+    """The ops that some opset has one op for, and what that computes."""
+    if target is not Target.TENSORRT:
+        for _, site in sites(view, to, cache(lambda: known_dims(view))):
+            if not isinstance(site, str):
+                yield from ((op, ATTENTION) for op in site.form.ops)
+    for cluster in clusters(view):
+        if cluster.kind in _ONE_OP:
+            yield from ((op, cluster.kind) for op in cluster.ops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coverage:
+    """For each op how often it is served, and what it is called."""
+
+    served: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+    def lost(self, then: _Coverage) -> list[str]:
+        """What is served less then."""
+        return _kinds(self.kinds, (a > b for a, b in zip(self.served, then.served, strict=True)))
+
+    def gained(self, then: _Coverage) -> list[str]:
+        """What is served more then."""
+        return _kinds(self.kinds, (a < b for a, b in zip(self.served, then.served, strict=True)))
+
+
+_ONE_OP = {"layer_normalization": 17, "rms_normalization": 23, "gelu_erf": 20, "gelu_tanh": 20, ATTENTION: 23}
+"""The opset from which the standard has one operator for what a cluster computes."""
+
+
+def _kinds(kinds: Iterable[str], chosen: Iterable[bool]) -> list[str]:
+    return sorted({kind for kind, found in zip(kinds, chosen, strict=True) if found})
+
+
+def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
+    """The view at the opset that serves most; of several such the nearest, and its own before any other."""
+    current = view.opsets[""]
+    own = judge.covers(view)
+    best, most = view, sum(own.served)
+    barred: list[str] = []
+    for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
+        moved = _moved(view, opset)
+        if isinstance(moved, str):
+            barred += [f"opset {opset}: {moved}"] if opset > current else []
+            continue
+        then = judge.covers(moved)
+        gained, lost = own.gained(then), own.lost(then)
+        if gained and lost:
+            barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
+        elif sum(then.served) > most:  # nothing is lost, or the sum would be less
+            best, most = moved, sum(then.served)
+    if best is not view:
+        return best, (_told(view, best, judge),)
+    note = f"opset {current} stays: no other serves more without serving something less"
+    return view, (Finding("opset", "ai.onnx", "; ".join((note, *barred[:_SHOWN]))),)
+
+
+_SHOWN = 3  # reasons
+
+
+def _candidates(view: View, judge: _Judge) -> Iterator[int]:
+    """The opsets at which some op of the model is not what it is at its own, or a cluster becomes one op."""
+    current = view.opsets[""]
+    types = sorted({op.op_type for op in view.ops if not op.domain})
+    steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
+    seen = {_versions(types, current, steps)}
+    for opset in (*range(current + 1, NEWEST + 1), *range(current - 1, FIRST_OPSET - 1, -1)):
+        versions = _versions(types, opset, steps)
+        if versions not in seen:
+            seen.add(versions)
+            yield opset
+
+
+def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
+    """What tells two opsets apart for a model."""
+    schemas = (_schema(op_type, opset) for op_type in types)
+    return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
+
+
+def _told(view: View, moved: View, judge: _Judge) -> Finding:
+    own, then = judge.covers(view), judge.covers(moved)
+    words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
+    if gained := own.gained(then):
+        words.append(f"the target serves {_listed(gained)} better")
+    if lost := own.lost(then):
+        words.append(f"it no longer serves {_listed(lost)} as well")
+    return Finding("opset", "ai.onnx", "; ".join(words))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6]) or "nothing"
+    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
+
+
+# -- the move --------------------------------------------------------------------------------------
+
+
+def _moved(view: View, opset: int) -> View | str:
+    """The view at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
+    current = view.opsets[""]
+    if current < FIRST_OPSET:
+        return f"opset {current} is older than {FIRST_OPSET}"
+    if view.model.proto.functions or view.model.proto.training_info:
+        return "it has local functions or carries its training, which state opsets of their own"
+    proto = ModelProto()
+    proto.CopyFrom(view.model.proto)
+    fault = _Mover(current, opset, proto, set(view.names)).graph(proto.graph)
+    if fault:
+        return fault
+    for imported in proto.opset_import:
+        if normal_domain(imported.domain) == "":
+            imported.version = opset
+    least = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, least)
+    moved = replace(view.model, proto=proto)
+    skeleton = moved.skeleton()
+    try:
+        onnx.checker.check_model(skeleton)
+        onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
+        return View.of(moved)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, ModelError) as cause:
+        return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
+
+
+_CHANGED: Mapping[str, tuple[int, ...]] = {
+    "Attention": (24,),
+    "DFT": (20,),
+    "GridSample": (20,),
+    "GroupNormalization": (21,),
+    "RoiAlign": (16,),
+}
+"""Operators that mean something else from an opset on, by the words of their schemas: scale per group instead of per
+channel, another default, modes with other names."""
+
+
+@dataclass(slots=True)
+class _Mover:
+    current: int
+    opset: int
+    proto: ModelProto
+    names: set[str]
+
+    def graph(self, graph: GraphProto) -> str | None:
+        """Move the nodes of a copied graph in place; why one cannot be moved."""
+        for node in graph.node:
+            if normal_domain(node.domain) == "":
+                fault = self._node(node)
+                if fault:
+                    return f"{node.op_type} {node.name!r} {fault}"
+            for _, body in bodies(node):
+                fault = self.graph(body)
+                if fault:
+                    return fault
+        return None
+
+    def _node(self, node: NodeProto) -> str | None:
+        old, new = _schema(node.op_type, self.current), _schema(node.op_type, self.opset)
+        if new is None or new.deprecated:
+            return f"does not exist at opset {self.opset}"
+        if old is None or old.since_version == new.since_version:
+            return None
+        low, high = sorted((self.current, self.opset))
+        if any(low < changed <= high for changed in _CHANGED.get(node.op_type, ())):
+            return f"means something else at opset {self.opset}"
+        if self.opset > self.current:
+            self._spell_out(node, new)
+        return _drop_defaults(node, old, new) or _misfit(node, new)
+
+    def _spell_out(self, node: NodeProto, new: OpSchema) -> None:
+        """What opset 18 wants said in another way: axes as an input, and into how many parts to split."""
+        stated = {a.name: a for a in node.attribute}
+        if node.op_type.startswith("Reduce") and "axes" in stated and "axes" not in new.attributes:
+            name = self._fresh(f"{node.output[0]}_axes")
+            axes = onnx.helper.make_tensor(
+                name, onnx.TensorProto.INT64, [len(stated["axes"].ints)], stated["axes"].ints
+            )
+            self.proto.graph.initializer.append(axes)
+            node.input.append(name)
+            _without(node, "axes")
+        if node.op_type == "Split" and len(node.input) < _WITH_SIZES and "num_outputs" in new.attributes:
+            node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
+
+    def _fresh(self, name: str) -> str:
+        return claimed(name, self.names)
+
+
+_WITH_SIZES = 2
+
+
+def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
+    """Take out attributes that the new schema lacks and that say what it does anyway; which one says more."""
+    for a in list(node.attribute):
+        if a.name in new.attributes:
+            continue
+        default = old.attributes[a.name].default_value if a.name in old.attributes else None
+        if default is None or not default.name or _value(default) != _value(a):
+            return f"states {a.name}, which is none of its attributes there"
+        _without(node, a.name)
+    return None
+
+
+def _misfit(node: NodeProto, new: OpSchema) -> str | None:
+    if len(node.input) > new.max_input or len([o for o in node.output if o]) > new.max_output:
+        return "has more inputs or outputs than it has there"
+    missing = [n for n, a in new.attributes.items() if a.required and n not in {s.name for s in node.attribute}]
+    return f"lacks {missing[0]}, which it needs there" if missing else None
+
+
+def _without(node: NodeProto, name: str) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    fresh = NodeProto()
+    fresh.attribute.extend(kept)
+    node.ClearField("attribute")
+    node.attribute.MergeFrom(fresh.attribute)
+
+
+def _value(stated: AttributeProto) -> object:
+    return onnx.helper.get_attribute_value(stated)
+
+
+def _schema(op_type: str, opset: int) -> OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None

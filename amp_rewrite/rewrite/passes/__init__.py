@@ -1,0 +1,1 @@
+"""Canonicalization passes that run before coloring."""

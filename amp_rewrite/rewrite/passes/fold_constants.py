@@ -1,0 +1,131 @@
+"""float32 numbers that are computed from constants, computed now.
+
+Only what every machine computes to the bit: copies, conversions, and the operations that IEEE 754 rounds correctly.
+Only small ones: a large one is a weight, and weights stay where they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.equivalence import run
+from amp_rewrite.rewrite.replacement import Fusion
+
+LARGEST = 1 << 12
+"""Elements of what is folded, and of what it is computed from."""
+
+_COPIES = ("Cast", "CastLike", "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Reshape")
+_SELECTIONS = ("Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
+_ROUNDED = ("Abs", "Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub")  # IEEE 754-2019, section 5.4.1
+EXACT = frozenset((*_COPIES, *_SELECTIONS, *_ROUNDED, "Shape"))
+_TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
+
+
+def fold_constants(view: View) -> Iterator[Fusion]:
+    """For each float32 value that is computed from constants, and that not only another such value is made of: itself.
+
+    The ops before it stay, as far as others read them; `apply` takes away what no one reads. O(nodes).
+    """
+    known = _computed(view)
+    for op in view.ops:
+        result = op.outputs[0] if len(op.outputs) == 1 else None
+        if result is None or result not in known or view.dtype(result) is not DType.FLOAT:
+            continue
+        if (
+            all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
+            and result not in view.yielded
+        ):
+            continue  # a step on the way to another
+        if not _worth(view, op, known):
+            continue
+        tensor = onnx.numpy_helper.from_array(known[result])
+        node = onnx.helper.make_node("Constant", [], [op.node.output[0]], name=op.node.name, value=tensor)
+        yield Fusion("constant", (op.id,), op.id, node)
+
+
+_MAKING = frozenset((*_ROUNDED, "Cast", "CastLike", "Expand", "Where"))
+
+
+def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
+    """Whether a number is made on the way: what only moves those of a weight leaves it one weight."""
+    pending = [op]
+    while pending:
+        found = pending.pop()
+        if found.kind in _MAKING:
+            return True
+        for value in (v for v in found.inputs if v is not None):
+            made_by = view.producer(value)
+            if made_by is not None and value in known and view.dtype(value) is DType.FLOAT:
+                pending.append(made_by)
+    return False
+
+
+def _computed(view: View) -> Mapping[ValueId, Array]:
+    """The values that are computed from constants, with their numbers. Public ones are left to who reads them."""
+    found: dict[ValueId, Array] = {}
+    for op in view.ops:
+        if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
+            continue
+        result = op.outputs[0]
+        if result is None or view.values[result].public or view.dtype(result) not in _TYPES:
+            continue
+        if op.kind == "Shape":
+            found.update(_shape(view, op, result))
+            continue
+        if view.dtype(result) is not DType.FLOAT and any(
+            v is not None and view.dtype(v) is DType.FLOAT for v in op.inputs
+        ):
+            continue  # a Cast to integers, say, which machines saturate each in its way
+        values = [value for value in op.inputs if value is not None]
+        if all(value in found or _readable(view, value) for value in values):
+            array = _run(view, op, [found[value] if value in found else _read(view, value) for value in values])
+            if array is not None and array.size <= LARGEST and _finite(array):
+                found[result] = array
+    return found
+
+
+def _shape(view: View, op: Op, result: ValueId) -> Mapping[ValueId, Array]:
+    """The shape of a constant, for which its values need not be read."""
+    tensor = view.constant(op.inputs[0])
+    start, end = attribute(op.node, "start"), attribute(op.node, "end")
+    bounds = slice(start.i if start is not None else 0, end.i if end is not None else None)
+    return {result: np.array(tensor.dims[bounds], np.int64)} if tensor is not None else {}
+
+
+def _finite(array: Array) -> bool:
+    """A NaN has no one form, and what divides by zero is left for the runtime to say."""
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _readable(view: View, value: ValueId) -> bool:
+    """Whether a value is a constant that is small enough to compute with."""
+    tensor = view.constant(value)
+    return tensor is not None and view.dtype(value) in _TYPES and math.prod(tensor.dims) <= LARGEST
+
+
+def _read(view: View, value: ValueId) -> Array:
+    tensor = view.constant(value)
+    assert tensor is not None
+    return view.model.array(tensor)
+
+
+def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
+    """What an op gives; None where onnx's reference does not run it, or gives another type than the schema says."""
+    given = dict(zip([name for name in op.node.input if name], operands, strict=True))
+    made = run([op.node], op.node.output[0], [given], view.opsets)
+    dtype = view.dtype(_result(op))
+    return made[0] if not isinstance(made, str) and dtype is not None and made[0].dtype == dtype.numpy else None
+
+
+def _result(op: Op) -> ValueId:
+    assert op.outputs[0] is not None
+    return op.outputs[0]

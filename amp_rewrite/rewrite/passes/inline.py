@@ -1,0 +1,178 @@
+"""Functions in place of their calls: a model's own, and those of the standard that the target has no kernel for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+import onnx.checker
+import onnx.helper
+import onnx.inliner
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
+from onnx.helper import make_tensor_type_proto
+
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.build import bodies, check_imports
+from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.schema import normal_domain, signature
+from amp_rewrite.ir.view import Op, View
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.list_entry import Color
+from amp_rewrite.settings.op_lists import OpLists
+
+
+def inline_functions(model: Model, *, low: bool = False) -> tuple[Model, tuple[Finding, ...]]:
+    """The model with the local functions inlined that handle float32, so that what is in them is painted too.
+
+    `low`: those that handle a low type as well, so that what is in them can be raised.
+    """
+    if not model.proto.functions:
+        return model, ()
+    wanted = sorted(_float_functions(View.of(model), (DType.FLOAT, *(d for d in DType if d.low and low))))
+    note = "a local function, inlined so that what is inside it is painted too"
+    return inlined(model, wanted), tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
+
+
+def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
+    """The model with calls of these local functions, by domain and name, replaced by their bodies.
+
+    ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
+    """
+    if not functions:
+        return model
+    check_imports(model.proto)
+    try:
+        return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
+        raise ModelError(f"the model's local functions cannot be inlined: {' '.join(str(cause).split())}") from cause
+
+
+def _one_opset(proto: ModelProto) -> ModelProto:
+    """The model with functions of another opset labelled with its own, where that means the same for their ops.
+
+    Of those that it calls the standard asks no less (IR.md, "Model Local Functions"); onnx's inliner wants one label.
+    """
+    own = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
+    labelled = ModelProto()
+    labelled.CopyFrom(proto)
+    for function in labelled.functions:
+        for imported in function.opset_import:
+            domain, old = normal_domain(imported.domain), imported.version
+            new = own.get(domain, old)
+            ops = {node.op_type for node in _nodes(function.node) if normal_domain(node.domain) == domain}
+            if new != old and all(_since(domain, op, old) == _since(domain, op, new) for op in ops):
+                imported.version = new
+    return labelled
+
+
+def _since(domain: str, op_type: str, opset: int) -> int | None:
+    found = signature(domain, op_type, opset)
+    return None if found is None else found.since
+
+
+def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
+    """The functions that some call gives or takes these types, or one that is unknown, and those that they call."""
+    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in _nodes(f.node)} for f in view.model.proto.functions}
+    found: set[tuple[str, str]] = set()
+    pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles(view, op, dtypes)]
+    while pending:
+        name = pending.pop()
+        if name in called and name not in found:
+            found.add(name)
+            pending.extend(called[name])
+    return found
+
+
+def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for _, body in bodies(node):
+            yield from _nodes(body.node)
+
+
+def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
+    types = (view.types[v] for v in (*op.inputs, *op.outputs) if v is not None)
+    return any(t is None or t.dtype is None or t.dtype in dtypes for t in types)
+
+
+def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:
+    """A view in which ops that the target runs only as function bodies are those bodies.
+
+    Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
+    whose body holds no denied op, which would bring the Casts inside instead of sparing them.
+    """
+    if target is not Target.ORT_CUDA:
+        return view, ()
+    candidates = [op for op in view.ops if _runs_as_body(op)]
+    if not candidates:
+        return view, ()
+    wished = paint(view, lists, to, target=Target.ONNX)
+    lowered = [op for op in candidates if (found := wished.of(op.id)) is not None and found.dtype is to]
+    wanted = sorted({op.op_type for op in lowered if not _holds_denied(view, op, lists)})
+    note = "no CUDA kernel: the runtime runs its function body, so that was painted"
+    findings = []
+    for name in wanted:
+        expanded = _expanded(view, name)
+        if expanded is not None:
+            view = expanded
+            findings.append(Finding("inlined", name, note))
+    return view, tuple(findings)
+
+
+def _expanded(view: View, op_type: str) -> View | None:
+    """A view with the ops of one type inlined; None where onnx cannot build their body, or builds a broken one.
+
+    What is new bears the type's name, so that it is called the same whatever else is inlined: ranges are found by it.
+    """
+    try:
+        proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
+        made = {name for node in _nodes(proto.graph.node) for name in node.output if name and name not in view.names}
+        _rename(proto.graph, {name: unused(f"{op_type}/{name}", view.names) for name in made})
+        return View.of(replace(view.model, proto=proto))
+    except (RuntimeError, ModelError):
+        return None
+
+
+def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values in a graph and its bodies, in place. No two values that differ may have one of the old names."""
+    for named in (*graph.value_info, *graph.input, *graph.output):
+        named.name = names.get(named.name, named.name)
+    for node in graph.node:
+        for side in (node.input, node.output):
+            side[:] = [names.get(name, name) for name in side]
+        for _, body in bodies(node):
+            _rename(body, names)
+
+
+def _runs_as_body(op: Op) -> bool:
+    signature = op.signature
+    if signature is None or op.domain or not signature.expandable or op.bodies:
+        return False
+    return not load_kernels("cuda").has("", op.op_type, signature.since)
+
+
+def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
+    body = _body(view, op)
+    return body is None or any(
+        lists.classify(node.domain, node.op_type, {}, len(node.input)).color is Color.DENY for node in body.node
+    )
+
+
+def _body(view: View, op: Op) -> FunctionProto | None:
+    """The function body behind a node; None where onnx cannot build it from types alone."""
+    schema = onnx.defs.get_schema(op.op_type, view.opsets.get("", 1), "")
+    if schema.has_function:  # type: ignore[attr-defined]
+        return schema.function_body
+    types = [view.types[v] if v is not None else None for v in op.inputs]
+    protos = [
+        TypeProto() if t is None or t.dtype is None else make_tensor_type_proto(t.dtype.code, None) for t in types
+    ]
+    types_bytes = [p.SerializeToString() for p in protos]
+    build = schema.get_context_dependent_function  # type: ignore[attr-defined]
+    built = build(op.node.SerializeToString(), types_bytes)
+    return FunctionProto.FromString(built) if built else None

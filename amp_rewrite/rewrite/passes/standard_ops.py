@@ -1,0 +1,248 @@
+"""Clusters that are one operator of the standard: LayerNormalization, RMSNormalization, Gelu, Softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx.helper
+from onnx import NodeProto
+
+from amp_rewrite.decide.pin import Cluster
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
+from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, outside, too_old
+
+
+def fuse_clusters(
+    view: View, found: tuple[Cluster, ...], shapes: Callable[[], Shapes], opset: int | None = None
+) -> Iterator[Outcome]:
+    """Each cluster that the standard has one operator for, fused, or why not.
+
+    `shapes` is asked only where it matters. `opset`: that of the operators, by default the model's.
+    """
+    opset = view.opsets.get("", 1) if opset is None else opset
+    for cluster in found:
+        row = _FORMULAS.get(cluster.kind)
+        if row is not None:
+            outcome = _fused(_Case(view, cluster, shapes, opset), row)
+            yield Refusal(cluster.kind, max(cluster.ops), outcome) if isinstance(outcome, str) else outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    view: View
+    cluster: Cluster
+    shapes: Callable[[], Shapes]
+    opset: int
+
+    @property
+    def last(self) -> Op:
+        return self.view.ops[max(self.cluster.ops)]
+
+    def body(self, *kinds: str) -> list[Op]:
+        """The ops of these kinds that are no scale or bias at the end."""
+        ops = (self.view.ops[o] for o in self.cluster.ops if o not in self.cluster.tail)
+        return [op for op in ops if op.kind in kinds]
+
+    def tail(self, kind: str) -> Op | None:
+        return next((op for o in self.cluster.tail if (op := self.view.ops[o]).kind == kind), None)
+
+    def shape(self, value: ValueId | None) -> Shape | None:
+        """The shape of a value as far as it is known."""
+        if value is None:
+            return None
+        return self.shapes().get((self.view.values[value].scope, self.view.value_name(value)))
+
+    def number(self, value: ValueId | None) -> float | None:
+        """The one number that a constant holds."""
+        tensor = self.view.constant(value)
+        if tensor is None or math.prod(tensor.dims) != 1:
+            return None
+        return float(self.view.model.array(tensor).item())
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """The node's inputs after the entry, its attributes, and the rank of the entry."""
+
+    reads: tuple[ValueId, ...]
+    attributes: Mapping[str, object]
+    rank: int
+    width: int
+    """Elements of the last dimension on which both are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Formula:
+    """An operator, the opset that has it, how a cluster is read as one, and the magnitude of what it gives."""
+
+    op_type: str
+    opset: int
+    read: Callable[[_Case], _Candidate | str]
+    magnitude: Callable[[Array, Array], Array] = field(default=lambda _, y: np.abs(y).max())
+
+
+def _fused(case: _Case, formula: _Formula) -> Fusion | str:
+    view, ops = case.view, case.cluster.ops
+    if case.opset < formula.opset:
+        return too_old(case.opset, formula.op_type, formula.opset)
+    odd = _unfit(case)
+    if odd:
+        return odd
+    candidate = formula.read(case)
+    if isinstance(candidate, str):
+        return candidate
+    stray = [v for v in outside(view, ops) if v not in (case.cluster.entry, *candidate.reads) and not _scalar(case, v)]
+    if stray:
+        return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
+    assert case.cluster.entry is not None
+    reads = [view.value_name(v) for v in (case.cluster.entry, *candidate.reads)]
+    node = onnx.helper.make_node(formula.op_type, reads, [case.last.node.output[0]], case.last.node.name)
+    node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in candidate.attributes.items())
+    node.metadata_props.extend(case.last.node.metadata_props)
+    return _doubt(case, formula, candidate, node) or Fusion(case.cluster.kind, ops, case.last.id, node)
+
+
+def _unfit(case: _Case) -> str | None:
+    """What of a cluster's types forbids to fuse it. That nothing else reads its values is what makes it a cluster."""
+    view = case.view
+    for op_id in case.cluster.ops:
+        op = view.ops[op_id]
+        floats = [v for v in (*op.inputs, *op.outputs) if v is not None and (d := view.dtype(v)) and d.floating]
+        if any(view.dtype(v) is not DType.FLOAT for v in floats):
+            return "not all of it is float32"
+    return None if case.cluster.entry is not None else "what it is applied to is not one value"
+
+
+def _scalar(case: _Case, value: ValueId) -> bool:
+    """Whether a value is one constant number, or the axes of a reduction."""
+    tensor = case.view.constant(value)
+    return tensor is not None and math.prod(tensor.dims) == 1
+
+
+# -- normalizations --------------------------------------------------------------------------------
+
+
+def _norm(case: _Case) -> _Candidate | str:
+    """The parts of a normalization over the last axis: a constant epsilon below the root, then scale, then bias."""
+    shape = case.shape(case.cluster.entry)
+    width = shape[-1] if shape else None
+    if shape is None or width is None:
+        return "the size of the axis that it normalizes is not known"
+    wrong = _reduces_elsewhere(case, len(shape))
+    if wrong:
+        return wrong
+    epsilon = _epsilon(case)
+    if epsilon is None:
+        return "its epsilon is not one constant number that is added below the root"
+    scale, bias = (_other(case, case.tail(kind)) for kind in ("Mul", "Add"))
+    if scale is None:
+        return "no scale follows, and the operator wants one"
+    for value in (scale, *([bias] if bias is not None else [])):
+        if case.shape(value) != (width,):
+            return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
+    reads = (scale,) if bias is None else (scale, bias)
+    return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, len(shape), width)
+
+
+def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
+    """Why the reductions of a cluster are not over the last axis, that one kept; None if they are."""
+    reductions = case.body("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
+    for op in reductions:
+        keeps = attribute(op.node, "keepdims")
+        if op.kind == "GlobalAveragePool" or _axes(case.view, op) not in ([-1], [rank - 1]):
+            return "it is not over the last axis alone"
+        if keeps is not None and not keeps.i:
+            return "it drops the axis that it reduces"
+    return None
+
+
+def _axes(view: View, op: Op) -> list[int]:
+    stated = attribute(op.node, "axes")
+    if stated is not None:
+        return list(stated.ints)
+    tensor = view.constant(op.inputs[1]) if len(op.inputs) > 1 else None
+    return [] if tensor is None else [int(axis) for axis in view.model.array(tensor).reshape(-1)]
+
+
+def _epsilon(case: _Case) -> float | None:
+    found = [n for op in case.body("Add") for v in op.inputs if (n := case.number(v)) is not None]
+    return found[0] if len(found) == 1 and not case.body("Max", "Clip") else None
+
+
+def _other(case: _Case, op: Op | None) -> ValueId | None:
+    """The operand of a scale or bias that the cluster does not make."""
+    made = {v for o in case.cluster.ops for v in case.view.ops[o].outputs}
+    rest = [v for v in op.inputs if v not in made] if op is not None else []
+    return rest[0] if len(rest) == 1 else None
+
+
+# -- softmax, activations --------------------------------------------------------------------------
+
+
+def _softmax(case: _Case) -> _Candidate | str:
+    shape = case.shape(case.cluster.entry)
+    if shape is None:
+        return "the rank of what it is applied to is not known"
+    wrong = _reduces_elsewhere(case, len(shape))
+    return wrong or _Candidate((), {"axis": -1}, len(shape), 7)
+
+
+def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
+    def read(case: _Case) -> _Candidate | str:
+        shape = case.shape(case.cluster.entry)
+        ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
+        if max(ranks, default=0) > (len(shape) if shape is not None else 0):
+            return "the rank of what it is applied to is not known, or less than that of its constants"
+        return _Candidate((), {"approximate": approximate}, len(shape) if shape else 1, 61)
+
+    return read
+
+
+def _of_input(x: Array, y: Array) -> Array:
+    """|x|, or |y| where that is more: an error of the gate, which is at most 1, is an error of x times as much."""
+    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
+    return magnitude
+
+
+_FORMULAS: Mapping[str, _Formula] = {
+    "layer_normalization": _Formula("LayerNormalization", 17, _norm),
+    "rms_normalization": _Formula("RMSNormalization", 23, _norm),
+    "softmax": _Formula("Softmax", 13, _softmax),
+    "gelu_erf": _Formula("Gelu", 20, _gelu("none"), _of_input),
+    "gelu_tanh": _Formula("Gelu", 20, _gelu("tanh"), _of_input),
+}
+
+
+# -- proof -----------------------------------------------------------------------------------------
+
+_SPREADS = (1.0, 1e-3, 30.0)
+"""Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
+
+
+def _doubt(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
+    """Why the node may not compute what the cluster computes; None where both agree on random inputs."""
+    view, entry = case.view, node.input[0]
+    rng = np.random.default_rng(0)
+    fed = [v for v in candidate.reads if view.constant(v) is None]
+    feeds: list[Arrays] = []
+    for spread in _SPREADS:
+        x = spread * (rng.standard_normal((2,) * (candidate.rank - 1) + (candidate.width,)) + 0.5)
+        feeds.append({entry: x, **{view.value_name(v): rng.standard_normal(candidate.width) for v in fed}})
+    result = node.output[0]
+    before = runs_of(view, case.cluster.ops, result, feeds)
+    constants = {
+        view.value_name(v): view.model.array(tensor).astype(np.float64)
+        for v in candidate.reads
+        if (tensor := view.constant(v)) is not None
+    }
+    after = run([node], result, [{**constants, **feed} for feed in feeds], {**view.opsets, "": case.opset})
+    pairs = zip(feeds, before, strict=True) if not isinstance(before, str) else ()
+    return doubt(before, after, [formula.magnitude(feed[entry], y) for feed, y in pairs])

@@ -1,0 +1,1 @@
+"""The runtime: onnxruntime sessions, device buffers, kernel tables, GPUs."""

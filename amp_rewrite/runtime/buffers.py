@@ -1,0 +1,155 @@
+"""State that goes round on the device: what a run gives anew the next run takes, and nothing is copied in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.runtime.ort_errors import one_line
+from amp_rewrite.runtime.ortvalue import Array, copied, from_array, strange_of, to_array
+from amp_rewrite.runtime.ports import Port
+
+
+class OpenModel(Protocol):
+    """An open model, as far as a buffer needs it: `Runner` is one."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]: ...
+
+    @property
+    def provider(self) -> str: ...
+
+    @property
+    def inner(self) -> Any: ...
+
+
+Side = Literal[0, 1]
+"""One of the two sets of a `DoubleBuffer`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DoubleBuffer:
+    """Named tensors on a device, in two sets: a run reads one and writes the other. Made by `Runner.double_buffer`.
+
+    Which of the two counts is for its owner to remember: as long as a run has not come to its end, what it reads is
+    whole, so that one that fails or is interrupted has changed nothing.
+    """
+
+    place: tuple[str, int]
+    sides: tuple[Mapping[str, Any], Mapping[str, Any]] = field(repr=False)
+    _ort: Any = field(repr=False)
+
+    @classmethod
+    def of(cls, ort: Any, initial: Mapping[str, Array], place: tuple[str, int]) -> DoubleBuffer:
+        """Both sets in memory of their own, the values on side 0."""
+        # onnxruntime's own memory begins where vector instructions like it, so sums come out the same in every run
+        sides = ({name: _room(ort, array, place) for name, array in initial.items()} for _ in "01")
+        made = cls(place, (next(sides), next(sides)), ort)
+        made.put(0, initial)
+        return made
+
+    def put(self, side: Side, values: Mapping[str, Array]) -> None:
+        """Copy values of the tensors' shapes and types to one side."""
+        for name, value in values.items():
+            _fill(self._ort, self.sides[side][name], value)
+
+    def view(self, side: Side, name: str) -> Array:
+        """The values of a tensor; on a CPU in its own memory, good until a run writes to that side."""
+        return to_array(self._ort, self.sides[side][name])
+
+    def arrays(self, side: Side) -> dict[str, Array]:
+        """Copies of all tensors of a side."""
+        return {name: np.array(self.view(side, name)) for name in self.sides[side]}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferedRunner:
+    """An open model that takes its state from a `DoubleBuffer`. Made by `Runner.buffered`.
+
+    `told`: the outputs that every run gives, on the host.
+    """
+
+    buffer: DoubleBuffer
+    told: tuple[str, ...]
+    _runner: OpenModel = field(repr=False)
+    _ort: Any = field(repr=False)
+    _bound: tuple[Any, Any] = field(repr=False)
+    _fed: dict[str, tuple[Any, Any]] = field(repr=False)
+    _shielded: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        ort: Any,
+        runner: OpenModel,
+        buffer: DoubleBuffer,
+        successors: Mapping[str, str],
+        told: Sequence[str],
+        spoiled: frozenset[str],
+    ) -> BufferedRunner:
+        """`successors`: by tensor of the buffer the output that succeeds it. `spoiled`: inputs that runs write into."""
+        known = {port.name for port in runner.inputs}
+        read = [name for name in buffer.sides[0] if name in known]
+        shielded = {name: copied(ort, buffer.sides[0][name], *buffer.place) for name in read if name in spoiled}
+        bound = tuple(runner.inner.io_binding() for _ in "01")
+        for here, now, after in zip(bound, buffer.sides, reversed(buffer.sides), strict=True):
+            for name in read:
+                here.bind_ortvalue_input(name, shielded.get(name, now[name]))
+            for name in told:  # first, so that they are the first that it gives
+                here.bind_output(name, "cpu", 0)
+            for name, output in successors.items():
+                here.bind_ortvalue_output(output, after[name])
+        return cls(buffer, tuple(told), runner, ort, (bound[0], bound[1]), {}, shielded)
+
+    @property
+    def provider(self) -> str:
+        return self._runner.provider
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The names of what is to be fed beside the state."""
+        return frozenset(p.name for p in self._runner.inputs) - self.buffer.sides[0].keys()
+
+    def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Read the state of one side, write that of the other, and give what is told.
+
+        The arrays are good until the next run. ModelError for what onnxruntime objects to.
+        """
+        bound = self._bound[side]
+        with one_line("run"):
+            for name, value in self._shielded.items():
+                value.update_inplace(self.buffer.sides[side][name])
+            for name, array in feeds.items():
+                self._feed(name, array)
+            bound.synchronize_inputs()
+            self._runner.inner.run_with_iobinding(bound)
+            bound.synchronize_outputs()
+            found = bound.get_outputs_as_ortvaluevector()
+            values = [self._ort.OrtValue(found[at]) for at in range(len(self.told))]
+            return {name: to_array(self._ort, value) for name, value in zip(self.told, values, strict=True)}
+
+    def _feed(self, name: str, array: Array) -> None:
+        """Copy an array to the device, once; its room there is kept as long as shape and type are the same."""
+        like, held = self._fed.get(name, (None, None))
+        if like != (array.shape, array.dtype):
+            if name not in self.inputs:
+                raise ModelError(f"{name!r} is not to be fed; the model takes {', '.join(sorted(self.inputs))}")
+            held = _room(self._ort, array, self.buffer.place)
+            for bound in self._bound:
+                bound.bind_ortvalue_input(name, held)
+            self._fed[name] = (array.shape, array.dtype), held  # last, so that an interrupt leaves nothing half bound
+        _fill(self._ort, held, array)
+
+
+def _room(ort: Any, array: Array, place: tuple[str, int]) -> Any:
+    """Memory on a device for a tensor of an array's shape and type."""
+    like = from_array(ort, array)
+    return ort.OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
+
+
+def _fill(ort: Any, value: Any, array: Array) -> None:
+    value.update_inplace(array if strange_of(array) is None else from_array(ort, array))

@@ -1,0 +1,53 @@
+"""Ports: the inputs and outputs of a model, by name, type and shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import ValueInfoProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.schema import TENSOR, type_of_proto
+
+_FIRST_WITH_DEFAULTS = 4  # the IR version from which an initializer may be the default of an input
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a model. `shape` has a name or None where a dimension is free; None: no rank is stated.
+
+    `dtype` is None where there is no single one (maps). `required`: an input without a default.
+    """
+
+    name: str
+    dtype: DType | None
+    container: str
+    shape: tuple[int | str | None, ...] | None
+    required: bool = True
+
+
+def input_ports(model: Model) -> tuple[Port, ...]:
+    """What can be fed to a model, in order; inputs with a default are not required."""
+    graph = model.proto.graph
+    filled = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    defaults = model.proto.ir_version >= _FIRST_WITH_DEFAULTS
+    return tuple(_port(v, v.name not in filled) for v in graph.input if v.name not in filled or defaults)
+
+
+def output_ports(model: Model) -> tuple[Port, ...]:
+    """What a model gives, in order."""
+    return tuple(_port(v, True) for v in model.proto.graph.output)
+
+
+def _port(formal: ValueInfoProto, required: bool) -> Port:
+    stated = type_of_proto(formal.type)
+    tensor = formal.type
+    while (kind := tensor.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        tensor = getattr(tensor, kind).elem_type
+    shape = None
+    if kind == "tensor_type" and tensor.tensor_type.HasField("shape"):
+        dims = tensor.tensor_type.shape.dim
+        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    container = stated.container if stated else TENSOR
+    return Port(formal.name, stated.dtype if stated else None, container, shape, required)

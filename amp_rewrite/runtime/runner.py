@@ -1,0 +1,340 @@
+"""Running models: the only importer of onnxruntime.
+
+A `Runner` is a model that onnxruntime has opened. It says where it runs, takes and gives numpy arrays by name, and
+turns whatever onnxruntime says into one line.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.runtime.binding import Binding
+from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
+from amp_rewrite.runtime.gpu import loads
+from amp_rewrite.runtime.model_input import handed_over
+from amp_rewrite.runtime.ort_errors import one_line
+from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
+from amp_rewrite.runtime.ports import Port, input_ports, output_ports
+from amp_rewrite.runtime.subgraph import check_names, nodes_of, reduced, size, written_to
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+Given = Array | list[Any] | None
+"""What an output may be: an array, a list of them for a sequence, None for an empty optional."""
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+
+MOST_THREADS = 1024
+"""Threads for one op: beyond any machine's cores, onnxruntime spends minutes in starting them."""
+
+# In some graphs of thousands of nodes planning the reuse of memory takes longer than all the rest of opening.
+_MOST_PLANNED_NODES = 4000
+# FATAL: what goes wrong comes as an exception, too.
+_QUIET, _DEFAULT_SEVERITY = 4, 2
+# TF32 has 10 bits of significand, as float16 has; a float32 result must not be computed in it.
+_PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runner:
+    """A model that is open. `provider` is the one that really opened, whatever was asked for."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    provider: str
+    _session: onnxruntime.InferenceSession = field(repr=False)
+    _written_to: frozenset[str] = field(repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        model: Model,
+        *,
+        providers: Sequence[str] = (CPU,),
+        outputs_only: Sequence[str] | None = None,
+        optimized: bool = True,
+        planned: bool = True,
+        pooled: bool = True,
+        spinning: bool = True,
+        threads: int = 0,
+        provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        profile: str | None = None,
+    ) -> Runner:
+        """The model, opened by the first of `providers` that opens here, the others behind it.
+
+        Weights in files stay there, and onnxruntime maps them; a model with others that are heavy, or with pending
+        casts, is written to a temporary folder for as long as it is being opened. `outputs_only`: those outputs
+        alone, in that order; what only others need is not computed. `optimized`: False runs every node as it stands.
+        `planned`: False spares planning how memory is reused, which takes most of opening a graph of 1000 nodes.
+        `pooled`: False lets each value take its memory by itself; else a second run takes that of all values at once,
+        beside what the first one took. `spinning`: False lets threads sleep while they wait, for graphs of many small
+        ops. `threads` for one op; 0: one per core. `provider_options` by provider; without any, CUDA computes float32
+        in float32, not in TF32. `profile`: onnxruntime times every op from now on, for `end_profile` to write to a
+        file whose path begins so.
+
+        PolicyError for a provider that this onnxruntime does not have; ModelError when none of `providers` opens, and
+        for whatever onnxruntime objects to in the model.
+        """
+        _check_providers(providers)
+        chosen = model if outputs_only is None else reduced(model, outputs_only)
+        with handed_over(chosen) as (given, options):
+            if not spinning:
+                options = {**options, "session.intra_op.allow_spinning": "0"}
+            wanted = [(p, {**_PROVIDER_OPTIONS.get(p, {}), **provider_options.get(p, {})}) for p in providers]
+            session = _opened(given, options, chosen.proto, wanted, optimized, (planned, pooled), threads, profile)
+        opened = session.get_providers()[0]
+        if opened not in providers:
+            raise ModelError(
+                f"{' and '.join(providers)} cannot be opened on this machine, only {opened}; name {opened} too, or"
+                " install what the other needs"
+            )
+        return cls(input_ports(chosen), output_ports(chosen), opened, session, written_to(chosen.proto.graph))
+
+    def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
+        """The outputs by name, in the model's order, or those named, in that order; `batch` is not changed.
+
+        Tensors are arrays, sequences lists of arrays, empty optionals None. bfloat16 goes in and out as arrays of
+        ml_dtypes. ModelError for names that the model does not have or misses, and for what onnxruntime objects to.
+        """
+        ports = {port.name: port for port in self.outputs}
+        names = list(ports) if outputs is None else list(outputs)
+        check_names("output", names, tuple(ports))
+        self._check_fed(batch)
+        fed = {name: _own(value) if name in self._written_to else value for name, value in batch.items()}
+        by_value = any(port.dtype in STRANGE for port in (*self.inputs, *(ports[name] for name in names)))
+        if not names:
+            return {}
+        with one_line("run"):
+            found = self._run_values(fed, names) if by_value else self._session.run(names, fed)
+        return dict(zip(names, found, strict=True))
+
+    def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
+        """The same through OrtValues, which can be bfloat16, as numpy arrays for onnxruntime cannot."""
+        import onnxruntime as ort
+
+        for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
+            if port.container != TENSOR and (port.name in fed or port.name in names):
+                raise ModelError(
+                    f"{port.name!r} is no tensor, and onnxruntime does not take it beside bfloat16 tensors; make the"
+                    " bfloat16 inputs and outputs float32, as emulate(model) does"
+                )
+        values = {name: from_array(ort, value) for name, value in fed.items()}
+        return [to_array(ort, value) for value in self._session.run_with_ort_values(names, values)]
+
+    def bind(
+        self,
+        feeds: Mapping[str, object],
+        outputs: Sequence[str] | Mapping[str, object] | None = None,
+        *,
+        device: int = 0,
+        fixed: bool = False,
+    ) -> Binding:
+        """The model with inputs and outputs bound to where it runs: run it often, and nothing is copied in between.
+
+        `feeds`: numpy arrays (bfloat16 of ml_dtypes), OrtValues, or what speaks DLPack, such as torch tensors; what
+        lies on the device already is not copied. `outputs`: names, or names with tensors to write into; all by
+        default. `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph wants it.
+        ModelError for names, types and devices that do not fit.
+        """
+        import onnxruntime as ort
+
+        ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
+        wanted = list(ports[1]) if outputs is None else outputs
+        check_names("output", wanted, tuple(ports[1]))
+        self._check_fed(feeds)
+        with one_line("run"):
+            return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, wanted, self._place(device), fixed)
+
+    def _check_fed(self, feeds: Mapping[str, object]) -> None:
+        """Nothing, where these are inputs, and all that have to be fed; ModelError elsewhere."""
+        if not isinstance(feeds, Mapping):
+            raise ModelError(f"inputs are fed by name, and this is {type(feeds).__name__}; give {{name: array}}")
+        check_names("input", feeds, tuple(port.name for port in self.inputs))
+        missing = [p.name for p in self.inputs if p.required and p.name not in feeds and "optional" not in p.container]
+        if missing:
+            raise ModelError(f"nothing is fed to input {missing[0]!r}; give an array for each of {missing}")
+
+    def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
+        """State in two sets where this model runs, its values on side 0; for `buffered`."""
+        import onnxruntime as ort
+
+        return DoubleBuffer.of(ort, initial, self._place())
+
+    def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
+        """The model with its state in a buffer of the same device: each run reads one set and writes the other.
+
+        `successors`: by name of the state the output that succeeds it; `told`: outputs to give on the host.
+        ModelError for outputs that the model does not have.
+        """
+        import onnxruntime as ort
+
+        check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
+        with one_line("run"):
+            return BufferedRunner.of(ort, self, state, successors, told, self._written_to)
+
+    def _place(self, device: int = 0) -> tuple[str, int]:
+        """Where the model's inputs and outputs lie, by the provider that opened."""
+        return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
+
+    def end_profile(self) -> Path:
+        """The file with what onnxruntime noted of every op, of a model that was opened with `profile`."""
+        return Path(self._session.end_profiling())
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The providers that opened, in the order in which they take ops."""
+        return tuple(self._session.get_providers())
+
+    @property
+    def inner(self) -> onnxruntime.InferenceSession:
+        """onnxruntime's own session."""
+        return self._session
+
+
+@cache
+def cuda_opens() -> bool:
+    """Whether a model can really be opened on CUDA here; that it is compiled in says nothing."""
+    from onnx import helper
+
+    node = helper.make_node("Neg", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([node], "probe", [x], [y])
+    probe = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    try:
+        return Runner.open(Model(probe), providers=(CUDA, CPU)).provider == CUDA
+    except (ModelError, PolicyError):
+        return False
+
+
+def has_provider(name: str) -> bool:
+    """Whether this onnxruntime is built with a provider; that it opens is another question."""
+    import onnxruntime as ort
+
+    return name in ort.get_available_providers()
+
+
+def cuda_release() -> int | None:
+    """The CUDA release that this onnxruntime is built for (13); None for a build without CUDA."""
+    import onnxruntime as ort
+
+    major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
+    return int(major) if major.isdecimal() else None
+
+
+def probe() -> dict[str, Any]:
+    """What this onnxruntime is and can, as JSON: its CUDA release, its providers, whether CUDA really opens.
+
+    A broken installation may end the process here; ask another one.
+    """
+    import onnxruntime as ort
+
+    return {
+        "version": ort.__version__,
+        "cuda": getattr(ort, "cuda_version", None) or None,
+        "providers": ort.get_available_providers(),
+        "opens": has_provider(CUDA) and cuda_opens(),
+    }
+
+
+def kernel_registry() -> list[dict[str, Any]]:
+    """Every kernel registration of this onnxruntime, as JSON; docs/tables.md says what stands in one.
+
+    The process dies with a segmentation fault where the CUDA or the TensorRT library cannot be loaded.
+    """
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    if has_provider(CUDA):
+        _preload_once()
+    return [
+        {
+            "provider": k.provider,
+            "domain": k.domain or "ai.onnx",
+            "op": k.op_name,
+            "versions": list(k.version_range),
+            "types": {name: list(allowed) for name, allowed in k.type_constraints.items()},
+        }
+        for k in state.get_all_opkernel_def()
+    ]
+
+
+# -- opening -----------------------------------------------------------------------------------------
+
+
+def _check_providers(providers: Sequence[str]) -> None:
+    import onnxruntime as ort
+
+    known = ort.get_available_providers()
+    for provider in providers or ("",):
+        if provider not in known:
+            raise PolicyError(f"this onnxruntime has no provider {provider!r}; use one of {', '.join(known)}")
+
+
+def _opened(
+    given: bytes | str,
+    options: Mapping[str, str],
+    proto: ModelProto,
+    wanted: Sequence[tuple[str, dict[str, str]]],
+    optimized: bool,
+    memory: tuple[bool, bool],
+    threads: int,
+    profile: str | None,
+) -> onnxruntime.InferenceSession:
+    import onnxruntime as ort
+
+    settings = ort.SessionOptions()
+    settings.log_severity_level = _QUIET
+    settings.intra_op_num_threads = threads
+    planned, pooled = memory
+    settings.enable_mem_reuse = planned and size(proto.graph) <= _MOST_PLANNED_NODES
+    settings.enable_mem_pattern = pooled
+    level = ort.GraphOptimizationLevel
+    settings.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    for key, value in options.items():
+        settings.add_session_config_entry(key, value)
+    if profile is not None:
+        settings.enable_profiling, settings.profile_file_prefix = True, profile
+    # onnxruntime 1.31's NchwcTransformer ends the process on float16 graphs with an LSTM before a Transpose.
+    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in nodes_of(proto.graph)) else None
+    ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
+    try:
+        with one_line("open"):
+            if {CUDA, TENSORRT}.intersection(dict(wanted)):
+                _preload_once()
+            return ort.InferenceSession(
+                given, settings, list(dict(wanted).items()), disabled_optimizers=skipped, enable_fallback=0
+            )
+    finally:
+        ort.set_default_logger_severity(_DEFAULT_SEVERITY)
+
+
+@cache
+def _preload_once() -> None:
+    """Load the CUDA libraries that pip has installed, where the loader does not find them by itself."""
+    import onnxruntime as ort
+
+    release = cuda_release()
+    lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
+    if release is not None and any(lost.values()):
+        cuda, cudnn = lost.values()
+        with redirect_stdout(io.StringIO()):  # it prints what it does not find
+            ort.preload_dlls(cuda=cuda, cudnn=cudnn)
+
+
+def _own(value: Given) -> Given:
+    return value.copy() if isinstance(value, np.ndarray) else value

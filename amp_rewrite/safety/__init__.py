@@ -1,1 +1,0 @@
-"""What numbers need on top of the lists: the rules that hold ops in float32 or together."""

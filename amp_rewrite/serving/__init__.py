@@ -1,1 +1,0 @@
-"""Sessions that convert what they load, the cache of what they converted, and the settings of the process."""

@@ -1,0 +1,1 @@
+"""Settings: policies, op lists, selectors, options, and the files and variables that state them."""

@@ -1,0 +1,126 @@
+"""Choices of a conversion: target, safety rules, placement, fusion, opset, headroom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.runtime.roofline import ROOFS, Roof
+
+
+class _Choice(Enum):
+    @classmethod
+    def parse(cls, spelling: str) -> Self:
+        """The member of that name, in any case, with "_" as good as "-"; PolicyError for anything else."""
+        wanted = spelling.strip().lower().replace("_", "-")
+        for member in cls:
+            if member.value == wanted:
+                return member
+        legal = ", ".join(str(member.value) for member in cls)
+        raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; use one of {legal}")
+
+
+class Target(_Choice):
+    """Who will run the model, and so what is legal.
+
+    `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
+    `ONNX`: the schema alone decides. `TENSORRT`: the schema decides, and all float types of an op are one.
+    """
+
+    ORT_CUDA = "ort-cuda"
+    ONNX = "onnx"
+    TENSORRT = "tensorrt"
+
+
+class Safety(_Choice):
+    """Which rules protect numbers on top of the lists: this project's (`DEFAULT`), or none at all."""
+
+    DEFAULT = "default"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How the border between the types is found: `roof` is None for TensorFlow's way, which spreads colors.
+
+    With a roof it is the minimum cut for that GPU: what Casts, float32 and lost fusions cost there. `islands`: whether
+    ops of the allow list, too, stay float32 where being low gains less than that costs.
+    """
+
+    roof: Roof | None = None
+    islands: bool = False
+
+    @classmethod
+    def parse(cls, spelling: str) -> Placement:
+        """Of "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or "propagate", in any
+        case; PolicyError for anything else."""
+        name, colon, gpu = spelling.strip().partition(":")
+        if name.lower() in ("auto", "propagate") and not colon:
+            return AUTO if name.lower() == "auto" else PROPAGATE
+        roof = next((roof for roof in ROOFS.values() if roof.gpu.lower() == (gpu.strip().lower() or _GPU)), None)
+        if name.lower() != "mincut" or roof is None or (colon and not gpu.strip()):
+            gpus = ", ".join(f"mincut:{name}" for name in ROOFS)
+            raise PolicyError(f"unknown placement {spelling!r}; use auto, propagate, mincut, or with a GPU {gpus}")
+        return cls(roof, islands=True)
+
+    @property
+    def spelling(self) -> str:
+        if self.roof is None:
+            return "propagate"
+        return f"mincut:{self.roof.gpu}" if self.islands else "auto"
+
+
+_GPU = "a100"
+PROPAGATE, AUTO = Placement(), Placement(ROOFS["A100"])
+
+
+class Fuse(Enum):
+    """What is fused before painting."""
+
+    NONE = "none"
+    BASIC = "basic"
+    CONTRIB = "contrib"
+
+    @classmethod
+    def parse(cls, spelling: str) -> Fuse:
+        """PolicyError for anything but the values."""
+        try:
+            return cls(spelling)
+        except ValueError:
+            legal = ", ".join(repr(member.value) for member in cls)
+            raise PolicyError(f"unknown fuse {spelling!r}; use one of {legal}") from None
+
+
+FIRST_OPSET = 13
+"""The oldest opset that a model is moved from or to: before it, ten operators took attributes that are inputs now."""
+AUTO_OPSET = "auto"
+
+Opset = str | int
+
+
+def parse_opset(spelling: Opset) -> Opset:
+    """The word "auto" or a number. PolicyError for what is neither, or no opset that a model can be moved to."""
+    if spelling == AUTO_OPSET:
+        return AUTO_OPSET
+    from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
+
+    newest = onnx_opset_version()
+    number = int(spelling) if isinstance(spelling, int) or str(spelling).isdecimal() else 0
+    if not FIRST_OPSET <= number <= newest:
+        raise PolicyError(
+            f"cannot move a model to opset {spelling!r}; use auto or a number from {FIRST_OPSET} to {newest}"
+        )
+    return number
+
+
+HEADROOM = 2.0
+"""How many times a value may grow before it leaves the range of the low type."""
+
+
+def check_headroom(headroom: float) -> None:
+    """PolicyError for a headroom that is no finite number above 1."""
+    if not 1 < headroom < math.inf:
+        raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")

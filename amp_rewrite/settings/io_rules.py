@@ -1,0 +1,87 @@
+"""Rules for the types of public values: inputs and outputs of a model that are to be low, or to stay float32."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PatternError, PolicyError
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import MAIN, ValueId, View
+from amp_rewrite.settings.selectors import closest
+
+
+@dataclass(frozen=True, slots=True)
+class IoRule:
+    """Public values and the type they shall have; `dtype` None is the type that the model is lowered to.
+
+    `side` is "in", "out", or "" for both. `strict` rules must match something.
+    """
+
+    text: str
+    side: str
+    glob: str
+    dtype: DType | None
+    strict: bool
+
+
+def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
+    """The io rules in order: "keep", "low" or "GLOB=TYPE", each with "in:" or "out:" before it if wanted.
+
+    PatternError for anything else.
+    """
+    texts = [] if rules is None else [rules] if isinstance(rules, str) else rules
+    return tuple(_io_rule(text.strip()) for text in texts)
+
+
+def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
+    """The float32 inputs and outputs of the model whose type changes, and the type that they get.
+
+    The last rule that matches a value wins. PatternError for a glob that matches no float32 input or output,
+    and for a type that is neither float32 nor the one that the model is lowered to.
+    """
+    main = view.scopes[MAIN]
+    sides = {"in": _float32(view, main.inputs), "out": _float32(view, main.outputs)}
+    chosen: dict[ValueId, DType] = {}
+    for rule in rules:
+        if rule.dtype not in (None, DType.FLOAT, to):
+            raise PatternError(
+                f"io {rule.text!r}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here"
+            )
+        wanted = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
+        matched = [v for v in wanted if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
+        if rule.strict and not matched:
+            raise PatternError(_no_public_value(view, rule, wanted))
+        chosen.update(dict.fromkeys(matched, rule.dtype or to))
+    return {value: dtype for value, dtype in sorted(chosen.items()) if dtype is not DType.FLOAT}
+
+
+def _io_rule(text: str) -> IoRule:
+    prefix, colon, rest = text.partition(":")
+    side, body = (prefix, rest) if colon and prefix in ("in", "out") else ("", text)
+    if body in ("keep", "low"):
+        return IoRule(text, side, "*", DType.FLOAT if body == "keep" else None, False)
+    glob, equals, spelling = body.rpartition("=")
+    if not equals or not glob.strip():
+        near = difflib.get_close_matches(body, ("keep", "low"), 1)
+        hint = f"did you mean {near[0]!r}?" if near else "write keep, low or GLOB=TYPE, with in: or out: before it"
+        raise PatternError(f"io {text!r} is no rule; {hint}")
+    try:
+        return IoRule(text, side, glob.strip(), DType.parse(spelling), True)
+    except PolicyError as error:
+        raise PatternError(f"io {text!r}: {error}") from error
+
+
+def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
+    return [v for v in values if (t := view.types[v]) is not None and t.container == TENSOR and t.dtype is DType.FLOAT]
+
+
+def _no_public_value(view: View, rule: IoRule, wanted: Sequence[ValueId]) -> str:
+    kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
+    names = [view.value_name(v) for v in wanted]
+    near = closest(rule.glob, names)
+    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names[:5]) or 'none'}"
+    return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}"

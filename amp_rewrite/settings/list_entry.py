@@ -1,0 +1,182 @@
+"""What a list says about an op: its color, for which nodes, who says so and why."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from amp_rewrite.errors import ListError
+from amp_rewrite.ir.names import normal_domain
+
+Scalar = str | int | float | bool
+
+
+class Color(Enum):
+    """The list that an op stands on; UNLISTED ops are never converted and stop every walk."""
+
+    ALLOW = "allow"
+    GRAY = "gray"
+    CLEAR = "clear"
+    DENY = "deny"
+    UNLISTED = "unlisted"
+
+    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must hold of a node: each attribute has one of its values, the operand count passes one test."""
+
+    attributes: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
+    operands: tuple[tuple[str, int], ...] = ()
+
+    def holds(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> bool:
+        """Whether a node passes; an absent attribute counts as its ONNX default, if it has one."""
+        if self.operands and not self._counts(operands):
+            return False
+        for name, wanted in self.attributes:
+            actual = attributes[name] if name in attributes else default_of(domain, op_type, name)
+            if not any(_same(actual, value) for value in wanted):
+                return False
+        return True
+
+    def excludes(self, other: Condition) -> bool:
+        """Whether no node can pass both, as far as one attribute or the operand count alone can tell."""
+        mine, theirs = dict(self.attributes), dict(other.attributes)
+        for name in mine.keys() & theirs.keys():
+            if not any(_same(a, b) for a in mine[name] for b in theirs[name]):
+                return True
+        if not (self.operands and other.operands):
+            return False
+        beyond = max(bound for _, bound in (*self.operands, *other.operands)) + 2
+        return not any(self._counts(count) and other._counts(count) for count in range(beyond))
+
+    def _counts(self, operands: int) -> bool:
+        return any(_COMPARE[sign](operands, bound) for sign, bound in self.operands)
+
+    def __str__(self) -> str:
+        tests = [f"{name}={'|'.join(str(value) for value in values)}" for name, values in self.attributes]
+        if self.operands:
+            tests.append("operands" + "|".join(f"{sign}{bound}" for sign, bound in self.operands))
+        return ", ".join(tests)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One statement about an op.
+
+    `domain` is "" for ai.onnx; `source` is "float16.yaml:12", "<mapping>", or an environment variable's name.
+    """
+
+    domain: str
+    op_type: str
+    color: Color
+    because: str
+    source: str
+    condition: Condition | None = None
+
+    @property
+    def name(self) -> str:
+        """`Op`, or `domain::Op` outside ai.onnx."""
+        return spell(self.domain, self.op_type)
+
+
+def spell(domain: str, op_type: str) -> str:
+    """`Op`, or `domain::Op` outside ai.onnx."""
+    return f"{domain}::{op_type}" if normal_domain(domain) else op_type
+
+
+def parse_name(text: str, where: str) -> tuple[str, str]:
+    """The (domain, op type) of `Op` or `domain::Op`; ListError at `where` for anything else."""
+    match = re.fullmatch(r"(?:([^\s:,]+)::)?([^\s:,]+)", text.strip())
+    if match is None:
+        raise ListError(f"{where}: {text!r} is no op; write Op or domain::Op")
+    return normal_domain(match[1] or ""), match[2]
+
+
+def check_known(domain: str, op_type: str, where: str, known: Callable[[], Iterable[tuple[str, str]]]) -> None:
+    """ListError at `where`, with the nearest name, for an op that neither onnx nor `known` has.
+
+    Ops of domains that are neither ONNX's nor com.microsoft are taken as they are.
+    """
+    import onnx.defs
+
+    if domain not in _KNOWN_DOMAINS or onnx.defs.has(op_type, domain):
+        return
+    names = set(known())
+    if (domain, op_type) in names:
+        return
+    names |= {(normal_domain(schema.domain), schema.name) for schema in onnx.defs.get_all_schemas()}
+    hint = _nearest(op_type, names)
+    advice = f"did you mean {hint!r}?" if hint else "a custom op needs its domain, as in my.domain::Op"
+    raise ListError(f"{where}: no such op as {spell(domain, op_type)!r}; {advice}")
+
+
+def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
+    """ListError at `where` if ONNX has the op, but at no opset with that attribute; other ops pass."""
+    import onnx.defs
+
+    if not onnx.defs.has(op_type, domain):
+        return
+    names = set(onnx.defs.get_schema(op_type, domain).attributes)
+    if attribute in names:
+        return
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.name == op_type and normal_domain(schema.domain) == domain:
+            names |= set(schema.attributes)
+    if attribute not in names:
+        near = difflib.get_close_matches(attribute, sorted(names), 1)
+        legal = ", ".join(sorted(names)) or "no attributes"
+        advice = f"did you mean {near[0]!r}?" if near else f"it has {legal} (and `operands` counts inputs)"
+        raise ListError(f"{where}: {spell(domain, op_type)} has no attribute {attribute!r}; {advice}")
+
+
+def default_of(domain: str, op_type: str, attribute: str) -> object:
+    """The value that ONNX's newest schema gives an absent attribute; None if it gives none."""
+    import onnx.defs
+    import onnx.helper
+
+    if not onnx.defs.has(op_type, domain):
+        return None
+    described = onnx.defs.get_schema(op_type, domain).attributes.get(attribute)
+    if described is None or not described.default_value.type:
+        return None
+    value: object = onnx.helper.get_attribute_value(described.default_value)
+    return value
+
+
+def _same(actual: object, wanted: object) -> bool:
+    """Whether a node's value is the listed one; floats are compared at float32's precision."""
+    if isinstance(actual, bytes):
+        actual = actual.decode("utf-8", "replace")
+    if isinstance(actual, float) and isinstance(wanted, int | float):
+        return math.isclose(actual, wanted, rel_tol=2.0**-23)
+    return actual == wanted
+
+
+def _nearest(op_type: str, known: Iterable[tuple[str, str]]) -> str | None:
+    spelled: dict[str, str] = {}
+    for domain, name in sorted(known, reverse=True):
+        spelled[name.casefold()] = spell(domain, name)
+    near = difflib.get_close_matches(op_type.casefold(), spelled, 1)
+    return spelled[near[0]] if near else None
+
+
+_COMPARE = {
+    "<": int.__lt__,
+    "<=": int.__le__,
+    "==": int.__eq__,
+    ">=": int.__ge__,
+    ">": int.__gt__,
+}
+_KNOWN_DOMAINS = (
+    "",
+    "ai.onnx.ml",
+    "ai.onnx.preview",
+    "ai.onnx.preview.training",
+    "com.microsoft",
+)

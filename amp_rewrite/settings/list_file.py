@@ -1,0 +1,357 @@
+"""A list file: YAML (or a mapping of the same form) to checked statements, each with file and line."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amp_rewrite.errors import ListError
+from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
+
+if TYPE_CHECKING:
+    import yaml
+
+Known = Callable[[], Iterable[tuple[str, str]]]
+
+SHIPPED = ("float16", "bfloat16", "tensorflow")
+
+
+@dataclass(frozen=True, slots=True)
+class ListFile:
+    """The statements of one file: what it starts from, what stands where, what it takes out."""
+
+    name: str
+    base: str | None = None
+    base_place: str = ""
+    entries: tuple[Entry, ...] = ()
+    removed: tuple[Entry, ...] = ()
+
+
+def read_file(path: Path, known: Known | None) -> ListFile:
+    """The statements of a YAML file.
+
+    Op names and attribute names are checked against onnx and what `known` adds to it; `None` trusts the file.
+    ListError names file and line.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        near = difflib.get_close_matches(str(path), SHIPPED, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the shipped lists are {', '.join(SHIPPED)}"
+        raise ListError(f"{path}: no such list file; {hint}") from None
+    except OSError as error:
+        raise ListError(f"{path}: cannot be read ({error.strerror}); give a YAML file") from error
+    if len(content) > _MAX_BYTES:
+        raise ListError(f"{path}: larger than {_MAX_BYTES} bytes; that is no op list")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ListError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from error
+    return _statements(path.name, _parse(text, path), known)
+
+
+def read_shipped(path: Path) -> ListFile:
+    """The statements of a shipped file: from the table that ships beside it if the file is as it was then.
+
+    To read the YAML takes thirty times as long. Where it was edited since, it counts.
+    """
+    row = _stored().get(path.stem)
+    if row is None or not path.is_file() or row["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
+        return read_file(path, None)
+    entries, removed = (tuple(_of_row(cells, path.name) for cells in row[key]) for key in ("entries", "removed"))
+    return ListFile(path.name, row["base"], "", entries, removed)
+
+
+def row_of(path: Path) -> dict[str, object]:
+    """What `read_shipped` reads of a file, as JSON has it."""
+    file = read_file(path, None)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = {
+        key: [_as_row(e) for e in entries] for key, entries in (("entries", file.entries), ("removed", file.removed))
+    }
+    return {"sha256": digest, "base": file.base, **rows}
+
+
+def _as_row(entry: Entry) -> list[object]:
+    condition = entry.condition and [entry.condition.attributes, entry.condition.operands]
+    line = int(entry.source.rpartition(":")[2])
+    return [entry.domain, entry.op_type, entry.color.value, entry.because, line, condition]
+
+
+def _of_row(cells: list[Any], name: str) -> Entry:
+    domain, op_type, color, because, line, stated = cells
+    condition = None
+    if stated is not None:
+        attributes, operands = stated
+        tests = tuple((attribute, tuple(values)) for attribute, values in attributes)
+        condition = Condition(tests, tuple((sign, bound) for sign, bound in operands))
+    return Entry(domain, op_type, Color(color), because, f"{name}:{line}", condition)
+
+
+@cache
+def _stored() -> Mapping[str, Any]:
+    text = resources.files("amp_rewrite").joinpath("runtime", "_tables", "lists.json").read_text("utf-8")
+    rows: dict[str, Any] = json.loads(text)["lists"]
+    return rows
+
+
+def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile:
+    """The statements of a mapping of the same form as a file; errors say "<mapping>" for the place."""
+    return _statements("<mapping>", _wrap(mapping, 0), known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A piece of a list file, the place that errors name, and the source that entries keep."""
+
+    value: Scalar | list[_Node] | dict[str, _Node] | None
+    where: str
+    source: str
+
+    def __str__(self) -> str:
+        kinds = {list: "a list", dict: "a mapping", type(None): "nothing"}
+        return kinds.get(type(self.value), repr(self.value))
+
+
+_KEYS = ("base", *(color.value for color in Color), "remove")
+_OTHER_NAMES = {
+    **dict.fromkeys(("infer", "inferlist", "graylist", "grey"), "gray"),
+    **dict.fromkeys(("white", "whitelist", "allowlist"), "allow"),
+    **dict.fromkeys(("black", "blacklist", "denylist", "block"), "deny"),
+    "clearlist": "clear",
+    "none": "unlisted",
+}
+_NO_REASON = "no reason given"
+_MAX_BYTES = 1_000_000
+_MAX_DEPTH = 8
+
+
+def _wrap(value: object, depth: int) -> _Node:
+    place = "<mapping>"
+    if depth > _MAX_DEPTH:
+        raise ListError(f"{place}: nested too deeply for an op list")
+    if value is None or isinstance(value, str | int | float):
+        return _Node(_bounded(value, place), place, place)
+    if isinstance(value, Mapping):
+        return _Node({str(name): _wrap(part, depth + 1) for name, part in value.items()}, place, place)
+    if isinstance(value, Iterable):
+        return _Node([_wrap(part, depth + 1) for part in value], place, place)
+    raise ListError(f"{place}: holds a {type(value).__name__}; use text, numbers, lists and mappings")
+
+
+def _parse(text: str, path: Path) -> _Node | None:
+    """The tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        return _build(loader, path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None else f"{path}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ListError(f"{where}: not valid YAML: {problem}") from error
+    finally:
+        loader.dispose()
+
+
+def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
+    import yaml
+
+    open_nodes: list[tuple[_Node, list[_Node]]] = []
+    root: _Node | None = None
+    for event in iter(loader.get_event, None):
+        line = event.start_mark.line + 1
+        node = _Node(None, f"{path}:{line}", f"{path.name}:{line}")
+        _refuse_event(event, node.where, len(open_nodes), root is not None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            kind: dict[str, _Node] | list[_Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
+            open_nodes.append((replace(node, value=kind), []))
+            continue
+        if isinstance(event, yaml.ScalarEvent):
+            node = replace(node, value=_scalar(loader, event, node.where))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            start, children = open_nodes.pop()
+            node = replace(start, value=_pairs(children) if isinstance(start.value, dict) else children)
+        else:
+            continue
+        if open_nodes:
+            open_nodes[-1][1].append(node)
+        else:
+            root = node
+    return root
+
+
+def _refuse_event(event: yaml.Event, where: str, depth: int, complete: bool) -> None:
+    import yaml
+
+    if getattr(event, "anchor", None):
+        raise ListError(f"{where}: YAML anchors and aliases are refused; write the entry out")
+    if tag := getattr(event, "tag", None):
+        raise ListError(f"{where}: YAML tags are refused; remove {tag!r}")
+    if depth >= _MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
+        raise ListError(f"{where}: nested too deeply for an op list")
+    if complete and isinstance(event, yaml.DocumentStartEvent):
+        raise ListError(f"{where}: a second YAML document; a list file is one mapping")
+
+
+def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:
+    """A number, truth value or null where YAML's rules for plain scalars say so, else the text."""
+    import yaml
+
+    text: str = event.value
+    tag: str = loader.resolve(yaml.ScalarNode, text, event.implicit)  # type: ignore[no-untyped-call]
+    if tag.rpartition(":")[2] not in ("int", "float", "bool", "null"):
+        return text
+    try:
+        value: Scalar | None = loader.construct_object(yaml.ScalarNode(tag, text))
+    except ValueError:  # a plain scalar that only looks like a number, such as 0b_
+        return text
+    return _bounded(value, where)
+
+
+def _bounded(value: Scalar | None, where: str) -> Scalar | None:
+    """The value; ListError for an integer that no attribute can have."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ListError(f"{where}: an integer of more than 64 bits; write a smaller one")
+    return value
+
+
+def _pairs(children: list[_Node]) -> dict[str, _Node]:
+    result: dict[str, _Node] = {}
+    for key, value in zip(children[::2], children[1::2], strict=True):
+        if not isinstance(key.value, str):
+            raise ListError(f"{key.where}: key {key} is not text; quote it")
+        if key.value in result:
+            raise ListError(f"{key.where}: key {key.value!r} is here twice; keep one")
+        result[key.value] = replace(value, where=key.where)
+    return result
+
+
+def _statements(name: str, root: _Node | None, known: Known | None) -> ListFile:
+    if root is None or root.value is None:
+        return ListFile(name)
+    if not isinstance(root.value, dict):
+        raise ListError(f"{root.where}: a list file is a mapping with the keys {', '.join(_KEYS)}")
+    for key, node in root.value.items():
+        if key not in _KEYS:
+            near = _OTHER_NAMES.get(key) or next(iter(difflib.get_close_matches(key, _KEYS, 1)), None)
+            hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(_KEYS)}"
+            raise ListError(f"{node.where}: unknown key {key!r}; {hint}")
+    base = root.value.get("base")
+    if base is not None and base.value not in (*SHIPPED, "empty"):
+        raise ListError(f"{base.where}: unknown base {base}; use one of empty, {', '.join(SHIPPED)}")
+    entries = [(_entry(node, color, known), node.where) for color in Color for node in _items(root.value, color.value)]
+    _refuse_contradictions(entries)
+    removed: list[Entry] = []
+    for node in _items(root.value, "remove"):
+        op = _op(node, known)
+        removed.append(Entry(*op, Color.UNLISTED, "removed from the lists", node.source))
+        if clash := next((e for e, _ in entries if (e.domain, e.op_type) == op), None):
+            raise ListError(f"{node.where}: op {clash.name!r} is in 'remove' and '{clash.color.value}'; keep one")
+    return ListFile(
+        name,
+        None if base is None else str(base.value),
+        "" if base is None else base.where,
+        tuple(entry for entry, _ in entries),
+        tuple(removed),
+    )
+
+
+def _items(root: Mapping[str, _Node], key: str) -> list[_Node]:
+    node = root.get(key)
+    if node is None or node.value is None:
+        return []
+    if not isinstance(node.value, list):
+        raise ListError(f"{node.where}: {key!r} holds {node}; give a list of ops")
+    return node.value
+
+
+def _entry(node: _Node, color: Color, known: Known | None) -> Entry:
+    if not isinstance(node.value, dict):
+        return Entry(*_op(node, known), color, _NO_REASON, node.source)
+    for key, part in node.value.items():
+        if key not in ("op", "when", "because"):
+            raise ListError(f"{part.where}: unknown key {key!r} in an entry; use op, when and because")
+    if "op" not in node.value:
+        raise ListError(f"{node.where}: an entry without 'op'; write {{op: Exp, because: a reason}}")
+    op = _op(node.value["op"], known)
+    reason = node.value.get("because")
+    if reason is not None and not isinstance(reason.value, str):
+        raise ListError(f"{reason.where}: 'because' holds {reason}; give one line of text")
+    because = _NO_REASON if reason is None else " ".join(str(reason.value).split())
+    when = node.value.get("when")
+    return Entry(*op, color, because, node.source, None if when is None else _condition(when, op, known))
+
+
+def _op(node: _Node, known: Known | None) -> tuple[str, str]:
+    if not isinstance(node.value, str):
+        raise ListError(f"{node.where}: {node} is no op; write Op or domain::Op")
+    op = parse_name(node.value, node.where)
+    if known is not None:
+        check_known(*op, node.where, known)
+    return op
+
+
+def _condition(node: _Node, op: tuple[str, str], known: Known | None) -> Condition:
+    if not isinstance(node.value, dict) or not node.value:
+        raise ListError(f"{node.where}: 'when' holds {node}; write when: {{mode: nearest}}")
+    attributes: list[tuple[str, tuple[Scalar, ...]]] = []
+    operands: tuple[tuple[str, int], ...] = ()
+    for name, part in sorted(node.value.items()):
+        alternatives = part.value if isinstance(part.value, list) else [part]
+        if not alternatives:
+            raise ListError(f"{part.where}: {name!r} has no value to test for; give one or a list of them")
+        if name == "operands":
+            operands = tuple(map(_operand_test, alternatives))
+            continue
+        if known is not None:
+            check_attribute(*op, name, part.where)
+        attributes.append((name, tuple(map(_plain, alternatives))))
+    return Condition(tuple(attributes), operands)
+
+
+def _operand_test(node: _Node) -> tuple[str, int]:
+    match = re.fullmatch(r"(<=|>=|==|<|>|)\s*(\d{1,4})", str(node.value).strip())
+    if match is None:
+        raise ListError(f"{node.where}: {node} is no count of operands; write 2 or '<=2'")
+    return match[1] or "==", int(match[2])
+
+
+def _plain(node: _Node) -> Scalar:
+    if node.value is None or isinstance(node.value, list | dict):
+        raise ListError(f"{node.where}: {node} is no attribute value; give text or a number")
+    return node.value
+
+
+def _refuse_contradictions(entries: list[tuple[Entry, str]]) -> None:
+    """ListError if two entries of one file speak of the same nodes."""
+    seen: dict[tuple[str, str], list[tuple[Entry, str]]] = {}
+    for entry, where in entries:
+        others = seen.setdefault((entry.domain, entry.op_type), [])
+        for other, place in others:
+            if fact := _overlap(entry, other):
+                both = f"on '{other.color.value}' ({place}) and on '{entry.color.value}'"
+                raise ListError(f"{where}: op {entry.name!r} is {both}{fact}")
+        others.append((entry, where))
+
+
+def _overlap(one: Entry, other: Entry) -> str:
+    """How two entries of an op collide; "" if they do not (one without condition is the fall-back)."""
+    if one.condition == other.condition:
+        return f" when {one.condition}; keep one" if one.condition else "; keep one"
+    if one.condition is None or other.condition is None or one.color is other.color:
+        return ""
+    if one.condition.excludes(other.condition):
+        return ""
+    return f", and '{other.condition}' and '{one.condition}' may hold together; make one exclude the other"

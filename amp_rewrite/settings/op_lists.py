@@ -1,0 +1,261 @@
+"""The op lists: which class each op belongs to, who says so and why.
+
+Four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
+class, unlisted. The lists are YAML files; the form of an entry is described at the top of
+`lists/float16.yaml`. Overlays and edits move ops between the lists; the last word wins, and every entry
+remembers who said it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cache
+from pathlib import Path
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError, ListError, PolicyError
+from amp_rewrite.ir.names import normal_domain
+from amp_rewrite.settings.list_entry import Color, Condition, Entry, check_known, parse_name, spell
+from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping, read_shipped
+
+__all__ = [
+    "Color",
+    "Condition",
+    "Edit",
+    "Entry",
+    "Level",
+    "OpLists",
+    "environment_edits",
+    "lists_folder",
+    "load_lists",
+]
+
+Key = tuple[str, str]
+Table = Mapping[Key, tuple[Entry, ...]]
+
+
+class Level(Enum):
+    """How far the pass goes; the first four are TensorFlow's."""
+
+    DEFAULT = "default"
+    TENSOR_CORES_ONLY = "tensor-cores-only"
+    TREAT_GRAY_AS_DENY = "treat-gray-as-deny"
+    UNSAFE_FORCE_ALL = "unsafe-force-all"
+    LOWER_ALL = "lower-all"
+
+    @classmethod
+    def parse(cls, spelling: str) -> Level:
+        """The level of that name, in any case, with `_` or `-`; PolicyError for an unknown one."""
+        name = spelling.strip().lower().replace("_", "-")
+        if name == "treat-infer-as-deny":  # TensorFlow's name for it
+            return cls.TREAT_GRAY_AS_DENY
+        try:
+            return cls(name)
+        except ValueError:
+            legal = ", ".join(level.value for level in cls)
+            raise PolicyError(f"unknown level {spelling!r}; use one of {legal}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One word of an environment variable: move an op to a list, or take it off that list."""
+
+    add: bool
+    color: Color
+    domain: str
+    op_type: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpLists:
+    """The lists in force. Per op: conditional entries in order of precedence, then one without condition.
+
+    `fingerprint` is a sha256 over ops, colors and conditions: the same lists have the same fingerprint,
+    whatever their reasons and sources.
+    """
+
+    name: str
+    entries: Table = field(repr=False, hash=False)
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", _fingerprint(self))
+
+    def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
+        """The entry that decides for one node; one of color UNLISTED where no list names it.
+
+        `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
+        """
+        entries = self.entries_of(domain, op_type)
+        domain = normal_domain(domain)
+        for entry in entries:
+            if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
+                return entry
+        because = "none of its conditions holds" if entries else "stands on no list"
+        return Entry(domain, op_type, Color.UNLISTED, because, self.name)
+
+    def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
+        """All that the lists say about an op, in order of precedence; empty if nothing."""
+        return self.entries.get((normal_domain(domain), op_type), ())
+
+    def ops(self, color: Color) -> tuple[str, ...]:
+        """The sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
+        names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
+        return tuple(sorted(names))
+
+    def at_level(self, level: Level) -> OpLists:
+        """The lists as a level sees them.
+
+        tensor-cores-only empties all but the allow list, treat-gray-as-deny moves gray to deny; the other
+        levels change the painting, not the lists.
+        """
+        if level not in _LEVEL_CHANGES:
+            return self
+        colors, now = _LEVEL_CHANGES[level]
+
+        def seen(entry: Entry) -> Entry:
+            if entry.color not in colors:
+                return entry
+            because = f"level {level.value}, else {entry.color.value}: {entry.because}"
+            return replace(entry, color=now, because=because)
+
+        return OpLists(self.name, {key: tuple(map(seen, entries)) for key, entries in self.entries.items()})
+
+    def __iter__(self) -> Iterator[Entry]:
+        for key in sorted(self.entries):
+            yield from self.entries[key]
+
+
+_LEVEL_CHANGES = {
+    Level.TENSOR_CORES_ONLY: ((Color.GRAY, Color.CLEAR, Color.DENY), Color.UNLISTED),
+    Level.TREAT_GRAY_AS_DENY: ((Color.GRAY,), Color.DENY),
+}
+
+
+def lists_folder() -> Path:
+    """The folder of the shipped lists: inside an installed package, or `lists/` of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "_lists", package.parent / "lists"):
+        if (folder / "float16.yaml").is_file():
+            return folder
+    raise ListError("the shipped op lists are missing; reinstall amp-rewrite")
+
+
+def load_lists(
+    to: DType, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
+) -> OpLists:
+    """The lists for a target type: the shipped ones, then each overlay in turn, then the edits.
+
+    An overlay is the name of a shipped list (a new base), the path of a YAML file, or a mapping of the same
+    form. ListError names file and line of what is wrong; PolicyError if `to` is not float16 or bfloat16.
+    """
+    if not to.low:
+        raise PolicyError(f"there are no op lists for {to.spelling}; use float16 or bfloat16")
+    files = [ListFile(to.spelling, base=to.spelling), *map(_read_overlay, overlays)]
+    table: Table = {}
+    names: list[str] = []
+    for position, file in enumerate(files):
+        if file.base is not None:
+            if position > 1:
+                raise ListError(f"{file.base_place}: a base would discard the lists before it; name it first")
+            table = {} if file.base == "empty" else _shipped(file.base, to)
+            names = [file.base]
+        if file.name not in SHIPPED:
+            names.append(file.name)
+        table = _overlay(table, file)
+    for edit in edits:
+        table = _edit(table, edit)
+    return OpLists("+".join([*names, *(["environment"] if edits else [])]), table)
+
+
+def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
+    """What `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}` ask for: all additions, then all removals.
+
+    ListError for an unknown op or one that is added to two lists, ConfigError for a variable that looks like
+    one of these but is none.
+    """
+    variables = {
+        f"AMP_REWRITE_{color.name}LIST_{action}": (action == "ADD", color)
+        for action in ("ADD", "REMOVE")
+        for color in (Color.ALLOW, Color.GRAY, Color.DENY, Color.CLEAR)
+    }
+    for name in sorted(environ):
+        if re.match(r"AMP_REWRITE_\w*LIST_", name) and name not in variables:
+            legal = "AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}"
+            raise ConfigError(f"unknown environment variable {name}; use {legal}")
+    edits: list[Edit] = []
+    added: dict[Key, str] = {}
+    for name, (add, color) in variables.items():
+        for word in filter(None, (part.strip() for part in environ.get(name, "").split(","))):
+            op = parse_name(word, name)
+            check_known(*op, name, _shipped_ops)
+            if add and added.setdefault(op, name) != name:
+                raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
+            edits.append(Edit(add, color, *op, name))
+    return tuple(edits)
+
+
+def _shipped(name: str, to: DType) -> Table:
+    twin = name == "tensorflow" and to is DType.BFLOAT16
+    return _shipped_file(lists_folder(), f"{name}_bfloat16" if twin else name)
+
+
+@cache
+def _shipped_file(folder: Path, name: str) -> Table:
+    """Read once in a process: to parse them anew would be three quarters of a small conversion."""
+    file = read_shipped(folder / f"{name}.yaml")
+    # the base of a shipped file is a file name, not a choice by target type
+    return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
+
+
+def _shipped_ops() -> Iterable[Key]:
+    """Every op that the shipped lists name."""
+    return _shipped("float16", DType.FLOAT16)
+
+
+def _overlay(below: Table, file: ListFile) -> Table:
+    """`below` with a file on top: an entry without condition replaces all that was said of its op before."""
+    table = dict(below)
+    groups: dict[Key, list[Entry]] = {}
+    for entry in file.entries:
+        groups.setdefault((entry.domain, entry.op_type), []).append(entry)
+    for key, group in groups.items():
+        conditions = {entry.condition for entry in group}
+        kept = () if None in conditions else table.get(key, ())
+        group.sort(key=lambda entry: entry.condition is None)
+        table[key] = (*group, *(entry for entry in kept if entry.condition not in conditions))
+    for entry in file.removed:
+        table[entry.domain, entry.op_type] = (entry,)
+    return table
+
+
+def _edit(table: Table, edit: Edit) -> Table:
+    key = edit.domain, edit.op_type
+    entries = table.get(key, ())
+    if edit.add:
+        return {**table, key: (Entry(*key, edit.color, f"put on the {edit.color.value} list", edit.source),)}
+    gone = Entry(*key, Color.UNLISTED, f"taken off the {edit.color.value} list", edit.source)
+    changed = [replace(gone, condition=e.condition) if e.color is edit.color else e for e in entries]
+    return {**table, key: tuple(changed)} if entries else table
+
+
+def _fingerprint(lists: OpLists) -> str:
+    digest = hashlib.sha256()
+    for key, entries in sorted(lists.entries.items()):
+        if any(entry.color is not Color.UNLISTED for entry in entries):
+            said = "; ".join(f"{entry.color.value} [{entry.condition or ''}]" for entry in entries)
+            digest.update(f"{spell(*key)} {said}\n".encode())
+    return digest.hexdigest()
+
+
+def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:
+    if isinstance(overlay, Mapping):
+        return read_mapping(overlay, _shipped_ops)
+    if isinstance(overlay, str) and overlay in SHIPPED:
+        return ListFile(overlay, base=overlay, base_place=overlay)
+    return read_file(Path(overlay), _shipped_ops)

@@ -1,0 +1,242 @@
+"""What a conversion aims at: the runtime it is for, how careful it is, and which element type each thing has."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+
+LossScaleSpec = float | str | None
+"""A loss scale in words: a number (fixed), "dynamic", or None."""
+
+_BY_NAME = "default"  # stands for the loss scale that goes with the name
+
+
+@dataclass(frozen=True, repr=False)
+class Policy:
+    """Which element type parameters, arithmetic and results have; the one policy of models, training and settings.
+
+    `name`: "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), an
+    element type ("float16", "f32" … for all three), or all three spelled out ("p=f32,c=f16,o=f32"; `p` and `o`
+    are float32 if left out). "_infer" has no types: everything stays as it is.
+    `loss_scale`: None, "dynamic" or a number of 1 or more; by default "dynamic" for mixed_float16, else None.
+
+    Equal spellings are equal policies: "p=f32,c=f16,o=f32" is mixed_float16. Names, defaults, errors and the
+    warning are those of Keras in TensorFlow 2.1 to 2.3; what is checked there when a layer is made is checked
+    here by whoever takes the policy. PolicyError for an unknown name; TypeError for a name that is no string.
+    """
+
+    name: str
+    loss_scale: LossScaleSpec = _BY_NAME
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            hint = f"; for an element type use Policy({self.name.spelling!r})" if isinstance(self.name, DType) else ""
+            raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
+        object.__setattr__(self, "name", _canonical(self.name))
+        usual = _usual_scale(self.name)
+        given = usual if self.loss_scale == _BY_NAME else _scale_spec(self.loss_scale)
+        object.__setattr__(self, "loss_scale", given)
+        if given is not None and self.compute is not DType.FLOAT16:
+            # the caller of the dataclass's generated __init__
+            warnings.warn(
+                f"policy {self.name!r} has a loss scale, but computes in {_spelled(self.compute)}: loss scaling only"
+                " helps float16, whose small gradients vanish",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def param(self) -> DType | None:
+        """The type in which parameters are kept; None for "_infer"."""
+        return _types(self.name)[0]
+
+    @property
+    def compute(self) -> DType | None:
+        """The type of the arithmetic; None for "_infer"."""
+        return _types(self.name)[1]
+
+    @property
+    def output(self) -> DType | None:
+        """The type of a model's results; None for "_infer"."""
+        return _types(self.name)[2]
+
+    # Keras's words for the same.
+    compute_dtype = compute
+    variable_dtype = param
+
+    @property
+    def mixed(self) -> bool:
+        """Whether parameters are kept in another type than they are computed with."""
+        return self.param is not self.compute
+
+    @property
+    def lowers(self) -> DType | None:
+        """The low type that a conversion under this policy aims at; None where there is nothing to lower."""
+        found = self.compute
+        return found if found is not None and found.low else None
+
+    @property
+    def should_cast_variables(self) -> bool:
+        """Keras's word for `mixed`."""
+        return self.mixed
+
+    def __repr__(self) -> str:
+        return f'<Policy "{self.name}", loss_scale={self.loss_scale}>'
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` needs to make an equal policy: the name, and the loss scale if it is not the usual."""
+        config: dict[str, Any] = {"name": self.name}
+        if self.loss_scale != _usual_scale(self.name):
+            config["loss_scale"] = self.loss_scale
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Policy:
+        """The policy behind `get_config`. PolicyError for unknown keys."""
+        unknown = sorted(config.keys() - {"name", "loss_scale"})
+        if unknown or "name" not in config:
+            raise PolicyError(f"not a policy's configuration: {config!r}; it has `name` and may have `loss_scale`")
+        return cls(**config)
+
+    @classmethod
+    def of(cls, policy: str | Policy | None) -> Policy:
+        """A policy, from a policy or its name; None is float32."""
+        return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
+
+
+def low_type(to: str | DType | Policy) -> DType:
+    """The type that a conversion lowers to: itself, or what a policy computes in.
+
+    A text is an element type ("float16", "bf16") or a policy's name ("mixed_float16", "p=f32,c=f16,o=f32").
+    PolicyError for a text that is neither, for a type that is not low, and for a policy that lowers nothing or whose
+    results are low.
+    """
+    if isinstance(to, str):
+        to = _named(to)
+    if isinstance(to, Policy):
+        return _of_policy(to)
+    if not to.low:
+        raise PolicyError(f"cannot lower to {to.spelling}; use float16 or bfloat16")
+    return to
+
+
+def _named(text: str) -> DType | Policy:
+    """The element type or the policy of a text."""
+    try:
+        return Policy(text.strip()) if text.strip().startswith("mixed_") or "=" in text else DType.parse(text)
+    except PolicyError:
+        raise PolicyError(f"no type or policy is named {text!r}; use {_LOW_NAMES}") from None
+
+
+_LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
+
+
+def _of_policy(policy: Policy) -> DType:
+    if policy.lowers is None:
+        raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
+    if policy.output is not DType.FLOAT:
+        raise PolicyError(
+            f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.lowers.spelling}, and io='low'"
+            " for low inputs and outputs"
+        )
+    return policy.lowers
+
+
+def serialize(policy: Policy) -> str | dict[str, Any] | None:
+    """The shortest plain form: None for "_infer", a bare element type as its name, else Keras's class dictionary."""
+    if policy.name == _INFER:
+        return None
+    if policy.param is policy.compute is policy.output and policy.loss_scale is None:
+        return policy.name
+    return {"class_name": "Policy", "config": policy.get_config()}
+
+
+def deserialize(config: str | dict[str, Any] | None) -> Policy:
+    """The policy behind `serialize`. PolicyError for anything else."""
+    if config is None:
+        return Policy(_INFER)
+    if isinstance(config, str):
+        return Policy(config)
+    inner = config.get("config") if isinstance(config, dict) else None
+    if not isinstance(inner, dict) or config.get("class_name") != "Policy":
+        raise PolicyError(f"not a serialized policy: {config!r}; use what serialize gave")
+    return Policy.from_config(inner)
+
+
+_INFER = "_infer"
+_PRESETS: dict[str, tuple[DType | None, DType | None, DType | None]] = {
+    "mixed_float16": (DType.FLOAT, DType.FLOAT16, DType.FLOAT),
+    "mixed_bfloat16": (DType.FLOAT, DType.BFLOAT16, DType.FLOAT),
+    _INFER: (None, None, None),
+}
+_PART = re.compile(r"\s*(p|param|params|c|compute|o|output)\s*=\s*(\w+)\s*")
+_OLD = "_float32_vars"
+
+
+def _types(name: str) -> tuple[DType | None, DType | None, DType | None]:
+    """The three types behind a canonical name."""
+    if name in _PRESETS:
+        return _PRESETS[name]
+    if "=" in name:
+        param, compute, output = (DType.parse(part.partition("=")[2]) for part in name.split(","))
+        return param, compute, output
+    return (DType.parse(name),) * 3
+
+
+def _canonical(name: str) -> str:
+    """The one spelling of a policy's name. PolicyError for a name that is none."""
+    if name in _PRESETS:
+        return name
+    if name.endswith(_OLD):
+        stem = name.removesuffix(_OLD)
+        raise PolicyError(f"policies no longer end in {_OLD!r}; use 'mixed_{stem}' instead of {name!r}")
+    if "=" in name:
+        return _canonical_parts(name)
+    try:
+        return DType.parse(name).spelling
+    except PolicyError:
+        raise _unknown(name) from None
+
+
+def _canonical_parts(name: str) -> str:
+    found: dict[str, DType] = {}
+    for part in name.split(","):
+        match = _PART.fullmatch(part)
+        if match is None or match[1][0] in found:
+            raise _unknown(name)
+        found[match[1][0]] = DType.parse(match[2])
+    if "c" not in found:
+        raise PolicyError(f"policy {name!r} does not say what to compute in; add c=float16 or another type")
+    types = (found.get("p", DType.FLOAT), found["c"], found.get("o", DType.FLOAT))
+    if types[0] is types[1] is types[2]:
+        return types[0].spelling
+    preset = next((n for n, known in _PRESETS.items() if known == types), None)
+    return preset or ",".join(f"{key}={dtype.spelling}" for key, dtype in zip("pco", types, strict=True))
+
+
+def _unknown(name: str) -> PolicyError:
+    legal = "mixed_float16, mixed_bfloat16, an element type such as float32, or p=f32,c=f16,o=f32"
+    return PolicyError(f"unknown policy {name!r}; use {legal}")
+
+
+def _usual_scale(name: str) -> LossScaleSpec:
+    return "dynamic" if name == "mixed_float16" else None
+
+
+def _scale_spec(given: object) -> LossScaleSpec:
+    """A loss scale in words, checked. PolicyError for anything else."""
+    if given is None or given == "dynamic":
+        return given
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given >= 1:
+        return float(given)
+    raise PolicyError(f"loss scale {given!r} is none; use None, 'dynamic' or a finite number of 1 or more")
+
+
+def _spelled(dtype: DType | None) -> str:
+    return dtype.spelling if dtype is not None else "whatever the model has"

@@ -1,0 +1,323 @@
+"""Patterns: ops chosen by name, type and position.
+
+A pattern is one or more terms, separated by commas outside brackets (`\\,` is a comma of the term itself);
+an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive, and `*` crosses "/".
+
+    encoder/*/MatMul     a glob on the node name; the same as name=encoder/*/MatMul
+    name~=layer\\.[01]\\.  a regular expression that is found anywhere in the node name
+    re:layer\\.[01]\\.     the same; the rest of the pattern, commas too, is the expression
+    op=MatMul            a glob on the op type, spelled as in the lists: "com.microsoft::*" for other domains
+    scope=encoder/*      a glob on where the op stands, or on a part of the model around it: the path of its
+                         name, the If, Loop or Scan bodies that it is in, and the module scopes that torch
+                         records; "/" and "." are the same, a leading one does not count
+    feeds=Softmax        a result reaches an op of that type, directly or through casts, moves and elementwise
+                         arithmetic only
+    fed_by=Conv          an input comes from an op of that type, in the same way
+    input=NAME           a glob on the names of the values that it reads
+    output=NAME          a glob on the names of the values that it makes
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_rewrite.errors import PatternError
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition: its key, what the user wrote, and the expression to search a name for."""
+
+    key: str
+    text: str
+    expression: re.Pattern[str]
+
+
+def parse_pattern(text: str) -> tuple[Term, ...]:
+    """The terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
+    if text.startswith("re:"):
+        return (_term(text, "name", "~=", text[3:]),)
+    terms = []
+    for part in _split(text):
+        found = _KEY_VALUE.fullmatch(part)
+        key, sign, value = found.groups() if found else ("name", "=", part)
+        terms.append(_term(text, key, sign, value))
+    return tuple(terms)
+
+
+Before = Callable[[], View]
+"""The model as it was given, where what is looked at was expanded: for an error that says what became of an op."""
+
+
+def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
+    """The ops that a pattern matches, in order. PatternError if there are none, or the pattern is malformed.
+
+    O(nodes + uses) per term.
+    """
+    terms = parse_pattern(pattern)
+    found = [_CRITERIA[term.key](view, term.expression) for term in terms]
+    chosen = frozenset.intersection(*found)
+    if not chosen:
+        raise PatternError(_nothing_matched(view, pattern, terms, found, before))
+    return tuple(sorted(chosen))
+
+
+def overrides(
+    view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
+) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
+    """The ops that `keep` and `lower` patterns name, each with the first pattern that names it.
+
+    PatternError if an op is named by both, or a pattern matches nothing.
+    """
+    kept, lowered = _first_pattern(view, keep, before), _first_pattern(view, lower, before)
+    for op in kept:
+        if op in lowered:
+            clash = f"by keep {kept[op]!r} and by lower {lowered[op]!r}"
+            raise PatternError(f"node {view.ops[op].name!r} is named {clash}; narrow one")
+    return kept, lowered
+
+
+# What a value passes through on its way to an op without becoming another quantity. The second column says
+# which inputs carry it: a Reshape's shape and a Where's condition do not.
+_ALL: tuple[int, ...] | None = None
+_CONDUITS: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Neg", "Sum"), _ALL),
+    **dict.fromkeys(("Cast", "CastLike", "Identity", "Dropout"), (0,)),
+    **dict.fromkeys(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"), (0,)),
+    "Where": (1, 2),
+}
+_KEY_VALUE = re.compile(r"\s*(\w+)\s*(~?=)(.*)", re.DOTALL)
+_TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
+Selected = frozenset[OpId]
+
+
+def _split(text: str) -> Iterator[str]:
+    depth, part, characters = 0, "", iter(text)
+    for character in characters:
+        if character == "\\":
+            following = next(characters, "")
+            part += following if following == "," else character + following
+            continue
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            yield part
+            part = ""
+        else:
+            part += character
+    yield part
+
+
+def _term(pattern: str, key: str, sign: str, value: str) -> Term:
+    if key not in _CRITERIA:
+        near = difflib.get_close_matches(key, _CRITERIA, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(_CRITERIA)}"
+        raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
+    value = value.strip()
+    if not value:
+        raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
+    if sign == "~=" and key != "name":
+        raise PatternError(f"pattern '{pattern}': {key} takes a glob; write {key}={value}, or name~= for an expression")
+    if sign == "~=":
+        try:
+            return Term(key, value, re.compile(value))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; mend it") from error
+    if key in ("op", "feeds", "fed_by"):
+        value = value.removeprefix("ai.onnx::")
+    if key == "scope":
+        return Term(key, value, _glob(_path(value), f"{_path(value)}/*"))
+    return Term(key, value, _glob(value))
+
+
+def _glob(*globs: str) -> re.Pattern[str]:
+    """An expression whose `search` finds what one of the globs matches as a whole."""
+    return re.compile("|".join(rf"\A{fnmatch.translate(glob)}" for glob in globs))
+
+
+def _by_name(view: View, expression: re.Pattern[str]) -> Selected:
+    return frozenset(op.id for op in view.ops if expression.search(op.name))
+
+
+def _by_type(view: View, expression: re.Pattern[str]) -> Selected:
+    matching = {kind for kind in _kinds(view) if expression.search(kind)}
+    return frozenset(op.id for op in view.ops if op.kind in matching)
+
+
+def _by_position(view: View, expression: re.Pattern[str]) -> Selected:
+    return frozenset(op.id for op in view.ops if any(expression.search(p) for p in _positions(view, op)))
+
+
+def _by_reader(view: View, expression: re.Pattern[str]) -> Selected:
+    wanted = _by_type(view, expression)
+    found: set[OpId] = set()
+    for op in reversed(view.ops):
+        uses = (use for value in op.outputs if value is not None for use in view.uses[value])
+        if any(u.op in wanted or (u.op in found and _conducts(view.ops[u.op], u.slot)) for u in uses):
+            found.add(op.id)
+    return frozenset(found)
+
+
+def _by_source(view: View, expression: re.Pattern[str]) -> Selected:
+    wanted = _by_type(view, expression)
+    reached: set[OpId] = set()
+    found: set[OpId] = set()
+    for op in view.ops:
+        for slot, value in enumerate(op.inputs):
+            source = view.producer(value)
+            if source is not None and (source.id in wanted or source.id in reached):
+                found.add(op.id)
+                if _conducts(op, slot):
+                    reached.add(op.id)
+    return frozenset(found)
+
+
+def _by_input(view: View, expression: re.Pattern[str]) -> Selected:
+    return _by_values(view, expression, lambda op: op.inputs)
+
+
+def _by_output(view: View, expression: re.Pattern[str]) -> Selected:
+    return _by_values(view, expression, lambda op: op.outputs)
+
+
+def _by_values(view: View, expression: re.Pattern[str], values: Callable[[Op], tuple[ValueId | None, ...]]) -> Selected:
+    matching = frozenset(value.id for value in view.values if expression.search(value.name))
+    return frozenset(op.id for op in view.ops if any(value in matching for value in values(op)))
+
+
+_CRITERIA: dict[str, Callable[[View, re.Pattern[str]], Selected]] = {
+    "name": _by_name,
+    "op": _by_type,
+    "scope": _by_position,
+    "feeds": _by_reader,
+    "fed_by": _by_source,
+    "input": _by_input,
+    "output": _by_output,
+}
+
+
+def _kinds(view: View) -> list[str]:
+    return list(dict.fromkeys(op.kind for op in view.ops))
+
+
+def _conducts(op: Op, slot: int) -> bool:
+    if op.domain or op.op_type not in _CONDUITS:
+        return False
+    slots = _CONDUITS[op.op_type]
+    return slots is None or slot in slots
+
+
+def _path(name: str) -> str:
+    return name.replace(".", "/").lstrip("/")
+
+
+def _positions(view: View, op: Op) -> Iterator[str]:
+    """The paths at which an op stands: its name, the bodies around it, and torch's module scopes."""
+    body = view.scopes[op.scope].path
+    yield _path(op.name)
+    if body and not op.name.startswith(body):
+        yield _path(body + op.name)
+    for entry in op.node.metadata_props:
+        if entry.key == _TORCH_SCOPES:
+            yield from _torch_scopes(entry.value)
+
+
+def _torch_scopes(text: str) -> Iterator[str]:
+    """The scopes in torch's metadata: a Python list of text, the outermost first; none if it is not one."""
+    try:
+        scopes = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return
+    if isinstance(scopes, list):
+        yield from (_path(scope) for scope in scopes if isinstance(scope, str) and scope)
+
+
+def _first_pattern(view: View, patterns: Sequence[str], before: Before | None) -> dict[OpId, str]:
+    chosen: dict[OpId, str] = {}
+    for pattern in patterns:
+        for op in select(view, pattern, before):
+            chosen.setdefault(op, pattern)
+    return dict(sorted(chosen.items()))
+
+
+def _nothing_matched(
+    view: View, pattern: str, terms: Sequence[Term], found: Sequence[Selected], before: Before | None
+) -> str:
+    for term, ops in zip(terms, found, strict=True):
+        if not ops:
+            expanded = _expanded(view, before(), term) if before is not None else None
+            why = expanded or f"{_SUBJECT[term.key].format(term.text)}; {_hint(view, term)}"
+            return f"pattern '{pattern}' matches nothing: {why}"
+    counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, found, strict=True))
+    return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
+
+
+def _expanded(view: View, before: View, term: Term) -> str | None:
+    """What became of the first op that a term means in the model as it was given; None if it means none there."""
+    criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
+    gone = min(criterion(before, term.expression), default=None)
+    made = _in_place_of(before.ops[gone], before, view) if gone is not None else ()
+    if gone is None or not made:
+        return None
+    named = ", ".join(f"{op.name!r} ({op.kind})" for op in made[:_LISTED])
+    more = f" and {len(made) - _LISTED} more" if made[_LISTED:] else ""
+    old = before.ops[gone]
+    return f"{old.name!r} ({old.kind}) is expanded before ops are chosen; name what takes its place: {named}{more}"
+
+
+def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
+    """The ops of a view that make what an op of an earlier one made, out of values that were there before."""
+    values = {value.name: value.id for value in view.values}
+    made: set[OpId] = set()
+    pending = [view.producer(values.get(name)) for name in old.node.output]
+    while pending:
+        op = pending.pop()
+        if op is not None and op.id not in made:
+            made.add(op.id)
+            pending += [view.producer(v) for v in op.inputs if v is not None and view.value_name(v) not in before.names]
+    return tuple(view.ops[op] for op in sorted(made))
+
+
+_LISTED = 5
+
+_SUBJECT = {
+    "name": "no node is named '{}'",
+    "op": "no op is of type '{}'",
+    "scope": "no op stands in '{}'",
+    "feeds": "nothing feeds an op of type '{}'",
+    "fed_by": "nothing is fed by an op of type '{}'",
+    "input": "no op reads a value '{}'",
+    "output": "no op makes a value '{}'",
+}
+
+
+def _hint(view: View, term: Term) -> str:
+    kinds = _kinds(view)
+    if term.key == "name" and term.text in kinds:
+        return f"did you mean 'op={term.text}'?"
+    if term.key == "name":
+        candidates = [op.name for op in view.ops]
+    elif term.key == "scope":
+        candidates = list(dict.fromkeys(p.rpartition("/")[0] for op in view.ops for p in _positions(view, op)))
+    elif term.key in ("input", "output"):
+        candidates = [value.name for value in view.values]
+    else:
+        candidates = kinds
+    near = closest(term.text, candidates)
+    return f"did you mean {near!r}?" if near else "see the names that 'amp-rewrite report -v' prints"
+
+
+def closest(text: str, candidates: Iterable[str]) -> str | None:
+    """The candidate most like a glob, in any case and domain."""
+    bare = re.sub(r"[*?]", "", text).lower().strip("/")
+    spellings: dict[str, str] = {}
+    for candidate in candidates:
+        spellings.setdefault(candidate.lower(), candidate)
+        spellings.setdefault(candidate.rpartition("::")[2].lower(), candidate)
+    near = difflib.get_close_matches(bare, spellings, 1)
+    return spellings[near[0]] if near else None

@@ -1,0 +1,208 @@
+"""Loss scaling for a graph that computes its gradients itself: exported by PyTorch or JAX, or by another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnx import ModelProto, NodeProto
+from onnx.helper import make_node, make_tensor_value_info
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.nodes import MAIN
+from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.train import loss_scale as scales
+from amp_rewrite.train.builder import Builder
+from amp_rewrite.train.loss_scale import LossScale
+from amp_rewrite.train.step.update import REGION, Scaling, StateVariable, append_unscaling
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledGradients:
+    """A graph whose backward pass is scaled, and whose gradients come out unscaled, in float32, under their old names.
+
+    `seed`: the value that is multiplied by the loss scale. `state`: the inputs `loss_scale` and `good_steps` of a
+    dynamic scale, and the outputs that succeed them; empty with a fixed one. `finite`: a bool output: whether all
+    gradients are; a dynamic scale has gone down if they are not, and they must not be applied.
+    """
+
+    model: Model
+    seed: str
+    grads: tuple[str, ...]
+    finite: str
+    state: tuple[StateVariable, ...]
+
+
+def scale_gradients(
+    model: object,
+    *,
+    loss: str,
+    grads: str | Sequence[str],
+    seed: str | None = None,
+    loss_scale: object = "dynamic",
+    folder: str | Path | None = None,
+) -> ScaledGradients:
+    """A graph of forward and backward pass with loss scaling; the model given is not changed.
+
+    `loss`: the value that is differentiated; `grads`: the outputs that are its gradients. `seed`: the value where the
+    backward pass begins, on which all gradients depend linearly: the gradient of the loss by itself, or the first
+    one that the graph computes. Without it that is the one input of one element which all gradients depend on and
+    the loss does not, as `loss_grad` of onnxruntime's own training graphs. That the dependence is linear is
+    taken on trust: no graph shows it.
+
+    Convert the result with `keep=["amp.update/*"]`, so that unscaling stays float32. TrainingError for names that
+    fit nothing, a gradient that does not depend on the seed, a loss that does, and no loss scale.
+    """
+    source = Model.load(model, folder=folder)
+    rule = scales.get(loss_scale)
+    if rule is None:
+        raise TrainingError("loss_scale is None, so there is nothing to do; give 'dynamic', a number or a LossScale")
+    grads = (grads,) if isinstance(grads, str) else tuple(dict.fromkeys(grads))
+    view = View.of(source)
+    main = _named(view)
+    start = _seed(view, main, loss, grads, seed)
+    scaled, scale, inner = _scaled(view, start, rule, [view.value_name(main[g]) for g in grads])
+    b = Builder.of(scaled)
+    good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
+    wide = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
+    made = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
+    for grad, exact in made.gradients.items():
+        b.name(exact, grad)
+    return ScaledGradients(_given_out(b.model(), inner), view.value_name(start), tuple(grads), made.finite, made.state)
+
+
+def _named(view: View) -> Mapping[str, ValueId]:
+    return {v.name: v.id for v in view.values if v.scope == MAIN}
+
+
+def _seed(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
+    """The value where the backward pass begins, checked."""
+    outputs = {view.value_name(v) for v in view.scopes[MAIN].outputs}
+    _check_known("the loss", [loss], main)
+    _check_known("the seed", [seed] if seed is not None else [], main)
+    strange = next((g for g in grads if g not in outputs), None)
+    if strange is not None or not grads:
+        what = f"{strange!r} is no output" if grads else "no gradients are named"
+        raise TrainingError(f"{what}; the outputs are {', '.join(sorted(outputs))}")
+    if seed is None:
+        return _found(view, main, loss, grads)
+    reached = _reached(view, main[seed])
+    lost = next((g for g in grads if main[g] not in reached), None)
+    if lost is not None:
+        raise TrainingError(f"the gradient {lost!r} does not depend on {seed!r}; name where the backward pass begins")
+    if main[loss] in reached:
+        raise TrainingError(f"the loss {loss!r} depends on {seed!r}, so it is no seed; name where the backward begins")
+    return main[seed]
+
+
+def _found(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str]) -> ValueId:
+    """The one input that can be the seed."""
+    possible = []
+    for value in view.scopes[MAIN].inputs:
+        if view.dtype(value) is not DType.FLOAT or not _one_element(view, value):
+            continue
+        reached = _reached(view, value)
+        if main[loss] not in reached and all(main[g] in reached for g in grads):
+            possible.append(value)
+    if len(possible) != 1:
+        what = "no input" if not possible else "more than one input"
+        raise TrainingError(f"{what} can be the gradient of the loss {loss!r}; name where the backward begins: `seed`")
+    return possible[0]
+
+
+def _one_element(view: View, value: ValueId) -> bool:
+    name = view.value_name(value)
+    formal = next(v for v in view.scopes[MAIN].graph.input if v.name == name)
+    tensor = formal.type.tensor_type
+    return tensor.HasField("shape") and all(d.dim_value == 1 for d in tensor.shape.dim)
+
+
+def _check_known(what: str, names: Iterable[str], main: Mapping[str, ValueId]) -> None:
+    for name in names:
+        if name not in main:
+            raise TrainingError(
+                f"{what} {name!r} is no value of the model's main graph; `amp-rewrite report -v` shows them"
+            )
+
+
+def _reached(view: View, start: ValueId) -> set[ValueId]:
+    """All values that depend on one, through bodies too. O(nodes + uses)."""
+    reached = {start}
+    hot: set[int] = set()
+    for op in view.ops:  # an op with bodies stands after what is in them
+        inside = any(o in hot for body in op.bodies for o in view.scopes[body].ops)
+        yields = any(v in reached for body in op.bodies for v in view.scopes[body].outputs)
+        if inside or yields or any(v in reached for v in op.inputs if v is not None):
+            hot.add(op.id)
+            reached.update(v for v in op.outputs if v is not None)
+    return reached
+
+
+def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -> tuple[Model, str, dict[str, str]]:
+    """The model whose backward pass reads the seed times the scale; the scale's name, and new ones of the gradients."""
+    proto = ModelProto()
+    proto.CopyFrom(view.model.proto)
+    taken = set(view.names)
+    scale = claimed("loss_scale", taken)
+    if isinstance(rule, scales.DynamicLossScale):
+        proto.graph.input.append(make_tensor_value_info(scale, DType.FLOAT.code, ()))
+    else:
+        proto.graph.initializer.append(from_array(rule(), scale))
+    name = view.value_name(start)
+    inner = {grad: claimed(f"{grad}/scaled", taken) for grad in grads}
+    product = claimed(f"{name}/scaled", taken)
+    nodes = list(proto.graph.node)
+    for node in nodes:
+        for old, new in {name: product, **inner}.items():
+            _rename(node, old, new)
+        node.output[:] = [inner.get(output, output) for output in node.output]
+    for formal in proto.graph.output:
+        formal.name = inner.get(formal.name, formal.name)
+    producer = view.values[start].producer
+    at = 0 if producer is None else view.scopes[MAIN].ops.index(producer) + 1
+    ordered = [*nodes[:at], *_times(name, scale, product, view.dtype(start), taken), *nodes[at:]]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in ordered]
+    del proto.graph.node[:]
+    proto.graph.node.extend(copies)
+    return replace(view.model, proto=proto), scale, inner
+
+
+def _times(name: str, scale: str, product: str, dtype: DType | None, taken: set[str]) -> list[NodeProto]:
+    """The seed times the scale, in the seed's type."""
+    if dtype in (None, DType.FLOAT):
+        return [make_node("Mul", [name, scale], [product], name=claimed(f"{REGION}/seed", taken))]
+    low = claimed(f"{scale}/{dtype.spelling}", taken)
+    return [
+        make_node("Cast", [scale], [low], name=claimed(f"{REGION}/seed_scale", taken), to=dtype.code),
+        make_node("Mul", [name, low], [product], name=claimed(f"{REGION}/seed", taken)),
+    ]
+
+
+def _rename(node: NodeProto, old: str, new: str) -> None:
+    """Let a node, and the bodies in it that do not mean another value by that name, read a value by a new name."""
+    node.input[:] = [new if name == old else name for name in node.input]
+    for _, body in bodies(node):
+        own = (
+            {v.name for v in body.input} | {t.name for t in body.initializer} | {o for n in body.node for o in n.output}
+        )
+        if old not in own:
+            for inner in body.node:
+                _rename(inner, old, new)
+
+
+def _given_out(model: Model, inner: Mapping[str, str]) -> Model:
+    """The model with its gradients as outputs in their old places, in float32."""
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    names = {new: old for old, new in inner.items()}
+    for formal in proto.graph.output:
+        if formal.name in names:
+            formal.name = names[formal.name]
+            formal.type.tensor_type.elem_type = DType.FLOAT.code
+    return replace(model, proto=proto)

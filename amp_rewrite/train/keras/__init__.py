@@ -1,0 +1,1 @@
+"""The Keras-shaped API: variables, optimizers with state, the loss-scale optimizer, the switch."""

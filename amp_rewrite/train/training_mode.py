@@ -1,0 +1,85 @@
+"""A model as it is run while it is trained: batch statistics and dropout, which an export for inference turns off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto
+from onnx.helper import make_attribute
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.view import View
+
+_FIRST = {"BatchNormalization": 14, "Dropout": 12}
+"""The first opset in which the operator can be told that it is being trained."""
+
+_STATISTICS = {1: 3, 2: 4}
+"""Outputs of a BatchNormalization in training, each with the input that it succeeds."""
+
+
+def in_training(model: Model) -> Model:
+    """The model with each BatchNormalization and Dropout of its main graph in training mode.
+
+    A BatchNormalization also gives its new running statistics then. What is in that mode already stays.
+    TrainingError at opsets in which the operators have no such mode.
+    """
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    taken = set(View.of(model).names)
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    for node in proto.graph.node:
+        if node.domain in ("", "ai.onnx") and node.op_type in _FIRST:
+            if opset < _FIRST[node.op_type]:
+                raise TrainingError(
+                    f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"
+                    f" {_FIRST[node.op_type]} or later with onnx.version_converter"
+                )
+            _TURN[node.op_type](node, proto.graph, taken)
+    return replace(model, proto=proto)
+
+
+def _batch_normalization(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
+    del graph
+    kept = [a for a in node.attribute if a.name != "training_mode"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, make_attribute("training_mode", 1)])
+    del node.output[3:]  # before opset 14 there were more, and none is read at inference
+    for slot, source in _STATISTICS.items():
+        if slot == len(node.output):
+            node.output.append(claimed(f"{node.input[source]}/next", taken))
+
+
+def _dropout(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
+    on = claimed("training", taken)
+    graph.initializer.append(from_array(np.array(True), on))
+    node.input.extend([""] * (3 - len(node.input)))
+    node.input[2] = on
+
+
+_TURN = {"BatchNormalization": _batch_normalization, "Dropout": _dropout}
+
+
+def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[str, str]:
+    """The running statistics that BatchNormalizations in training update: by initializer the name of the new value.
+
+    TrainingError for an initializer that two of them update.
+    """
+    known = set(initializers)
+    found: dict[str, str] = {}
+    for node in nodes:
+        if node.op_type != "BatchNormalization" or len(node.output) < 2:
+            continue
+        for slot, source in _STATISTICS.items():
+            name = node.input[source]
+            if name in found:
+                raise TrainingError(
+                    f"two BatchNormalizations update the statistics {name!r}; export the model with one for each"
+                )
+            if name in known and slot < len(node.output) and node.output[slot]:
+                found[name] = node.output[slot]
+    return found
