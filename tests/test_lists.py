@@ -153,7 +153,7 @@ def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
 def test_an_installed_package_finds_its_lists_inside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "amp_rewrite"
     (package / "_lists").mkdir(parents=True)
-    monkeypatch.setattr(amp_rewrite.settings.op_lists, "__file__", str(package / "lists.py"))
+    monkeypatch.setattr(amp_rewrite.settings.op_lists, "__file__", str(package / "settings" / "op_lists.py"))
     with pytest.raises(ListError, match="reinstall"):
         lists_folder()
     (package / "_lists" / "float16.yaml").write_text("deny: [Exp]\n")
