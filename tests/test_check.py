@@ -7,10 +7,10 @@ from dataclasses import replace
 import onnx.parser
 import pytest
 
-from amp_rewrite.rewrite import check as module
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, ModelError
 from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite import check as module
 from amp_rewrite.rewrite.check import check
 
 PLAIN = "t = Tanh (a)  s = Softmax (t)"

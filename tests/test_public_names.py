@@ -43,7 +43,7 @@ def test_every_public_name_can_be_imported(package: str, name: str) -> None:
 
 def test_functions_stay_functions_after_their_modules_are_imported() -> None:
     code = (
-        "import amp_rewrite, amp_rewrite.pipeline.convert, amp_rewrite.rewrite.apply, amp_rewrite.deploy.doctor.checkup;"
+        "import amp_rewrite, amp_rewrite.pipeline.convert, amp_rewrite.rewrite.apply\n"
         "assert all(callable(getattr(amp_rewrite, n)) for n in ('convert', 'apply', 'doctor', 'repair', 'emulate'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,89 @@
+"""Every shipped model, converted in ten ways, against digests of what it was: refactoring changes no result.
+
+Run as a program to write the digests of the code as it is: python tests/test_golden_digests.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite import AmpRewriteError, Report, convert
+
+TESTS = Path(__file__).parent
+FILE = TESTS / "golden" / "digests.json"
+WAYS: dict[str, dict[str, str]] = {
+    "float16": {},
+    "bfloat16": {"to": "bfloat16"},
+    "contrib": {"fuse": "contrib"},
+    "opset_auto": {"opset": "auto"},
+    "opset_auto_bfloat16": {"opset": "auto", "to": "bfloat16"},
+    "lower_all": {"level": "lower-all"},
+    "tensorflow": {"safety": "none"},
+    "mincut": {"placement": "mincut"},
+    "onnx_unfused": {"target": "onnx", "fuse": "none"},
+    "tensorrt_low": {"target": "tensorrt", "io": "low"},
+}
+WORDS = ("reason", "source", "message")
+"""Fields that hold sentences: rewording one changes no decision."""
+MODELS = {p.stem: p for p in (*TESTS.glob("models/*.onnx"), *(TESTS.parent / "examples" / "models").glob("*.onnx"))}
+
+
+def digests(model: Path) -> dict[str, list[str]]:
+    """By way, the digests of the report without its words and of the model without its version."""
+    found = {}
+    for way, options in WAYS.items():
+        try:
+            converted = convert(model, **options)
+        except AmpRewriteError as error:
+            found[way] = [type(error).__name__]
+        else:
+            found[way] = [digest(decisions(converted.report)), digest(unversioned(converted.model))]
+    return found
+
+
+def decisions(report: Report) -> bytes:
+    document: dict[str, Any] = json.loads(report.to_json())
+    document["model"].pop("tool")
+    for row in (*document["rows"], *document["casts"], *document["findings"]):
+        for word in WORDS:
+            row.pop(word, None)
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def unversioned(proto: ModelProto) -> bytes:
+    for entry in proto.metadata_props:
+        if entry.key == "amp_rewrite":
+            entry.value = " ".join(word for word in entry.value.split(" ") if not word.startswith("version="))
+    return proto.SerializeToString(deterministic=True)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+STORED: dict[str, Any] = json.loads(FILE.read_text("utf-8")) if FILE.is_file() else {"onnx": "", "models": {}}
+
+
+def test_every_model_has_its_digests() -> None:
+    assert len(MODELS) == 31
+    assert STORED["models"].keys() == MODELS.keys()
+
+
+@pytest.mark.skipif(metadata.version("onnx") != STORED["onnx"], reason=f"digests are those under onnx {STORED['onnx']}")
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_reports_and_models_are_what_they_were(name: str) -> None:
+    assert digests(MODELS[name]) == STORED["models"][name]
+
+
+if __name__ == "__main__":
+    made = {"onnx": metadata.version("onnx"), "models": {name: digests(MODELS[name]) for name in sorted(MODELS)}}
+    FILE.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    sys.stdout.write(f"{FILE}: {len(MODELS)} models, {len(WAYS)} ways\n")
