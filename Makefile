@@ -15,10 +15,11 @@ LONG ?= 60
 OUT ?= build/gpu
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
-LOWEST_TESTS ?= tests --ignore=tests/test_packaging.py --ignore=tests/test_examples.py --ignore=tests/conformance \
-	--ignore=tests/test_emulate_ops.py --ignore=tests/gpu --ignore=tests/test_invariants.py \
-	--ignore=tests/test_raise_models.py --ignore=tests/test_hard_models.py --ignore-glob='tests/train/test_vjp_*' \
-	--ignore=tests/train/test_gradients_of_models.py \
+LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
+	--ignore=tests/suites/conformance --ignore=tests/unit/rewrite/test_emulate_ops.py --ignore=tests/suites/gpu \
+	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
+	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/train/test_vjp_*' \
+	--ignore=tests/unit/train/test_gradients_of_models.py \
 	-m "not torch and not transformers and not stub and not gpu"
 
 .DEFAULT_GOAL := help
@@ -38,7 +39,7 @@ test: $(DEV) ## run the tests
 check: lint types test ## lint, types and tests: what has to be green before a commit
 
 conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
-	PYTHONPATH=tests $(BIN)/python -m conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m suites.conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
 
 lint: $(DEV) ## ruff check and ruff format --check
 	$(BIN)/ruff check .
@@ -79,7 +80,7 @@ gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then ev
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
 	@set -e; for target in model emulated stepped text batches lists config report pattern; do \
-		$(BIN)/python tests/fuzz/run.py $$target --seconds $(LONG); done
+		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 
 clean: ## remove what these targets made, the environments included
 	rm -rf $(VENV) $(LOWEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,8 +2,8 @@
 
     python benchmarks/hard_models.py    # writes results/{hard,planted}_models.{json,md} and docs/hard_models.md
 
-The models are those of tests/hard_models.py and tests/planted_models.py. All low precision is emulated, so nothing here
-depends on the machine.
+The models are those of tests/support/hard_models.py and tests/support/planted_models.py. All low precision is
+emulated, so nothing here depends on the machine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import measure
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from hard_models import HARD, Hard, halved  # noqa: E402  # of tests/, not this file
-from planted_models import OUTLIER, PLANTED, planted  # noqa: E402
-
 import amp_rewrite  # noqa: E402
 from amp_rewrite.evidence.verdict import Verdict  # noqa: E402
+from support.hard_models import HARD, Hard, halved  # noqa: E402
+from support.planted_models import OUTLIER, PLANTED, planted  # noqa: E402
 
 PAGE = ROOT / "docs" / "hard_models.md"
 # What is allowed, relative and absolute alike: outputs are of the size of 1. bfloat16 has three bits less.
@@ -231,10 +230,10 @@ _INTRODUCTION = """\
 # Models that half precision breaks
 
 Seven small models with the troubles of large ones. Each is built from a seed in
-[tests/hard_models.py](../tests/hard_models.py), with the data that shows the trouble; a list of ops or a look at the
-constants does not, for most of them. This page is written by `python benchmarks/hard_models.py`; low precision is
-emulated ([emulation.md](emulation.md)), and not yet measured on a GPU. `tests/test_hard_models.py` holds it to what it
-claims."""
+[tests/support/hard_models.py](../tests/support/hard_models.py), with the data that shows the trouble; a list of ops or
+a look at the constants does not, for most of them. This page is written by `python benchmarks/hard_models.py`; low
+precision is emulated ([emulation.md](emulation.md)), and not yet measured on a GPU.
+`tests/suites/models/test_hard_models.py` holds it to what it claims."""
 
 _READING = {
     "float16": """\
@@ -261,14 +260,14 @@ _EXPORTED = f"""\
 
 Models that torch exported, with random weights, of [tests/models](../tests/models), to float16. In the middle of each
 the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
-([tests/planted_models.py](../tests/planted_models.py)). A number is the largest error in units of the largest output,
-and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
+([tests/support/planted_models.py](../tests/support/planted_models.py)). A number is the largest error in units of the
+largest output, and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
 
 _MORE = """\
 ## Try one
 
 ```console
-$ python tests/hard_models.py hard        # writes NAME.onnx and NAME.npz of each
+$ python tests/support/hard_models.py hard        # writes NAME.onnx and NAME.npz of each
 $ python examples/repair.py               # the story of one of them, command by command
 ```"""
 

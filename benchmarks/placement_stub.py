@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import measure  # noqa: E402
-import stub  # noqa: E402
 
 from amp_rewrite import convert  # noqa: E402
+from support import stub  # noqa: E402
 
 FUSED = re.compile("Norm|Gelu|Bias|Fused|Attention|Skip|Gemm|Conv")
 WAYS = ("propagate", "auto")

@@ -2,9 +2,9 @@
 
     python examples/repair.py [NAME]
 
-NAME is one of the models of `tests/hard_models.py`; by default `llama_outlier`, a small decoder that writes 70 000 into
-one channel of its residual stream, as trained ones of that kind do. Every command is printed before it runs, and what
-it prints follows. docs/hard_models.md has all of them; docs/repair.md says how the repair works.
+NAME is one of the models of `tests/support/hard_models.py`; by default `llama_outlier`, a small decoder that writes
+70 000 into one channel of its residual stream, as trained ones of that kind do. Every command is printed before it
+runs, and what it prints follows. docs/hard_models.md has all of them; docs/repair.md says how the repair works.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "llama_outlier"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        subprocess.run([sys.executable, ROOT / "tests" / "hard_models.py", folder], check=True)
+        subprocess.run([sys.executable, ROOT / "tests" / "support" / "hard_models.py", folder], check=True)
         if not (folder / f"{name}.onnx").exists():
             known = ", ".join(sorted(path.stem for path in folder.glob("*.onnx")))
             raise SystemExit(f"there is no model {name!r}; take one of {known}")

@@ -1,0 +1,302 @@
+"""Rows of the catalogue that are more than one model in memory: files, memory, value ranges, what people are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import amp_rewrite
+from amp_rewrite.cli import door
+from amp_rewrite.errors import ModelError
+from amp_rewrite.pipeline.convert import convert
+from suites.catalogue.case import WRONG, Case, converted, every, naive_fails, of_numbers, of_result, rounded
+from suites.catalogue.loud_types import SQUARE
+from suites.catalogue.naive import naive
+from suites.catalogue.silent_constants import LAYER_NORM
+from support import corpus, objections
+from support.paths import ROOT, TESTS
+
+FUSED = Case(
+    56,
+    "a LayerNormalization in pieces",
+    LAYER_NORM,
+    weights={**SQUARE, "two": 2.0, "eps": 1e-5, "scale": np.ones(8), "bias": np.zeros(8)},
+    blocked="Pow ReduceMean",
+    fails="to its own type",
+)
+
+# -- 29: sparse weights ------------------------------------------------------------------------------
+
+
+def test_a_sparse_weight_is_read_in_the_type_that_its_reader_has() -> None:
+    model = corpus.with_sparse_weight()
+    result = convert(model)
+    assert result.report.totals.compute_lowered > 0
+    onnx.checker.check_model(result.model)  # not in full: onnx's shape inference does not see sparse weights
+    assert objections.of_loading(result.model) == []
+    feeds = {"x": np.full([d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim], 0.2, np.float32)}
+    assert objections.of_outputs(objections.run(model, feeds), rounded(result.model, feeds), bound=2**-6) == []
+
+
+def test_naive_conversion_forgets_the_sparse_weight() -> None:
+    assert any("bound to different types" in text for text in objections.of_loading(naive(corpus.with_sparse_weight())))
+
+
+# -- 30, 36: weights in a file of their own -----------------------------------------------------------
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A chain of 8 products whose weights of 16 MiB each lie in another file."""
+    return _chain(tmp_path / "model.onnx", 2048, 8)
+
+
+def _chain(path: Path, size: int, count: int) -> Path:
+    names = [f"w{i}" for i in range(count)]
+    nodes = [helper.make_node("MatMul", [f"a{i}" if i else "x", name], [f"a{i + 1}"]) for i, name in enumerate(names)]
+    edges = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name in ("x", f"a{count}")]
+    weights = [numpy_helper.from_array(np.eye(size, dtype=np.float32) * (i + 1) / 4, n) for i, n in enumerate(names)]
+    graph = helper.make_graph(nodes, "chain", edges[:1], edges[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_weights_in_another_file_are_converted_with_their_type(tmp_path: Path) -> None:
+    path = _chain(tmp_path / "model.onnx", 8, 3)
+    (tmp_path / "half").mkdir()
+    convert(path).save(tmp_path / "half" / "model.onnx")
+    feeds = {"x": np.full((1, 8), 0.2, np.float32)}
+    after = onnx.load(tmp_path / "half" / "model.onnx")
+    assert {t.data_type for t in after.graph.initializer} == {TensorProto.FLOAT16}
+    assert objections.of_outputs(objections.run(onnx.load(path), feeds), rounded(after, feeds), bound=2**-6) == []
+
+
+def test_a_model_whose_weights_are_elsewhere_is_refused_and_not_guessed_at(tmp_path: Path) -> None:
+    path = _chain(tmp_path / "model.onnx", 8, 3)
+    bare = onnx.load(path, load_external_data=False)
+    with pytest.raises(ModelError, match="the folder where it lies"):
+        convert(bare).model  # noqa: B018
+    assert objections.of_loading(convert(bare, folder=tmp_path).model) == []
+
+
+def test_naive_conversion_changes_the_type_and_not_the_bytes(tmp_path: Path) -> None:
+    bare = onnx.load(_chain(tmp_path / "model.onnx", 8, 3), load_external_data=False)
+    with pytest.raises((OSError, ValueError, onnx.checker.ValidationError)):
+        naive(bare)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+def peak():  # of this program alone: ru_maxrss would count what the parent held before it
+    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+{prepare}
+before = peak()
+{act}
+print(peak() - before)
+"""
+OURS = MEASURE.format(
+    prepare="from amp_rewrite.pipeline.convert import convert\nconvert(sys.argv[1] + '/small/model.onnx')",
+    act="convert(sys.argv[1] + '/model.onnx').save(sys.argv[1] + '/half.onnx')",
+)
+NAIVE = MEASURE.format(
+    prepare="import onnx\nfrom suites.catalogue.naive import naive\n"
+    "naive(onnx.load(sys.argv[1] + '/small/model.onnx'))",
+    act="onnx.save(naive(onnx.load(sys.argv[1] + '/model.onnx')), sys.argv[1] + '/half.onnx')",
+)
+
+
+def megabytes(script: str, folder: Path) -> int:
+    """By how much the peak memory of a process grows in a conversion."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(ROOT), str(TESTS)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_does_not_grow_with_the_model_but_in_naive_conversion_it_does(outside: Path) -> None:
+    """The model holds 128 MiB, its largest weight 16 MiB: three of those, and as much again for buffers."""
+    folder = outside.parent
+    (folder / "small").mkdir()
+    _chain(folder / "small" / "model.onnx", 8, 3)
+    assert megabytes(OURS, folder) < 96
+    (folder / "half.onnx").unlink()
+    assert megabytes(NAIVE, folder) > 128
+
+
+# -- 31: half already ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+def test_what_is_low_already_is_left_as_it_is(to: str) -> None:
+    once = convert(FUSED.model(), to=to).model
+    twice = convert(once, to=to)
+    assert twice.plan.empty
+    assert twice.model.SerializeToString() == once.SerializeToString()
+
+
+# -- 43: only data can tell ----------------------------------------------------------------------------
+
+RANGES = (
+    Case(
+        43,
+        "scores beyond the range, before a softmax",
+        """g (float[8,8] x) => (float[8,8] y) {
+            a = MatMul (x, w)
+            s = Softmax (a)
+            y = MatMul (s, w2)
+        }""",
+        weights={"w": np.eye(8) * 400, "w2": (8, 8)},
+        feeds={"x": np.linspace(180, 200, 64).reshape(8, 8)},
+        fails=WRONG,
+        options={"keep": ["op=MatMul,feeds=Softmax", "op=Softmax"]},
+    ),
+    Case(
+        43,
+        "a convolution that overflows",
+        """g (float[1,2,4,4] x) => (float[1,2,4,4] y) {
+            a = Conv (x, w)
+            s = Mul (a, small)
+            y = Conv (s, w2)
+        }""",
+        weights={"w": np.full((2, 2, 1, 1), 300), "w2": (2, 2, 1, 1), "small": [1e-4]},
+        feeds={"x": np.full((1, 2, 4, 4), 200)},
+        fails=WRONG,
+        options={"keep": ["op=Conv,feeds=Mul", "op=Mul"]},
+    ),
+    Case(
+        43,
+        "a residual stream that grows",
+        """g (float[8,8] x) => (float[8,8] y) {
+            a = MatMul (x, w)
+            r = Add (a, a)
+            s = Add (r, r)
+            n = LayerNormalization (s, scale)
+            y = MatMul (n, w2)
+        }""",
+        weights={"w": np.eye(8), "w2": (8, 8), "scale": np.ones(8)},
+        feeds={"x": np.linspace(15000, 30000, 64).reshape(8, 8)},
+        fails=WRONG,
+        options={"keep": ["op=Add", "op=LayerNormalization"]},
+    ),
+    Case(
+        43,
+        "a cube inside an activation that no pattern knows",
+        """g (float[8,8] x) => (float[8,8] y) {
+            a = MatMul (x, w)
+            q = Mul (a, a)
+            c = Mul (q, a)
+            m = Abs (c)
+            s = Add (m, one)
+            t = Div (c, s)
+            y = MatMul (t, w2)
+        }""",
+        weights={"w": np.eye(8) * 50, "w2": (8, 8), "one": [1.0]},
+        feeds={"x": np.vstack([np.ones((4, 8)), -np.ones((4, 8))])},
+        fails=WRONG,
+        options={"keep": ["op=Mul", "op=Abs", "op=Add", "op=Div"]},
+    ),
+    Case(
+        39,
+        "an instance norm of small changes on a large offset that a convolution makes",
+        """g (float[1,2,8,8] x) => (float[1,2,8,8] y) {
+            a = Conv (x, w, b)
+            n = InstanceNormalization (a, scale, bias)
+            y = Conv (n, w2)
+        }""",
+        weights={
+            "w": np.eye(2).reshape(2, 2, 1, 1),
+            "b": np.full(2, 3000),
+            "w2": (2, 2, 1, 1),
+            "scale": np.ones(2),
+            "bias": np.zeros(2),
+        },
+        feeds={"x": np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 8, 8))},
+        fails=WRONG,
+        options={"keep": ["op=Conv,feeds=InstanceNormalization", "op=InstanceNormalization"]},
+    ),
+)
+
+
+@every(RANGES)
+def test_a_range_that_only_data_shows_needs_keep_and_keep_cures_it(case: Case) -> None:
+    """Nothing in these graphs and constants tells them from harmless ones: by default they are lowered."""
+    assert of_numbers(case, convert(case.model()).model) != []
+    result = converted(case)
+    assert of_result(case, result.model) == []
+    assert result.report.totals.compute_lowered > 0
+
+
+@every(RANGES)
+def test_naive_conversion_fails_where_only_data_could_tell(case: Case) -> None:
+    assert naive_fails(case)
+
+
+@every([case for case in RANGES if case.row == 43])
+def test_bfloat16_cures_a_range_without_any_keep(case: Case) -> None:
+    after = convert(case.model(), to="bfloat16", target="onnx").model
+    assert [text for text in of_numbers(case, after) if "finite" in text] == []
+
+
+# -- 53, 57: what the report says ----------------------------------------------------------------------
+
+
+def test_a_convolution_that_bfloat16_needs_a_newer_opset_for_is_named_with_that_opset() -> None:
+    text = "g (float[1,1,4,4] x) => (float[1,1,4,4] y) { y = Conv (x, w) }"
+    case = Case(57, "", text, weights={"w": (1, 1, 1, 1)}, fails="", options={"to": "bfloat16"})
+    (finding,) = converted(case).report.findings
+    assert (finding.kind, finding.subject) == ("schema_gate", "Conv")
+    assert "22" in finding.message
+
+
+# -- 55: half on a CPU -----------------------------------------------------------------------------------
+
+
+def test_the_command_line_says_that_half_is_for_gpus() -> None:
+    words = " ".join(CliRunner().invoke(door, ["convert", "--help"]).output.split())
+    assert "The result is for GPUs: on a CPU half precision is slower" in words
+
+
+def test_a_session_on_a_cpu_runs_the_float32_model_and_says_why() -> None:
+    with pytest.warns(UserWarning, match="on a CPU float16 is slower, not faster"):
+        session = amp_rewrite.Session(
+            FUSED.model(), policy="mixed_float16", providers=["CPUExecutionProvider"], cache=None
+        )
+    assert not session.converted
+
+
+# -- 56: fusions ---------------------------------------------------------------------------------------
+
+
+def test_a_norm_in_pieces_still_becomes_one_op_in_the_runtime(tmp_path: Path) -> None:
+    assert "LayerNormalization" in optimized(converted(FUSED).model, tmp_path)
+
+
+def test_naive_conversion_breaks_the_norm_apart(tmp_path: Path) -> None:
+    model = FUSED.model()
+    for node in model.graph.node:
+        node.name = node.output[0]  # else its names collide, which is another row
+    model = naive(model, ("Pow", "ReduceMean"))
+    assert "LayerNormalization" not in optimized(model, tmp_path)
+
+
+def optimized(model: ModelProto, folder: Path) -> set[str]:
+    """The op types that onnxruntime runs."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node}

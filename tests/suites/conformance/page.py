@@ -1,0 +1,134 @@
+"""What a run found, for a terminal and for docs/conformance.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import fill
+
+import onnx
+import onnxruntime as ort
+
+from amp_rewrite.version import VERSION
+from suites.conformance.case import NEWEST_IR, NEWEST_OPSET
+from suites.conformance.judge import DEEP_ENOUGH
+from suites.conformance.run import Results
+from suites.conformance.trial import MODES, Outcome
+
+HOW = {
+    "rounded": "the float32 model's results on inputs rounded to the low type. There the rounding of the inputs alone "
+    "moves the result further than the bound (tan near π/2, Softmax of numbers around 10 000, "
+    "sums that cancel) or across a step (quantization, ties)",
+    "quantum": "the standard's results, with integers from a quantizer one step away: a tie that the rounded scale "
+    "breaks the other way",
+    "statistics": "the share of zeros and the mean of the rest, since a random generator is at work",
+    "float32": "onnxruntime's own float32 results, which are not what the standard expects",
+}
+
+
+def score(results: Results) -> str:
+    """One line per mode."""
+    rows = [("mode", "cases", "right", "right with --data", "wrong", "converted", "others valid")]
+    for mode in MODES:
+        counted, others = results.of(mode, counted=True), results.of(mode, counted=False)
+        right = [o for o in counted if o.verdict == "right"]
+        data = sum(o.verdict == "data" for o in counted)
+        changed = sum(o.how != "unchanged" for o in right) + data
+        valid = sum(o.fine for o in others)
+        wrong = len(counted) - len(right) - data
+        numbers = (len(counted), len(right), data, wrong, changed)
+        rows.append((mode, *(str(n) for n in numbers), f"{valid} of {len(others)}"))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]
+    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def page(results: Results) -> str:
+    """The whole page; the same results give the same text."""
+    return "\n\n".join(_sections(results)) + "\n"
+
+
+def _sections(results: Results) -> Iterator[str]:
+    grounds = [results.grounds[case] for case in sorted(results.grounds)]
+    states = Counter(ground.state for ground in grounds)
+    suites = Counter(ground.case.split("/")[0] for ground in grounds)
+    yield "# Conformance"
+    yield _text(
+        "`make conformance` converts every model that the ONNX standard tests its operators with, as far as it has "
+        "float32 inputs or outputs, and writes this page. "
+        f"amp-rewrite {VERSION}, onnx {onnx.__version__}, onnxruntime {ort.__version__}."
+    )
+    yield score(results)
+    yield _text(
+        "*right*: a converted model passes the full checker, opens in onnxruntime at BASIC and at ALL (float16), and "
+        "gives right results; of these *converted* is how many came out changed. *right with --data*: not right as "
+        "such, since float32 values leave the type's range on the case's own inputs, and right when converted with "
+        "those inputs (`amp-rewrite MODEL --data INPUTS`). *without safety*: by `--safety none`, so that nothing is "
+        "held in float32 that is known to leave the range. *others valid*: of the models that onnxruntime cannot run "
+        "in float32, how many convert and pass the checker."
+    )
+    yield "## The cases"
+    yield _text(
+        f"{len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}): those of "
+        "`onnx.backend.test` without `ai.onnx.preview.training`. "
+        f"{states['counted']} run in float32 on onnxruntime's CPU provider and count; for that "
+        f"{sum(g.relabelled for g in grounds if g.state == 'counted')} of them are labelled opset {NEWEST_OPSET} and "
+        f"IR {NEWEST_IR}, the newest that it opens, under which they still check. {states['unlabelled']} do not check "
+        f"under these labels, and {states['refused']} it cannot run: these are converted and checked, not judged."
+    )
+    yield "## How results are judged"
+    yield _text(
+        "Under `amp_rewrite.emulate`, never by half-precision CPU kernels: float32 kernels, each low result rounded, "
+        "and no graph optimization. "
+        "Inputs and outputs keep their types. Floats may differ from what the standard expects by "
+        f"(1 + √n) · eps, but at most {DEEP_ENOUGH:g} · eps, times the largest magnitude of the tensor; eps is that of "
+        "the low type, n the number of low ops. (Rounding to nearest is off by eps/2: the two operands of a product "
+        "make eps, each op rounds its result once, and independent errors add up as in a random walk. Sums are "
+        "accumulated in float32, so their length does not count.) Infinities, NaN, types, shapes, integers, booleans "
+        "and strings must be equal. A model that came out unchanged is what it was. What does not meet the bound may "
+        "still be right by another measure:"
+    )
+    for how, words in HOW.items():
+        yield f"### {how}\n\n" + _text(f"Compared with {words}.")
+        yield _by_case(o for o in results.outcomes.values() if o.how == how)
+    yield from _with_data([o for o in results.outcomes.values() if o.verdict == "data"])
+    yield "## What went wrong"
+    yield _by_case((o for o in results.failures), notes=True)
+    yield "## What onnxruntime cannot run in float32"
+    yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "refused") or "Nothing.")
+    yield f"## What does not check at opset {NEWEST_OPSET}"
+    yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "unlabelled") or "Nothing.")
+
+
+def _with_data(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What only data tells; nothing where there is no such case."""
+    if outcomes:
+        yield "### data\n\n" + _text(
+            "Right with data only: the safety rules are off or foresee nothing there, and a run on the case's own "
+            "inputs shows values that the type cannot hold. The light models have constant weights of 0.02 in place of "
+            "trained ones, so that their activations grow beyond those of any trained model."
+        )
+        yield _by_case(outcomes, notes=True)
+
+
+def _text(text: str) -> str:
+    return fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def _by_case(outcomes: Iterable[Outcome], *, notes: bool = False) -> str:
+    """One line per case, with the modes that it is about."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for outcome in outcomes:
+        note = f"{outcome.verdict}: {outcome.note}" if notes else ""
+        found.setdefault((outcome.case, " ".join(note.split())), []).append(outcome.mode)
+    lines = [
+        f"- `{case}`: {_modes(modes)}{f' ({note})' if note else ''}" for (case, note), modes in sorted(found.items())
+    ]
+    return "\n".join(lines) or "Nothing."
+
+
+def _modes(modes: Sequence[str]) -> str:
+    if len(modes) == len(MODES):
+        return "every mode"
+    return ", ".join(mode for mode in MODES if mode in modes)

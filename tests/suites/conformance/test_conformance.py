@@ -1,0 +1,33 @@
+"""A case for each operator of the standard: converted in every mode, and right. `make conformance` runs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from suites.conformance.run import run_cases
+from suites.conformance.worker import Worker
+
+PARTS = 12
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    found = Worker()
+    found.start()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_models_of_the_standard_convert_and_are_right(worker: Worker, part: int) -> None:
+    results = run_cases(worker, worker.small[part::PARTS])
+    found = [f"{o.case}, {o.mode}: {o.verdict}: {o.note[:300]}" for o in results.failures]
+    assert not found, "\n".join(found)
+
+
+def test_the_subset_has_enough_cases_that_count(worker: Worker) -> None:
+    grounds = [worker.ground(key) for key in worker.small[::10]]
+    assert len(worker.small) > 250
+    assert sum(ground.state == "counted" for ground in grounds) > 0.8 * len(grounds)

@@ -1,0 +1,224 @@
+"""The judge, the isolation and the page can say no."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper, parser
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.pipeline.convert import Converted
+from suites.conformance import trial
+from suites.conformance.case import Case
+from suites.conformance.judge import DEEP_ENOUGH, bound, objection, unlike
+from suites.conformance.page import page, score
+from suites.conformance.run import TOO_MANY_CRASHES, Broken, Results
+from suites.conformance.trial import MODES, Ground, Outcome
+from suites.conformance.worker import Worker
+
+EPS = DType.FLOAT16.eps
+ONE = np.float32([1.0, -2.0, 0.5])
+NAN, INF = np.float32(np.nan), np.float32(np.inf)
+
+
+# -- outputs -----------------------------------------------------------------------------------------
+
+
+def test_what_is_within_the_bound_is_right_and_what_is_beyond_is_not() -> None:
+    assert objection([ONE + np.float32(2 * EPS)], [ONE], EPS) is None
+    assert objection([ONE + np.float32(2.1 * EPS)], [ONE], EPS) is not None
+
+
+def test_the_bound_grows_with_the_square_root_of_the_roundings_up_to_a_limit() -> None:
+    assert [bound(DType.FLOAT16, n) / EPS for n in (0, 1, 4, 10_000)] == [1.0, 2.0, 3.0, DEEP_ENOUGH]
+    assert bound(DType.BFLOAT16, 1) == 2 * DType.BFLOAT16.eps
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        -ONE,
+        ONE[:2],
+        ONE.reshape(1, 3),
+        ONE.astype(np.float16),
+        np.float32([1.0, NAN, 0.5]),
+        np.float32([1.0, -INF, 0.5]),
+        [ONE],
+        None,
+    ],
+)
+def test_other_numbers_shapes_types_and_kinds_are_objected_to(wrong: object) -> None:
+    assert objection([wrong], [ONE], 0.01) is not None
+
+
+def test_a_missing_output_and_a_surplus_one_are_objected_to() -> None:
+    assert objection([], [ONE], 1.0) == "0 outputs instead of 1"
+    assert objection([ONE, ONE], [ONE], 1.0) == "2 outputs instead of 1"
+
+
+def test_infinities_and_nan_must_stand_where_they_stood() -> None:
+    wanted = np.float32([INF, -INF, NAN, 1.0])
+    assert objection([wanted.copy()], [wanted], EPS) is None
+    for at, other in ((0, -INF), (1, 1.0), (2, 0.0), (3, INF)):
+        got = wanted.copy()
+        got[at] = other
+        assert objection([got], [wanted], 1.0) is not None
+
+
+def test_results_that_are_all_nan_are_not_right_because_nan_compares_with_nothing() -> None:
+    assert objection([np.full(3, NAN)], [ONE], 1e9) is not None
+
+
+def test_integers_booleans_and_strings_must_be_equal() -> None:
+    assert objection([np.array([3, 4])], [np.array([3, 4])], 1.0) is None
+    assert objection([np.array([3, 5])], [np.array([3, 4])], 1.0) is not None
+    assert objection([np.array([True])], [np.array([False])], 1.0) is not None
+    assert objection([np.array(["a"], object)], [np.array(["b"], object)], 1.0) is not None
+
+
+def test_a_quantizer_may_be_one_step_off_and_no_more() -> None:
+    got, wanted = np.uint8([0, 255]), np.uint8([1, 254])
+    assert objection([got], [wanted], 0.0, quantum=1) is None
+    assert objection([got], [np.uint8([2, 254])], 0.0, quantum=1) is not None
+    assert objection([np.uint8([255])], [np.uint8([0])], 0.0, quantum=1) is not None
+
+
+def test_sequences_are_compared_item_by_item() -> None:
+    assert objection([[ONE, ONE]], [[ONE, ONE]], EPS) is None
+    assert objection([[ONE, -ONE]], [[ONE, ONE]], EPS) is not None
+    assert objection([[ONE]], [[ONE, ONE]], EPS) is not None
+
+
+def test_random_results_must_agree_in_their_share_of_zeros_and_in_size() -> None:
+    rng = np.random.default_rng(0)
+
+    def dropped(ratio: float, scale: float) -> np.ndarray:
+        return ((rng.random(2000) >= ratio) * scale).astype(np.float32)
+
+    assert unlike([dropped(0.5, 2.0)], [dropped(0.5, 2.0)]) is None
+    assert unlike([dropped(0.5, 2.0)], [dropped(0.25, 2.0)]) is not None
+    assert unlike([dropped(0.5, 1.0)], [dropped(0.5, 2.0)]) is not None
+    assert unlike([np.zeros(2000, np.float32)], [dropped(0.5, 2.0)]) is not None
+    assert unlike([np.full(2000, NAN)], [dropped(0.0, 2.0)]) is not None
+    assert unlike([dropped(0.5, 2.0).reshape(2, -1)], [dropped(0.5, 2.0)]) is not None
+
+
+# -- trials ------------------------------------------------------------------------------------------
+
+MATMUL = """<ir_version: 10, opset_import: ["" : 20]>
+g (float[2,4] x) => (float[2,2] y) <float[4,2] w = {1, -2, 3, 0.5, 0.25, 7, -1, 1}>
+{ h = MatMul(x, w)  y = Relu(h) }"""
+CASE = Case("node", "made_here", helper)  # type: ignore[arg-type]
+FORCED = MODES["unsafe-force-all to float16"]
+
+
+def trial_of(monkeypatch: pytest.MonkeyPatch, text: str, feed: np.ndarray, expected: np.ndarray) -> Outcome:
+    """What comes of a model made of text, forced to float16."""
+    model = parser.parse_model(text)
+    monkeypatch.setattr(Case, "original", property(lambda _: model))
+    monkeypatch.setattr(Case, "samples", property(lambda _: (([feed], [expected]),)))
+    monkeypatch.setattr(trial, "cases", lambda: {"made": CASE})
+    trial._footing.cache_clear()
+    trial._ranges.cache_clear()
+    try:
+        return trial.attempt("made", FORCED)
+    finally:
+        trial._footing.cache_clear()
+
+
+X = np.float32([[1, 2, 3, 4], [-4, 3, -2, 1]])
+Y = np.maximum(X @ np.float32([[1, -2], [3, 0.5], [0.25, 7], [-1, 1]]), 0)
+
+
+def test_a_model_that_converts_well_is_right_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trial_of(monkeypatch, MATMUL, X, Y)
+    assert (found.verdict, found.how) == ("right", "expected")
+
+
+def test_another_operator_in_the_converted_model_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, lambda m: setattr(m.graph.node[-2], "op_type", "Neg"))
+    assert trial_of(monkeypatch, MATMUL, X, Y).verdict == "wrong"
+
+
+def test_a_model_that_does_not_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, lambda m: m.graph.node.pop(0))
+    assert trial_of(monkeypatch, MATMUL, X, Y).verdict == "check"
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
+    """Let every conversion be followed by a change to the model."""
+    convert = trial._converted
+
+    def spoilt(*arguments: object) -> Converted:
+        found = convert(*arguments)  # type: ignore[arg-type]
+        model = ModelProto()
+        model.CopyFrom(found.result.proto)
+        change(model)  # type: ignore[operator]
+        return replace(found, result=replace(found.result, proto=model))
+
+    monkeypatch.setattr(trial, "_converted", spoilt)
+
+
+def test_what_leaves_the_range_is_right_only_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scale, values in ((1e4, 2), (2e4, 3)):  # 80 000 is an input
+        found = trial_of(monkeypatch, MATMUL, X * np.float32(scale), Y * np.float32(scale))
+        assert (found.verdict, found.note) == ("data", f"{values} values beyond 65504, the largest above 1e5")
+
+
+# -- isolation ---------------------------------------------------------------------------------------
+
+
+def misbehaves(connection: Connection, talk: str) -> None:
+    """Stands in for the process of trials: the mode says what it does."""
+    connection.send((("a",), ("a",)))
+    while (request := connection.recv()) is not None:
+        key, mode = request
+        if mode == "die":
+            os._exit(7)
+        if mode == "sleep":
+            time.sleep(60)
+        connection.send(Outcome(key, mode, "right"))
+
+
+def test_a_crash_and_a_hang_cost_one_trial_each() -> None:
+    worker = Worker(misbehaves, limit=0.5)
+    try:
+        verdicts = [worker.attempt("a", mode).verdict for mode in ("well", "die", "well", "sleep", "well")]
+    finally:
+        worker.close()
+    assert verdicts == ["right", "crash", "right", "hang", "right"]
+
+
+def test_a_run_in_which_everything_crashes_is_given_up() -> None:
+    results = Results()
+    with pytest.raises(Broken, match="exit code 7"):
+        for at in range(TOO_MANY_CRASHES + 1):
+            results.add(Ground(f"c{at}", "counted"), [Outcome(f"c{at}", "m", "crash", note="exit code 7")])
+
+
+# -- the page ----------------------------------------------------------------------------------------
+
+
+def results_with(verdict: str) -> Results:
+    results = Results()
+    results.add(Ground("node/a", "counted"), [Outcome("node/a", mode, "right", "expected") for mode in MODES])
+    results.add(Ground("node/b", "counted"), [Outcome("node/b", mode, verdict, note="so\nso") for mode in MODES])
+    results.add(Ground("node/c", "refused"), [Outcome("node/c", mode, "right", "valid") for mode in MODES])
+    return results
+
+
+def test_the_score_counts_what_is_wrong() -> None:
+    line = next(line for line in score(results_with("hang")).splitlines() if "default to float16" in line)
+    assert [cell.strip() for cell in line.strip("|").split("|")[1:]] == ["2", "1", "0", "1", "1", "1 of 1"]
+
+
+def test_the_page_names_what_is_wrong_and_only_that() -> None:
+    wrong = page(results_with("wrong")).split("## What went wrong")[1].split("##")[0]
+    fine = page(results_with("right")).split("## What went wrong")[1].split("##")[0]
+    assert wrong.strip() == "- `node/b`: every mode (wrong: so so)"
+    assert fine.strip() == "Nothing."

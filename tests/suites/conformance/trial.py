@@ -1,0 +1,276 @@
+"""One case in one mode: convert, check, open, run under honest rounding, judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.emulate import emulate
+from suites.conformance import runtime
+from suites.conformance.case import Case, cases, inputs_to_feed
+from suites.conformance.judge import STANDARD_TOLERANCE, bound, objection, unlike
+
+RANDOM = frozenset({"Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}) | frozenset(
+    {"RandomUniform", "RandomUniformLike"}
+)
+QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Settings of a conversion."""
+
+    level: str
+    target: str
+    safety: str
+    to: DType
+
+    @property
+    def name(self) -> str:
+        return f"{self.level}{' without safety' if self.safety == 'none' else ''} to {self.to.spelling}"
+
+
+MODES = {
+    mode.name: mode
+    for to in (DType.FLOAT16, DType.BFLOAT16)
+    for mode in (
+        Mode("default", "ort-cuda", "default", to),
+        Mode("lower-all", "onnx", "default", to),
+        Mode("unsafe-force-all", "onnx", "default", to),
+        Mode("unsafe-force-all", "onnx", "none", to),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the float32 model itself does.
+
+    `state` is "counted" (onnxruntime runs it), "refused" (it does not), or "unlabelled" (it does not check under
+    labels that onnxruntime opens); `note` says why. `agrees`: what it gives is what the standard expects.
+    """
+
+    case: str
+    state: str
+    note: str = ""
+    agrees: bool = True
+    relabelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a case in a mode.
+
+    `verdict` is "right", "data" (right with the ranges of its own inputs, not without), or what went wrong:
+    "convert", "check", "load", "run", "wrong", "crash", "hang". `how` says what a right one was compared with.
+    """
+
+    case: str
+    mode: str
+    verdict: str
+    how: str = ""
+    note: str = ""
+
+    @property
+    def fine(self) -> bool:
+        return self.verdict in ("right", "data")
+
+
+@dataclass(frozen=True)
+class _Run:
+    feeds: runtime.Feeds
+    expected: list[object]
+    float32: list[object]
+
+
+@dataclass(frozen=True)
+class _Footing:
+    """A case with its float32 results; `sound`: the full checker accepts the model."""
+
+    ground: Ground
+    model: ModelProto
+    sound: bool
+    runs: tuple[_Run, ...]
+
+
+# -- float32 -----------------------------------------------------------------------------------------
+
+
+def ground_of(key: str) -> Ground:
+    """What the float32 model of a case does."""
+    return _footing(key).ground
+
+
+@lru_cache(maxsize=1)
+def _footing(key: str) -> _Footing:
+    case = cases()[key]
+    model = case.model
+    doubt = _doubt(model)
+    if case.relabelled and doubt is not None:
+        return _Footing(Ground(key, "unlabelled", doubt, relabelled=True), case.original, _sound(case.original), ())
+    try:
+        runs = tuple(_runs(case, model))
+    except runtime.refusals() as refusal:
+        ground = Ground(key, "refused", str(refusal), relabelled=case.relabelled)
+        return _Footing(ground, model, doubt is None, ())
+    agrees = all(objection(run.float32, run.expected, STANDARD_TOLERANCE) is None for run in runs)
+    return _Footing(Ground(key, "counted", "", agrees, case.relabelled), model, doubt is None, runs)
+
+
+def _runs(case: Case, model: ModelProto) -> Iterator[_Run]:
+    names = [value.name for value in inputs_to_feed(model)]
+    for inputs, outputs in case.samples:
+        feeds = runtime.feeds_of(names, inputs)
+        yield _Run(feeds, [runtime.numpy_of(value) for value in outputs], runtime.run(model, feeds))
+
+
+def _doubt(model: ModelProto) -> str | None:
+    """What the full checker says."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return str(error)
+    return None
+
+
+def _sound(model: ModelProto) -> bool:
+    return _doubt(model) is None
+
+
+# -- one trial ---------------------------------------------------------------------------------------
+
+
+def attempt(key: str, mode: Mode) -> Outcome:
+    """What comes of a case in a mode. What is not caught here is for the process to die of."""
+    footing = _footing(key)
+
+    def outcome(verdict: str, how: str = "", note: str = "") -> Outcome:
+        return Outcome(key, mode.name, verdict, how, note)
+
+    try:
+        result = _converted(footing.model, mode)
+    except (AmpRewriteError, *runtime.refusals()) as error:  # onnx's own tools raise what is no AmpRewriteError
+        return outcome("convert", note=f"{type(error).__name__}: {error}")
+    model = result.model
+    doubt = _doubt(model) if footing.sound else None
+    if doubt is not None:
+        return outcome("check", note=doubt)
+    if model == footing.model:
+        return outcome("right", "unchanged")
+    if footing.ground.state != "counted":
+        return outcome("right", "valid")
+    if mode.to is DType.FLOAT16:  # the CPU provider has too few bfloat16 kernels
+        try:
+            for level in ("ENABLE_BASIC", "ENABLE_ALL"):
+                runtime.opened(model, level)
+        except runtime.refusals() as refusal:
+            return outcome("load", note=str(refusal))
+    try:
+        how, wrong = _verdict(footing, result, mode)
+        if wrong is None:
+            return outcome("right", how)
+        seen = _with_data(footing, mode)
+    except runtime.refusals() as refusal:
+        return outcome("run", note=str(refusal))
+    return outcome("data", note=seen) if seen else outcome("wrong", note=wrong)
+
+
+def _converted(model: ModelProto, mode: Mode, ranges: Ranges | None = None) -> Converted:
+    return convert(model, to=mode.to, level=mode.level, target=mode.target, safety=mode.safety, ranges=ranges)
+
+
+def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str | None]:
+    """What the outputs of all samples are right by, and None; or what is wrong with them by the first measure."""
+    twin = emulate(result.result, io="same").to_proto()
+    kinds = {node.op_type for node in _nodes(footing.model.graph)}
+    relative = bound(mode.to, len(list(_lowered(result))))
+    gots = [runtime.run(twin, run.feeds) for run in footing.runs]
+
+    def worst(found: Iterator[str | None]) -> str | None:
+        return next((text for text in found if text is not None), None)
+
+    pairs = list(zip(gots, footing.runs, strict=True))
+    first = worst(objection(got, run.expected, relative) for got, run in pairs)
+    if first is None:
+        return "expected", None
+    if not footing.ground.agrees:
+        if kinds & RANDOM:
+            return "statistics", worst(unlike(got, run.expected) for got, run in pairs)
+        if worst(objection(got, run.float32, relative) for got, run in pairs) is None:
+            return "float32", None
+    rounded = [_rounded(run.feeds, result.model, mode.to) for run in footing.runs]
+    if all(feeds is not None for feeds in rounded):
+        wanted = (runtime.run(footing.model, feeds) for feeds in rounded if feeds is not None)
+        if worst(objection(got, want, relative) for got, want in zip(gots, wanted, strict=True)) is None:
+            return "rounded", None
+    if kinds & QUANTIZERS and worst(objection(got, run.expected, relative, quantum=1) for got, run in pairs) is None:
+        return "quantum", None
+    return "expected", first
+
+
+def _lowered(result: Converted) -> Iterator[int]:
+    """The ops that compute in the low type."""
+    for op in result.view.ops:
+        paint = result.coloring.of(op.id)
+        if paint is not None and paint.dtype is result.coloring.to:
+            yield op.id
+
+
+def _rounded(feeds: runtime.Feeds, model: ModelProto, low: DType) -> dict[str, object] | None:
+    """The inputs, those rounded that the converted model reads in the low type only; None if that makes infinities."""
+    casts: dict[str, list[bool]] = {}
+    for node in _nodes(model.graph):
+        to_low = node.op_type == "Cast" and any(a.name == "to" and a.i == low.code for a in node.attribute)
+        for name in node.input:
+            casts.setdefault(name, []).append(to_low)
+    found = dict(feeds)
+    for name, value in feeds.items():
+        if isinstance(value, np.ndarray) and value.dtype == np.float32 and name in casts and all(casts[name]):
+            if np.abs(value[np.isfinite(value)]).max(initial=0.0) > low.max:
+                return None
+            found[name] = value.astype(low.numpy).astype(np.float32)
+    return found
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.type == AttributeProto.GRAPH else []), *attribute.graphs):
+                yield from _nodes(body)
+
+
+# -- what data tells ----------------------------------------------------------------------------------
+
+
+def _with_data(footing: _Footing, mode: Mode) -> str:
+    """Which values leave the low type's range on the samples, if a conversion guarded by their ranges is right.
+
+    Nothing in a model tells how large its activations get; data does. Empty if none leave it, or if the result is
+    wrong all the same.
+    """
+    ranges = _ranges(footing.ground.case, mode.to)
+    sizes = [found.absmax for found in ranges.values.values() if found.overflow]
+    if not sizes:
+        return ""
+    _, wrong = _verdict(footing, _converted(footing.model, mode, ranges), mode)
+    power = math.floor(math.log10(max(sizes)))
+    return f"{len(sizes)} values beyond {mode.to.max:g}, the largest above 1e{power}" if wrong is None else ""
+
+
+@lru_cache(maxsize=1)
+def _ranges(key: str, to: DType) -> Ranges:
+    """What the float32 model's values hold on its own samples."""
+    footing = _footing(key)
+    return calibrate(footing.model, [dict(run.feeds) for run in footing.runs], to=to, allow_nonfinite=True)

@@ -1,0 +1,141 @@
+"""Fuzz one target: `python tests/suites/fuzz/run.py TARGET [--seconds N] [--seed N] [--found FOLDER]`.
+
+With atheris installed (it is no dependency: `pip install atheris`) libFuzzer chooses the inputs by the branches that
+they reach; without it they are random. Either way half of the changes are those of `mutate.py` for models. What is
+found is written to `--found`; put the smallest one of each kind into `corpus/TARGET`, where it stays as a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import hashlib
+import random
+import resource
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+
+
+MEMORY = 4 << 30  # bytes of address space: what asks for more has failed
+MODELS = ("model", "emulated", "stepped")
+TARGETS = (*MODELS, "text", "batches", "lists", "config", "report", "pattern")
+
+
+def seeds(target: str) -> list[bytes]:
+    """What the target is started with: sound inputs, and all that was found before."""
+    from suites.fuzz import mutate
+    from support import corpus
+
+    root = TESTS.parent
+    found = [path.read_bytes() for path in sorted((HERE / "corpus" / target).glob("*"))]
+    if target in MODELS:
+        found += mutate.spelled_out()
+        found += [corpus.text_model(name).SerializeToString() for name in corpus.TEXT_MODELS]
+        small = (path for path in sorted((TESTS / "models").glob("*.onnx")) if path.stat().st_size < 10_000)
+        found += [path.read_bytes() for path in small]
+    elif target == "batches":
+        found += [mutate.arrays(names) for names in (["x"], ["0/x", "1/x"], ["x", "y"])]
+    elif target == "text":
+        texts = sorted((TESTS / "models_text").glob("*.onnxtxt"))
+        found += [b"\0" + path.read_bytes() for path in texts if path.stat().st_size < 3000]
+    elif target == "lists":
+        found += [path.read_bytes()[:3000] for path in sorted((root / "lists").glob("*.yaml"))]
+        found.append(b"base: empty\nallow: [MatMul, {op: Conv, when: {operands: '<=2'}, because: it pays}]\n")
+    elif target == "config":
+        found.append(b'to = "float16"\nkeep = ["op=Exp"]\noverwrite = true\n[tool.amp-rewrite]\nlevel = "default"\n')
+    elif target == "report":
+        found += [path.read_bytes() for path in sorted((TESTS / "golden").glob("report*.json"))]
+    else:
+        found += [b"op=MatMul,feeds=Softmax", rb"re:layers\.[01]", b"scope=layers/*", b"name~=(a|b)+", b"in:x=float16"]
+    return found
+
+
+def changed(target: str, content: bytes, rng: random.Random) -> bytes:
+    from suites.fuzz import mutate
+
+    if target in MODELS and rng.random() < 0.7:
+        return mutate.mutated(content, rng)
+    return mutate.damaged(content, rng)
+
+
+def randomly(target: str, seconds: float, seed: int, folder: Path) -> int:
+    """Random inputs until the time is up; the number of kinds of failures."""
+    from suites.fuzz import targets
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    rng = random.Random(seed)
+    pool = seeds(target)
+    kinds: Counter[str] = Counter()
+    runs, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        content = changed(target, rng.choice(pool), rng)
+        (folder / "last").write_bytes(content)  # should a crash end it all, this is what did it
+        runs += 1
+        try:
+            targets.TARGETS[target](content)
+        except Exception as error:  # noqa: BLE001 whatever comes is what is looked for
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            kind = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}"
+            kinds[kind] += 1
+            if kinds[kind] == 1:
+                name = hashlib.sha256(content).hexdigest()[:12]
+                (folder / name).write_bytes(content)
+                print(f"{name}: {kind}: {str(error)[:200]!r}", flush=True)
+    (folder / "last").unlink(missing_ok=True)
+    print(f"{target}: {runs} runs, {sum(kinds.values())} failures of {len(kinds)} kinds {dict(kinds)}")
+    return len(kinds)
+
+
+def guided(target: str, seconds: float, seed: int, folder: Path) -> None:
+    """libFuzzer until the time is up or something is found; it ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["amp_rewrite"]):
+        from suites.fuzz import targets
+    pool = folder / "corpus"
+    pool.mkdir(exist_ok=True)
+    for content in seeds(target):
+        (pool / hashlib.sha256(content).hexdigest()[:12]).write_bytes(content)
+
+    def mutator(content: bytes, longest: int, seed_: int) -> bytes:
+        rng = random.Random(seed_)
+        if rng.random() < 0.5:
+            return bytes(atheris.Mutate(content, longest))
+        return changed(target, content, rng)[:longest]
+
+    words = [f"-max_total_time={int(seconds)}", f"-seed={seed + 1}", "-timeout=10", "-rss_limit_mb=2048"]
+    words += ["-max_len=30000", f"-artifact_prefix={folder}/", "-print_final_stats=1", "-verbosity=0", str(pool)]
+    atheris.Setup([sys.argv[0], *words], targets.TARGETS[target], custom_mutator=mutator)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--found", type=Path, default=Path("build/fuzz"))
+    parser.add_argument("--random", action="store_true", help="random inputs, even where atheris is installed")
+    given = parser.parse_args()
+    folder = given.found / given.target
+    folder.mkdir(parents=True, exist_ok=True)
+    faulthandler.enable()
+    try:
+        import atheris  # noqa: F401
+    except ImportError:
+        given.random = True
+    if given.random:
+        return 1 if randomly(given.target, given.seconds, given.seed, folder) else 0
+    guided(given.target, given.seconds, given.seed, folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

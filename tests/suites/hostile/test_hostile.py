@@ -1,0 +1,411 @@
+"""Models that are broken or hostile: each ends in one clear line and exit code 2, soon and in little memory."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.wire import head
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.view import MAIN, View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.train.facts import Facts
+from suites.fuzz import mutate, targets
+from suites.fuzz.cage import Cage, Outcome
+from support.paths import TESTS
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,4] x) => (float[2,3] y)
+<float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
+  [first] h = MatMul (x, w)
+  [last] y = Relu (h)
+}
+"""
+FOUND = sorted((TESTS / "suites" / "fuzz" / "corpus").glob("*/*"))
+
+
+@pytest.fixture(scope="module")
+def cage() -> Iterator[Cage]:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the limits of the cage are those of Linux")
+    with Cage() as opened:
+        yield opened
+
+
+def sound() -> ModelProto:
+    return onnx.parser.parse_model(TEXT)
+
+
+def graph_of(words: str, *, opset: int = 21, before: str = "", functions: str = "") -> ModelProto:
+    """A model of one float[2,4] input x and one output y, whose graph body is `words`; nothing is checked."""
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>
+    net (float[2,4] x, int64 n, bool b) => (float[2,4] y) {before} {{ {words} }} {functions}"""
+    return onnx.parser.parse_model(text)
+
+
+def attempt(cage: Cage, folder: Path, model: ModelProto | bytes, *words: str, name: str = "m.onnx") -> Outcome:
+    """What converting the model comes to. Neither a traceback nor a scratch file may be left, whatever comes."""
+    path = folder / name
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    before = sorted(file.name for file in folder.iterdir())
+    outcome = cage.run(name, "-o", "out.onnx", "-q", *words, folder=folder)
+    assert outcome.code in (0, 2), outcome
+    assert "Traceback" not in outcome.err, outcome.err
+    after = sorted(file.name for file in folder.iterdir())
+    assert after == (before if outcome.code else sorted([*before, "out.onnx"]))
+    return outcome
+
+
+# -- what is no model -------------------------------------------------------------------------------------------
+
+NO_MODEL = {
+    "nothing": (b"", "is empty"),
+    "text": (b"hello, I am not a model at all\n", "is not an ONNX model"),
+    "zeros": (bytes(4096), "is not an ONNX model"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(100), "is not an ONNX model"),
+    "a zip": (b"PK\x03\x04" + bytes(100), "is not an ONNX model"),
+    "a huge varint": (b"\x08" + b"\xff" * 9 + b"\x7f" * 30, "is not an ONNX model"),
+    "an endless varint": (b"\x08" + b"\xff" * 5000, "is not an ONNX model"),
+    "a length of 2^62": (b"\x3a" + b"\x80" * 8 + b"\x40", "is not an ONNX model"),
+    "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+}
+
+
+@pytest.mark.parametrize("name", NO_MODEL)
+def test_a_file_that_is_no_model_is_refused_in_one_line(cage: Cage, tmp_path: Path, name: str) -> None:
+    content, fact = NO_MODEL[name]
+    outcome = attempt(cage, tmp_path, content)
+
+    assert outcome.refused and fact in outcome.err, outcome
+
+
+def test_a_model_cut_off_at_any_byte_is_refused_or_read_as_the_shorter_model_that_it_then_is(tmp_path: Path) -> None:
+    content, path = sound().SerializeToString(), tmp_path / "m.onnx"
+    refused = 0
+
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        try:
+            View.of(Model.load(path))
+        except ModelError:
+            refused += 1
+    assert refused > len(content) / 2
+
+
+@pytest.mark.parametrize("name", ["loop_ts16", "if_dynamo20"])
+def test_an_exported_model_cut_off_is_refused(cage: Cage, tmp_path: Path, name: str) -> None:
+    content = (TESTS / "models" / f"{name}.onnx").read_bytes()
+
+    for length in (1, len(content) // 3, len(content) // 2, len(content) - 100):
+        assert attempt(cage, tmp_path, content[:length]).refused
+
+
+# -- numbers that lie -------------------------------------------------------------------------------------------
+
+
+def with_tensor(**fields: object) -> ModelProto:
+    model = sound()
+    del model.graph.initializer[:]
+    model.graph.initializer.append(TensorProto(name="w", **fields))  # type: ignore[arg-type]
+    return model
+
+
+LIES = {
+    "10^12 elements and no bytes": with_tensor(data_type=1, dims=[10**6, 10**6]),
+    "10^12 elements in a few bytes": with_tensor(data_type=1, dims=[10**12], raw_data=bytes(48)),
+    "2^62 elements": with_tensor(data_type=1, dims=[2**31, 2**31], raw_data=bytes(48)),
+    "dims whose product is 2^189": with_tensor(data_type=1, dims=[2**63 - 1] * 3, float_data=[1.0]),
+    "10^12 times 0 elements": with_tensor(data_type=1, dims=[10**12, 0], float_data=[1.0]),
+    "a negative dim": with_tensor(data_type=1, dims=[-4, 3], raw_data=bytes(48)),
+    "two negative dims": with_tensor(data_type=1, dims=[-4, -3], raw_data=bytes(48)),
+    "an unknown element type": with_tensor(data_type=99, dims=[4, 3], raw_data=bytes(48)),
+    "no element type": with_tensor(dims=[4, 3], raw_data=bytes(48)),
+    "too few bytes": with_tensor(data_type=1, dims=[4, 3], raw_data=bytes(47)),
+    "too many bytes": with_tensor(data_type=1, dims=[4, 3], raw_data=bytes(49)),
+    "too few floats": with_tensor(data_type=1, dims=[4, 3], float_data=[1.0]),
+    "strings that are none": with_tensor(data_type=8, dims=[4, 3], string_data=[b"\xff\xfe"] * 12),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_weight_that_lies_about_itself_is_refused_without_much_memory(cage: Cage, tmp_path: Path, name: str) -> None:
+    outcome = attempt(cage, tmp_path, LIES[name], "--target", "onnx")
+
+    assert outcome.refused, outcome
+    assert outcome.peak < 300e6
+
+
+def test_lying_shapes_are_not_allocated(cage: Cage, tmp_path: Path) -> None:
+    """Nothing is wrong with such a model; it is only that nobody can run it."""
+    words = "s = Constant <value = int64[2] {1000000000000, 1000000}> () h = ConstantOfShape (s) y = Add (x, h)"
+    outcome = attempt(cage, tmp_path, graph_of(words), "--level", "lower-all", "--target", "onnx")
+
+    assert outcome.peak < 300e6
+
+
+@pytest.mark.parametrize("opset", [0, -1, 10**6, 2**31, 2**63 - 1, -(2**63)])
+def test_an_opset_that_is_none_is_refused(cage: Cage, tmp_path: Path, opset: int) -> None:
+    model = sound()
+    model.opset_import[0].version = opset
+
+    assert attempt(cage, tmp_path, model).refused
+
+
+def test_no_opset_at_all_is_refused(cage: Cage, tmp_path: Path) -> None:
+    model = sound()
+    del model.opset_import[:]
+
+    assert attempt(cage, tmp_path, model).refused
+
+
+# -- graphs that are none ---------------------------------------------------------------------------------------
+
+
+def changed(change: Callable[[ModelProto], object]) -> ModelProto:
+    model = sound()
+    change(model)
+    return model
+
+
+def node(op_type: str, inputs: str, outputs: str = "y", **attributes: object) -> ModelProto:
+    """A model whose last op is this one."""
+    model = sound()
+    model.graph.node[1].CopyFrom(helper.make_node(op_type, inputs.split(), outputs.split(), **attributes))
+    return model
+
+
+def raw_node(op_type: str, inputs: str, *attributes: AttributeProto) -> ModelProto:
+    model = node(op_type, inputs)
+    model.graph.node[1].attribute.extend(attributes)
+    return model
+
+
+def mistyped(op_type: str, inputs: str, name: str, value: object) -> ModelProto:
+    return raw_node(op_type, inputs, helper.make_attribute(name, value))
+
+
+BODY = GraphProto(name="body")
+INVALID: dict[str, ModelProto] = {
+    "a cycle": graph_of("a = Add (x, c) c = Relu (a) y = Relu (c)"),
+    "an op that reads itself": graph_of("y = Add (x, y)"),
+    "an input that nothing makes": graph_of("y = Add (x, nothing)"),
+    "an output that nothing makes": graph_of("z = Relu (x)"),
+    "a value made twice": graph_of("y = Relu (x) y = Neg (x)"),
+    "a value that has an input's name": graph_of("x = Relu (x) y = Neg (x)"),
+    "a body that reads what comes later": graph_of(
+        "y = If (b) <then_branch = t () => (z) { z = Relu (q) }, else_branch = e () => (z) { z = Relu (x) }>"
+        "q = Neg (x)"
+    ),
+    "two inputs of one name": changed(lambda m: m.graph.input.append(m.graph.input[0])),
+    "two weights of one name": changed(lambda m: m.graph.initializer.append(m.graph.initializer[0])),
+    "an op of no type": node("", "h"),
+    "an op that does not exist": node("Relux", "h"),
+    "an op of a later opset": graph_of("y = Gelu (x)", opset=19),
+    "types that clash": graph_of("f = Cast <to = 1> (n) i = Cast <to = 7> (x) y = Add (f, i)"),
+    "a type that the op does not take": graph_of("i = Cast <to = 9> (x) y = Exp (i)"),
+    "too few inputs": node("MatMul", "h"),
+    "no inputs": node("Relu", ""),
+    "too many inputs": node("Relu", "h h"),
+    "too many outputs": node("Relu", "h", "y z"),
+    "no outputs": node("Relu", "h", ""),
+    "a needed input left out": raw_node("Add", "h"),
+    "Resize without inputs": node("Resize", ""),
+
+    "If without branches": raw_node("If", "b"),
+    "If with one branch": raw_node("If", "b", helper.make_attribute("then_branch", BODY)),
+    "If with a number for a branch": mistyped("If", "b", "then_branch", 1),
+    "Loop without a body": raw_node("Loop", " ".join(("n", "b", "x"))),
+    "Loop with an empty body": raw_node("Loop", "n b x", helper.make_attribute("body", BODY)),
+    "Scan of -1 inputs": raw_node(
+        "Scan", "h", helper.make_attribute("num_scan_inputs", -1), helper.make_attribute("body", BODY)
+    ),
+    "Scan of 10^9 inputs": raw_node(
+        "Scan", "h", helper.make_attribute("num_scan_inputs", 10**9), helper.make_attribute("body", BODY)
+    ),
+    "Cast to nothing": raw_node("Cast", "h"),
+    "Cast to 99": node("Cast", "h", to=99),
+    "Cast to text": mistyped("Cast", "h", "to", "FLOAT16"),
+    "Cast to a tensor": mistyped("Cast", "h", "to", sound().graph.initializer[0]),
+    "Constant without value": node("Constant", ""),
+    "ConstantOfShape of two values": node(
+        "ConstantOfShape", "n", value=helper.make_tensor("v", TensorProto.FLOAT, [2], [1.0, 2.0])
+    ),
+    "ConstantOfShape of no values": node(
+        "ConstantOfShape", "n", value=helper.make_tensor("v", TensorProto.FLOAT, [0], [])
+    ),
+    "SequenceEmpty of strings": graph_of("s = SequenceEmpty <dtype = 8> () t = SequenceInsert (s, x) y = Relu (x)"),
+    "SequenceEmpty of 77": graph_of("s = SequenceEmpty <dtype = 77> () t = SequenceInsert (s, x) y = Relu (x)"),
+    "an attribute twice": raw_node(
+        "Softmax", "h", helper.make_attribute("axis", 0), helper.make_attribute("axis", 1)
+    ),
+    "an attribute of another kind": mistyped("Softmax", "h", "axis", [1.0]),
+    "a reference outside a function": raw_node(
+        "Softmax", "h", AttributeProto(name="axis", type=AttributeProto.INT, ref_attr_name="a")
+    ),
+    "Einsum without equation": raw_node("Einsum", "h"),
+    "a function that calls itself": graph_of(
+        "y = local.f (x)", functions='<opset_import: ["" : 21, "local" : 1], domain: "local"> f (a) => (c) '
+        "{ c = local.f (a) }",
+    ),
+    "functions that call each other": graph_of(
+        "y = local.f (x)",
+        functions='<opset_import: ["" : 21, "local" : 1], domain: "local"> f (a) => (c) { c = local.g (a) }'
+        '<opset_import: ["" : 21, "local" : 1], domain: "local"> g (a) => (c) { c = local.f (a) }',
+    ),
+    "a function twice": graph_of(
+        "y = local.f (x)",
+        functions='<opset_import: ["" : 21], domain: "local"> f (a) => (c) { c = Relu (a) }'
+        '<opset_import: ["" : 21], domain: "local"> f (a) => (c) { c = Neg (a) }',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_graph_is_refused(cage: Cage, tmp_path: Path, name: str) -> None:
+    outcome = attempt(cage, tmp_path, INVALID[name], "--target", "onnx", "--level", "lower-all")
+
+    assert outcome.refused, outcome
+
+
+ODD: dict[str, ModelProto] = {
+    "Resize with its data alone": node("Resize", "h"),
+    "an empty graph": ModelProto(ir_version=10, graph=GraphProto(name="g"), opset_import=sound().opset_import),
+    "a graph without outputs": changed(lambda m: m.graph.ClearField("output")),
+    "a graph without a name": changed(lambda m: m.graph.ClearField("name")),
+    "an output without a type": changed(lambda m: m.graph.output[0].ClearField("type")),
+    "IR version 0": changed(lambda m: m.ClearField("ir_version")),
+    "IR version 2^40": changed(lambda m: setattr(m, "ir_version", 2**40)),
+    "a megabyte of string": changed(
+        lambda m: m.graph.initializer.append(helper.make_tensor("s", TensorProto.STRING, [1], [b"a" * 2**20]))
+    ),
+    "a domain that is an escape sequence": changed(lambda m: setattr(m.graph.node[1], "domain", "\x1b[31m")),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_model_is_refused_or_converted_and_nothing_else(cage: Cage, tmp_path: Path, name: str) -> None:
+    outcome = attempt(cage, tmp_path, ODD[name], "--target", "onnx", "--level", "lower-all")
+
+    assert outcome.code == 0 or outcome.refused
+    assert outcome.err.isprintable() or outcome.err.rstrip("\n").isprintable()
+
+
+def nested(levels: int) -> ModelProto:
+    """If in If in If …"""
+    words = "z = Relu (x)"
+    for _ in range(levels):
+        words = f"z = If (b) <then_branch = t () => (z) {{ {words} }}, else_branch = e () => (z) {{ z = Relu (x) }}>"
+    return graph_of(f"{words} y = MatMul (z, z)")
+
+
+@pytest.mark.parametrize("levels", [20, 30])
+def test_bodies_as_deep_as_protobuf_reads_are_fine(cage: Cage, tmp_path: Path, levels: int) -> None:
+    assert attempt(cage, tmp_path, nested(levels), "--target", "onnx").code == 0
+
+
+def deep_bytes(levels: int) -> bytes:
+    """The same, in wire format that no writer would write: protobuf's own parser stops at 100 messages."""
+    body = b""
+    for _ in range(levels):
+        graph = head(6, len(body)) + body  # AttributeProto.g
+        node_ = head(5, len(graph)) + graph  # NodeProto.attribute
+        body = head(1, len(node_)) + node_  # GraphProto.node
+    return b"\x08\x0a" + head(7, len(body)) + body + head(8, 2) + b"\x10\x15"
+
+
+@pytest.mark.parametrize("levels", [40, 1000, 30_000])
+def test_bodies_deeper_than_that_are_refused(cage: Cage, tmp_path: Path, levels: int) -> None:
+    assert attempt(cage, tmp_path, deep_bytes(levels)).refused
+
+
+DEEP_TEXTS = {
+    "m.onnxtxt": TEXT.replace("Relu (h)", "If (h) <then_branch = g () => (z) {z = " * 20_000),
+    "m.textproto": "graph { node { attribute { g {" * 20_000,
+    "m.json": '{"graph": {"node": [{"attribute": [{"g": ' * 20_000,
+}
+
+
+@pytest.mark.parametrize("name", DEEP_TEXTS)
+def test_text_that_is_nested_without_end_is_refused(cage: Cage, tmp_path: Path, name: str) -> None:
+    assert attempt(cage, tmp_path, DEEP_TEXTS[name].encode(), name=name).refused
+
+
+# -- what does not go together ----------------------------------------------------------------------------------
+
+ASTRAY = {
+    "a step of 0": "t = Shape (x)  u = Slice (t, none, nine, none, none)",
+    "more starts than ends": "t = Shape (x)  u = Slice (t, two, nine)",
+    "two numbers to fill with": "u = ConstantOfShape <value: tensor = int64[2] {1,2}> (nine)",
+    "an axis of a scalar": "t = Size (x)  u = Concat <axis = 1> (t, t)",
+    "a permutation of another rank": "u = Transpose <perm = [1, 0, 2]> (x)",
+}
+
+
+@pytest.mark.parametrize("name", ASTRAY)
+def test_of_axes_bounds_and_steps_that_do_not_go_together_nothing_is_known(name: str) -> None:
+    constants = "int64[1] none = {0}, int64[1] nine = {9}, int64[2] two = {0, 1}"
+    head = '<ir_version: 10, opset_import: ["" : 21]> g (float[2,4] x) => (float[?,?] y)'
+    view = View.of(
+        Model.load(onnx.parser.parse_model(f"{head} <{constants}> {{ {ASTRAY[name]}  y = Reshape (x, u) }}"))
+    )
+    assert known_dims(view)[MAIN, "y"] == (None, None)
+
+
+@pytest.mark.parametrize("steps", ["", "c = Exp (b)  ", "d = Relu (b)  c = Exp (d)  "])
+def test_what_follows_an_unknown_op_has_the_type_that_is_read_at_the_end(steps: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[8,8] x, float[8,8] w) => (float[8,8] y) {{
+        a = MatMul (x, w)  b = my.Op (a)  {steps}y = MatMul ({"c" if steps else "b"}, w) }}"""
+    made = convert(onnx.parser.parse_model(text))
+    assert {made.view.dtype(value.id) for value in made.view.values} == {DType.FLOAT}
+    assert len([node for node in made.model.graph.node if node.op_type == "MatMul"]) == 2
+
+
+@pytest.mark.parametrize(("axes", "known"), [(64, True), (65, False)])
+def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes: int, known: bool) -> None:
+    """A model of 300 bytes declares 2^31 of them."""
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[8,8] x) => (float[8,8] y) <int64[2] size = {8,8}> {
+           zeros = ConstantOfShape (size)  y = Add (x, zeros) }"""
+    )
+    made.graph.initializer[0].dims[0] = axes
+    facts = Facts.of(Model.load(made))
+    assert [len(facts.shapes[v]) for v in facts.shapes if facts.view.values[v].name == "zeros"] == [64] * known
+
+
+def test_before_opset_6_a_cast_states_its_type_in_words() -> None:
+    text = """<ir_version: 3, opset_import: ["" : 5]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }"""
+    made = convert(onnx.parser.parse_model(text)).model
+    assert [a.s for node in made.graph.node if node.op_type == "Cast" for a in node.attribute] == [b"FLOAT16", b"FLOAT"]
+
+
+# -- found by fuzzing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_fuzzing_found_stays_mended(path: Path) -> None:
+    target, content = targets.TARGETS[path.parent.name], path.read_bytes()
+    if target not in (targets.model, targets.emulated):
+        target(content)
+        return
+    for way in range(len(targets.WAYS)):
+        target(content, way)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_models_changed_at_random_are_refused_or_converted(seed: int) -> None:
+    """A taste of what `tests/suites/fuzz` does for hours; the same changes in every run."""
+    rng = random.Random(seed)
+    seeds = [nested(2).SerializeToString(), sound().SerializeToString()]
+    seeds += [path.read_bytes() for path in FOUND if path.parent.name == "model"]
+    for _ in range(12):
+        targets.model(mutate.mutated(rng.choice(seeds), rng))

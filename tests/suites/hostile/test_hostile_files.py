@@ -1,0 +1,421 @@
+"""Files, folders and disks in the way of a conversion: the old output or the new one, never something between."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from amp_rewrite.files.model import Model
+from suites.fuzz.cage import Cage, Outcome
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and mounts are those of Linux")
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,600] x) => (float[2,600] y) {
+  h = MatMul (x, w)
+  y = MatMul (h, v)
+}
+"""
+WEIGHT = 600 * 600 * 4
+
+
+@pytest.fixture(scope="module")
+def cage() -> Iterator[Cage]:
+    with Cage() as opened:
+        yield opened
+
+
+def net(seed: int = 0) -> ModelProto:
+    """A model with two weights of 1.4 MB each."""
+    model: ModelProto = onnx.parser.parse_model(TEXT)
+    rng = np.random.default_rng(seed)
+    for name in ("w", "v"):
+        model.graph.initializer.append(
+            numpy_helper.from_array(rng.standard_normal((600, 600)).astype(np.float32) / 30, name)
+        )
+    return model
+
+
+def external(entries: dict[str, str], *, length: bool = True) -> ModelProto:
+    """The same, where w lies outside, as the entries say."""
+    model = net()
+    w = model.graph.initializer[0]
+    w.ClearField("raw_data")
+    w.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        w.external_data.add(key=key, value=value)
+    return model
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    onnx.save(net(), tmp_path / "in" / "m.onnx")
+    return tmp_path / "in"
+
+
+def convert(cage: Cage, folder: Path, *words: str) -> Outcome:
+    outcome = cage.run("m.onnx", "-q", *words, folder=folder)
+    assert "Traceback" not in outcome.err, outcome.err
+    return outcome
+
+
+# -- external data ----------------------------------------------------------------------------------------------
+
+
+def fifo(folder: Path) -> None:
+    os.mkfifo(folder / "w.bin")
+
+
+def link(target: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "w.bin").symlink_to(target)
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+def plain(folder: Path) -> None:
+    (folder / "w.bin").write_bytes(bytes(WEIGHT))
+
+
+HERE = {"location": "w.bin"}
+EXTERNAL: dict[str, tuple[Callable[[Path], None], dict[str, str], str]] = {
+    "missing": (nothing, HERE, "No such file"),
+    "no location": (plain, {}, "names no file"),
+    "an empty location": (plain, {"location": ""}, "names no file"),
+    "absolute": (plain, {"location": "/etc/hostname"}, "into the model's folder"),
+    "a parent": (plain, {"location": "../w.bin"}, "into the model's folder"),
+    "a parent in the middle": (plain, {"location": "a/../../w.bin"}, "into the model's folder"),
+    "a NUL": (plain, {"location": "w.bin\0.txt"}, "names no file"),
+    "a name of 5000 letters": (plain, {"location": "w" * 5000}, "cannot read"),
+    "a link out": (link("/etc/hostname"), HERE, "leaves the model's folder"),
+    "a link to a link to nowhere": (link("w.bin"), HERE, "cannot read"),
+    "a device": (link("/dev/zero"), HERE, "leaves the model's folder"),
+    "/proc": (link("/proc/self/mem"), HERE, "leaves the model's folder"),
+    "a pipe": (fifo, HERE, "not a regular file"),
+    "a folder": (lambda folder: (folder / "w.bin").mkdir(), HERE, "not a regular file"),
+    "too short": (lambda folder: (folder / "w.bin").write_bytes(bytes(9)), HERE, "has only 9"),
+    "an offset past the end": (plain, {**HERE, "offset": "8192"}, "has only"),
+    "a negative offset": (plain, {**HERE, "offset": "-1"}, "no byte count"),
+    "an offset in words": (plain, {**HERE, "offset": "first"}, "no byte count"),
+    "an offset of 30 digits": (plain, {**HERE, "offset": "9" * 30}, "no byte count"),
+    "an offset in Arabic digits": (plain, {**HERE, "offset": "٣"}, "no byte count"),
+    "a length of 2^63": (plain, {**HERE, "length": str(2**63)}, "bytes long"),
+    "a length of 0": (plain, {**HERE, "length": "0"}, "bytes long"),
+    "a negative length": (plain, {**HERE, "length": "-4"}, "no byte count"),
+}
+
+
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_external_data_that_is_not_there_or_not_allowed_is_refused(cage: Cage, folder: Path, name: str) -> None:
+    prepare, entries, fact = EXTERNAL[name]
+    prepare(folder)
+    (folder / "m.onnx").write_bytes(external(entries).SerializeToString())
+    before = names(folder)
+    outcome = convert(cage, folder)
+
+    assert outcome.refused and fact in outcome.err, outcome
+    assert names(folder) == before
+
+
+def test_a_location_that_is_not_utf8_is_refused(cage: Cage, folder: Path) -> None:
+    content = external({"location": "w#bin"}).SerializeToString()
+    (folder / "m.onnx").write_bytes(content.replace(b"w#bin", b"w\xffbin"))
+
+    assert convert(cage, folder).refused
+
+
+@pytest.mark.parametrize("change", ["shrinks", "is replaced", "vanishes"])
+@pytest.mark.parametrize("what", ["w.bin", "m.onnx"])
+def test_an_input_that_changes_while_it_is_converted_is_refused(folder: Path, what: str, change: str) -> None:
+    plain(folder)
+    (folder / "m.onnx").write_bytes(external(HERE).SerializeToString())
+    found = Model.load(folder / "m.onnx")
+    path = folder / what
+    if change == "shrinks":
+        os.truncate(path, 100)
+    elif change == "is replaced":
+        path.rename(folder / "was")
+        path.write_bytes((folder / "was").read_bytes())
+    else:
+        path.unlink()
+    before = listing(folder)
+
+    with pytest.raises(Exception, match=r"has changed since|cannot read") as caught:
+        found.save(folder / "out.onnx")
+    assert type(caught.value).__name__ == "ModelError"
+    assert listing(folder) == before
+
+
+# -- where nothing can be written -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MB with nothing on it."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    done = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True)
+    if not done or done.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("words", [("--no-external-data",), ("--external-data",)])
+def test_a_full_disk_is_one_line_and_leaves_the_old_model(
+    cage: Cage, folder: Path, disk: Path, words: tuple[str, ...]
+) -> None:
+    (disk / "out.onnx").write_bytes(b"the old model")
+    (disk / "ballast").write_bytes(bytes(1_500_000))
+    before = listing(disk)
+    outcome = convert(cage, folder, "-o", str(disk / "out.onnx"), "--overwrite", *words)
+
+    assert outcome.refused and "No space left on device" in outcome.err, outcome
+    assert listing(disk) == before
+
+
+@pytest.mark.parametrize("words", [("--report", "DISK/r.json"), ("--json",)])
+def test_a_disk_that_is_too_full_for_a_report_is_one_line(
+    cage: Cage, folder: Path, disk: Path, words: tuple[str, ...]
+) -> None:
+    with (disk / "ballast").open("wb") as file, pytest.raises(OSError):
+        file.write(bytes(3_000_000))
+    if words[0] == "--json":
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "amp_rewrite", "m.onnx", "--dry-run", "--json"],
+                cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            )  # fmt: skip
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: ")
+    else:
+        outcome = convert(cage, folder, "--dry-run", *(word.replace("DISK", str(disk)) for word in words))
+        assert outcome.refused, outcome
+
+
+def test_a_disk_that_cannot_be_written_is_one_line(cage: Cage, folder: Path, disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    outcome = convert(cage, folder, "-o", str(disk / "out.onnx"))
+
+    assert outcome.refused and "Read-only file system" in outcome.err, outcome
+
+
+PLACES = {
+    "no folder": ("nowhere/out.onnx", "does not exist"),
+    "a file for a folder": ("m.onnx/out.onnx", "does not exist"),
+    "a folder": (".", "is a folder"),
+    "a device": ("/dev/null", "not a regular file"),
+    "a long name": ("o" * 300 + ".onnx", "File name too long"),
+    "the input": ("m.onnx", "is the model that is read"),
+    "the input by another name": ("../in/m.onnx", "is the model that is read"),
+    "a link to the input": ("link.onnx", "exists"),
+    "a link to nowhere": ("dangling.onnx", "exists"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -> None:
+    place, fact = PLACES[name]
+    (folder / "link.onnx").symlink_to("m.onnx")
+    (folder / "dangling.onnx").symlink_to("nowhere.onnx")
+    before = listing(folder)
+    outcome = convert(cage, folder, "-o", place)
+
+    assert outcome.refused and fact in outcome.err, outcome
+    assert listing(folder) == before
+
+
+def test_of_a_link_as_output_the_link_is_replaced_and_not_what_it_leads_to(cage: Cage, folder: Path) -> None:
+    """So a link that someone else put there cannot have a file elsewhere overwritten."""
+    victim = folder.parent / "victim"
+    victim.write_bytes(b"precious")
+    (folder / "out.onnx").symlink_to(victim)
+    outcome = convert(cage, folder, "-o", "out.onnx", "--overwrite")
+
+    assert outcome.code == 0, outcome
+    assert victim.read_bytes() == b"precious"
+    assert not (folder / "out.onnx").is_symlink()
+
+
+def test_the_input_may_be_the_output_when_asked(cage: Cage, folder: Path) -> None:
+    assert convert(cage, folder, "-o", "m.onnx", "--overwrite").code == 0
+    assert {t.data_type for t in onnx.load(folder / "m.onnx").graph.initializer} == {TensorProto.FLOAT16}
+    assert names(folder) == ["m.onnx"]
+
+
+@pytest.mark.parametrize("what", ["nothing.onnx", "/dev/zero", "/proc/self/mem", "."])
+def test_an_input_that_is_no_file_is_refused_at_once(cage: Cage, folder: Path, what: str) -> None:
+    for command in ("convert", "report"):
+        outcome = cage.run(command, what, folder=folder)
+        assert outcome.refused and outcome.peak < 200e6, outcome
+
+
+# -- death ------------------------------------------------------------------------------------------------------
+
+# Writes net 1 over net 0, and dies at the n-th thing that it does to the file system.
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from amp_rewrite.files.model import Model
+source, target, external, when = sys.argv[1:]
+model, left = Model.load(source), [int(when)]
+def hook(event, arguments):
+    if event in ("open", "os.rename", "os.remove", "os.truncate"):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+model.save(target, overwrite=True, external_data=external == "True")
+left[0] = 0
+"""
+
+
+def state(folder: Path) -> str:
+    """Whether the output is whole, and which one it is."""
+    read = onnx.load(folder / "out.onnx")
+    found = [numpy_helper.to_array(t).tobytes() for t in read.graph.initializer]
+    for seed in (0, 1):
+        if found == [numpy_helper.to_array(t).tobytes() for t in net(seed).graph.initializer]:
+            return ("old", "new")[seed]
+    raise AssertionError("neither the old model nor the new one")
+
+
+def start(*words: str | Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", *map(str, words)], stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_save_that_is_killed_at_any_step_leaves_the_old_model_or_the_new_one(tmp_path: Path, external: bool) -> None:
+    onnx.save(net(1), tmp_path / "new.onnx")
+    states = []
+    for when in itertools.count(1):
+        folder = tmp_path / str(when)
+        folder.mkdir()
+        Model.load(net(0)).save(folder / "out.onnx", external_data=external)
+        code = start(DYING, tmp_path / "new.onnx", folder / "out.onnx", str(external), str(when)).wait(60)
+        assert code in (0, -signal.SIGKILL)
+        states.append(state(folder))
+        if code == 0:
+            break
+    steps = 4 if not external else 8
+    assert len(states) > steps, "the hook saw next to nothing of what a save does"
+    assert states == sorted(states, reverse=True) and set(states) == {"old", "new"}
+
+
+def test_a_save_that_is_killed_at_random_leaves_the_old_model_or_the_new_one(tmp_path: Path) -> None:
+    onnx.save(net(1), tmp_path / "new.onnx")
+    Model.load(net(0)).save(tmp_path / "out.onnx", external_data=True)
+    program = (
+        "import sys\nfrom amp_rewrite.files.model import Model\nprint(1, flush=True)\n"
+        "while True:\n    Model.load(sys.argv[1]).save(sys.argv[2], overwrite=True, external_data=True)\n"
+    )
+    rng = random.Random(7)
+    for _ in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path / "new.onnx", tmp_path / "out.onnx"], stdout=subprocess.PIPE
+        )
+        assert child.stdout
+        with child, child.stdout:
+            child.stdout.readline()
+            time.sleep(rng.uniform(0.0, 0.1))
+            child.kill()
+        state(tmp_path)
+
+
+def test_what_a_killed_process_left_is_swept_up_by_the_next_save_but_not_what_is_in_use(tmp_path: Path) -> None:
+    import fcntl
+
+    for name in ("dead", "living", "young"):
+        (tmp_path / f".amp-rewrite.{name}.tmp").write_bytes(b"half a model")
+    (tmp_path / "notes.tmp").write_bytes(b"not ours")
+    for name in ("dead", "living"):
+        os.utime(tmp_path / f".amp-rewrite.{name}.tmp", (1, 1))
+    with (tmp_path / ".amp-rewrite.living.tmp").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Model.load(net()).save(tmp_path / "out.onnx")
+
+    assert names(tmp_path) == [
+        ".amp-rewrite.living.tmp", ".amp-rewrite.young.tmp", "notes.tmp", "out.onnx"
+    ]  # fmt: skip
+
+
+def test_an_interrupt_ends_a_conversion_without_a_word_and_leaves_nothing(folder: Path) -> None:
+    program = (
+        "import os, signal, sys\nfrom amp_rewrite.cli import door\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for what runs behind
+        "def hook(event, arguments):\n"
+        "    if event == 'open' and str(arguments[0]).endswith('.tmp'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(hook)\ndoor.main(['m.onnx', '-q'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert names(folder) == ["m.onnx"]
+
+
+def test_two_processes_that_write_one_output_leave_one_whole_model(tmp_path: Path) -> None:
+    """They write two models in turn, so that each keeps finding, as outdated, what the other has just written."""
+    for seed in (0, 1):
+        onnx.save(net(seed), tmp_path / f"{seed}.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom amp_rewrite.files.model import Model\n"
+        "models = [Model.load(path) for path in sys.argv[2:]]\n"
+        "for i in range(15):\n    models[i % 2].save(sys.argv[1], overwrite=True, external_data=True)\n"
+    )
+    models = [tmp_path / "0.onnx", tmp_path / "1.onnx"]
+    writers = [start(program, out / "out.onnx", *order) for order in (models, models[::-1])]
+
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    state(out)
+    assert len(names(out)) == 2
+
+
+def test_what_one_process_finds_outdated_is_not_removed_once_another_has_written_it_anew(tmp_path: Path) -> None:
+    """The writer of net 1 is about to remove the data of net 0 when net 0 is saved again."""
+    for seed in (0, 1):
+        onnx.save(net(seed), tmp_path / f"{seed}.onnx")
+    out = tmp_path / "out" / "out.onnx"
+    out.parent.mkdir()
+    Model.load(tmp_path / "0.onnx").save(out, external_data=True)
+    program = (
+        "import sys, time\nfrom amp_rewrite.files.model import Model\n"
+        "def hook(event, arguments):\n"
+        "    if event == 'os.remove' and str(arguments[0]).endswith('.data'):\n"
+        "        print(1, flush=True)\n        time.sleep(1)\n"
+        "sys.addaudithook(hook)\n"
+        "Model.load(sys.argv[1]).save(sys.argv[2], overwrite=True, external_data=True)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program, tmp_path / "1.onnx", out], stdout=subprocess.PIPE)
+    assert other.stdout
+    with other, other.stdout:
+        assert other.stdout.readline()
+        Model.load(tmp_path / "0.onnx").save(out, overwrite=True, external_data=True)
+
+    assert state(out.parent) == "old"

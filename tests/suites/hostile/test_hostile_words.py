@@ -1,0 +1,362 @@
+"""Op lists, reports, settings, patterns and names that are broken or hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from amp_rewrite.reports.rows import Totals
+from suites.fuzz.cage import Cage, Outcome
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,4] x) => (float[2,3] y)
+<float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
+  [first] h = MatMul (x, w)
+  [last] y = Exp (h)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cage() -> Iterator[Cage]:
+    with Cage() as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "m.onnx")
+    return tmp_path
+
+
+def run(cage: Cage, folder: Path, *words: str | Path) -> Outcome:
+    outcome = cage.run(*words, folder=folder)
+    assert "Traceback" not in outcome.err, outcome.err
+    assert outcome.peak < 1e9
+    return outcome
+
+
+# -- op lists ---------------------------------------------------------------------------------------------------
+
+LAUGHS = "a: &a [x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+LISTS = {
+    "a billion laughs": LAUGHS,
+    "an alias of itself": "allow: &a [*a]\n",
+    "nested without end": "allow: " + "[" * 100_000,
+    "nested in block style": "\n".join("  " * i + "- " for i in range(2000)),
+    "a tag": "allow: !!python/object/apply:os.system ['touch owned']\n",
+    "a short tag": "allow: [!thing MatMul]\n",
+    "a directive": "%TAG ! tag:yaml.org,2002:python/\n---\nallow: [!object x]\n",
+    "two megabytes": "# " + "x" * 2_000_000,
+    "not UTF-8": b"allow: [\xff\xfe]\n",
+    "NUL bytes": b"\0" * 1000,
+    "UTF-16": "allow: [MatMul]\n".encode("utf-16"),
+    "a key twice": "allow: [MatMul]\nallow: [Conv]\n",
+    "an op twice": "allow: [MatMul, MatMul]\n",
+    "a list of lists": "allow: [[MatMul]]\n",
+    "a key that is a list": "? [a, b]\n: c\n",
+    "a key that is a mapping": "{a: b}: c\n",
+    "a number for a list": "allow: 7\n",
+    "text for the whole": "MatMul\n",
+    "a second document": "allow: [MatMul]\n---\nallow: [Conv]\n",
+    "an op of escape sequences": 'allow: ["\\e[31mMatMul"]\n',
+    "an op of a megabyte": "allow: [" + "M" * 900_000 + "]\n",
+    "an endless number": "allow: [{op: Conv, when: {group: " + "9" * 4000 + "}}]\n",
+    "a number in base 60": "allow: [{op: Conv, when: {group: " + "1:" * 50_000 + "1}}]\n",
+    "a date that is none": "allow: [2024-99-99]\n",
+    "a reason that is a list": "allow: [{op: Conv, because: [1]}]\n",
+    "an unknown base": "base: nowhere\n",
+    "a merge key": "allow: [{<<: {op: Conv}}]\n",
+    "a binary file": bytes(range(256)) * 40,
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -> None:
+    content = LISTS[name]
+    (folder / "l.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    outcome = run(cage, folder, "lists", "MatMul", "--lists", "l.yaml")
+
+    assert outcome.refused and "l.yaml" in outcome.err, outcome
+    assert len(outcome.err) < 2000
+    assert not (folder / "owned").exists()
+
+
+@pytest.mark.parametrize("place", [".", "/dev/zero", "nowhere.yaml"])
+def test_a_list_that_is_no_file_is_refused(cage: Cage, folder: Path, place: str) -> None:
+    assert run(cage, folder, "lists", "MatMul", "--lists", place).refused
+
+
+# -- reports ----------------------------------------------------------------------------------------------------
+
+
+def report(**change: object) -> dict[str, object]:
+    totals = dict.fromkeys((field.name for field in fields(Totals)), 0)
+    row = {"name": "a", "op": "Relu", "dtype": "float32"}
+    sound: dict[str, object] = {
+        "schema": 1,
+        "model": {"name": "m.onnx", "ir_version": 10, "opsets": {"ai.onnx": 21}},
+        "totals": totals,
+        "findings": [],
+        "casts": [],
+        "baked": [],
+        "rows": [row],
+    }
+    return sound | change
+
+
+def rows(**change: object) -> str:
+    return json.dumps(report(rows=[{"name": "a", "op": "Relu", "dtype": "float32", **change}]))
+
+
+REPORTS: dict[str, str | bytes] = {
+    "nothing": "",
+    "null": "null",
+    "a number": "1",
+    "a list": "[]",
+    "an empty object": "{}",
+    "lists nested without end": "[" * 200_000,
+    "objects nested without end": '{"a":' * 200_000,
+    "a field nested without end": '{"schema": 1, "rows": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "NaN": rows(because_row=0).replace(': 0, "float_ops"', ': NaN, "float_ops"'),
+    "Infinity": rows().replace('"ir_version": 10', '"ir_version": Infinity'),
+    "1e999": rows().replace('"ir_version": 10', '"ir_version": 1e999'),
+    "a number of 5000 digits": rows().replace('"ir_version": 10', '"ir_version": 1' + "0" * 5000),
+    "a number of 2^63": rows().replace('"ir_version": 10', f'"ir_version": {2**63}'),
+    "half a surrogate pair": rows(name="\ud800"),
+    "not UTF-8": b'{"schema": 1, "\xff": 2}',
+    "UTF-16": json.dumps(report()).encode("utf-16"),
+    "a NUL": b"\0" + json.dumps(report()).encode(),
+    "another schema": json.dumps(report(schema=2)),
+    "a schema of text": json.dumps(report(schema="1")),
+    "a schema of true": json.dumps(report(schema=True)),
+    "rows that are an object": json.dumps(report(rows={})),
+    "rows of numbers": json.dumps(report(rows=[1])),
+    "a row without a name": json.dumps(report(rows=[{"op": "Relu", "dtype": "float32"}])),
+    "a name that is a list": rows(name=["a"]),
+    "an unknown field": rows(evil=1),
+    "a dunder field": rows(__class__="x"),
+    "a row that reads itself": rows(reads=[0]),
+    "a row that reads a later one": rows(reads=[7]),
+    "a row that is because of none": rows(because_row=9),
+    "a row before the first": rows(because_row=-2),
+    "variables that are a list": rows(variables=["T"]),
+    "a cast after no row": json.dumps(report(casts=[{"value": "v", "from": "float32", "to": "float16", "after": 5}])),
+    "a size below zero": json.dumps(report(casts=[{"value": "v", "from": "float32", "to": "float16", "size": -1}])),
+    "a model file": onnx.parser.parse_model(TEXT).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -> None:
+    content = REPORTS[name]
+    (folder / "r.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / "ok.json").write_text(json.dumps(report()))
+    for words in (("diff", "ok.json", "r.json"), ("explain", "r.json", "a"), ("report", "r.json")):
+        outcome = run(cage, folder, *words)
+        assert outcome.refused and "r.json" in outcome.err, outcome
+        assert len(outcome.err) < 1000
+
+
+def test_the_sound_report_that_these_are_made_of_is_read(cage: Cage, folder: Path) -> None:
+    (folder / "r.json").write_text(json.dumps(report()))
+
+    assert run(cage, folder, "diff", "r.json", "r.json").code == 0
+
+
+def test_a_report_of_300_megabytes_is_refused_without_being_read(cage: Cage, folder: Path) -> None:
+    with (folder / "r.json").open("wb") as file:
+        file.truncate(300_000_000)
+    outcome = run(cage, folder, "diff", "r.json", "r.json")
+
+    assert outcome.refused and outcome.peak < 200e6, outcome
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "."])
+def test_a_report_that_is_no_file_is_refused(cage: Cage, folder: Path, place: str) -> None:
+    (folder / "r.json").symlink_to(place)
+
+    assert run(cage, folder, "diff", "r.json", "r.json").refused
+
+
+def test_reasons_that_go_round_in_a_circle_come_to_an_end(cage: Cage, folder: Path) -> None:
+    model = {"name": "m", "ir_version": 10, "opsets": {}, "to": "float16"}
+    row = {"op": "Relu", "dtype": "float32", "rule": "deny_forward"}
+    ring = [{**row, "name": "a", "because_row": 1}, {**row, "name": "b", "because_row": 0}]
+    (folder / "r.json").write_text(json.dumps(report(model=model, rows=ring)))
+
+    assert run(cage, folder, "explain", "r.json", "a").out.count("because b") == 1
+
+
+def test_many_rows_of_one_name_and_kind_are_compared_in_little_time(cage: Cage, folder: Path) -> None:
+    for name, count in (("a", 3000), ("b", 3100)):
+        same = [{"name": "n", "op": "Relu", "dtype": "float32", "key": "k", "reads": [-1]}] * count
+        (folder / f"{name}.json").write_text(json.dumps(report(rows=same)))
+
+    assert run(cage, folder, "diff", "a.json", "b.json").code == 1
+
+
+# -- settings ---------------------------------------------------------------------------------------------------
+
+SETTINGS: dict[str, str | bytes] = {
+    "not TOML": "to = = 1",
+    "not UTF-8": b"to = '\xff'",
+    "binary": bytes(range(256)),
+    "nested without end": "keep = " + "[" * 100_000,
+    "tables without end": "[" + "a." * 5000 + "a]\nb = 1",
+    "a key twice": "to = 'float16'\nto = 'bfloat16'\n",
+    "an unknown key": "evil = 1",
+    "a number for text": "to = 16",
+    "a list of numbers": "keep = [1, 2]",
+    "an unknown type": "to = 'float8'",
+    "a number of 5000 digits": "to = 1" + "0" * 5000,
+    "an escape sequence for a key": '"\\u001b[31m" = 1',
+    "an output": "output = '/etc/passwd'",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_are_none_are_refused(cage: Cage, folder: Path, name: str) -> None:
+    content = SETTINGS[name]
+    (folder / "amp.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    outcome = run(cage, folder, "m.onnx", "--dry-run")
+
+    assert outcome.refused and "amp.toml" in outcome.err and len(outcome.err) < 1000, outcome
+
+
+# -- patterns ---------------------------------------------------------------------------------------------------
+
+PATTERNS = (
+    "", ",", "=", "re:", "re:(", "re:[", "name~=*", "op=", "feeds=\0", "re:(?P<a", "a" * 100_000, "[" * 2000,
+    "re:" + "(" * 10_000, "re:(?:a{1000}){1000}{1000}", "re:\\", "{", "}" * 1000 + ",a", "\udcff",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: repr(pattern[:20]))
+def test_a_pattern_that_is_none_is_refused(cage: Cage, folder: Path, pattern: str) -> None:
+    if "\0" in pattern:
+        pytest.skip("no command line can hold it")
+    outcome = run(cage, folder, "m.onnx", "--dry-run", f"--keep={pattern}")
+
+    assert outcome.refused, outcome
+
+
+def test_a_glob_with_many_stars_takes_no_time(cage: Cage, folder: Path) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.node[0].name = "a" * 5000
+    onnx.save(model, folder / "m.onnx")
+
+    assert run(cage, folder, "m.onnx", "--dry-run", "--keep=" + "*a" * 50 + "*b").refused
+
+
+def test_an_expression_that_would_take_forever_can_be_interrupted(folder: Path) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.node[0].name = "a" * 60 + "b"
+    onnx.save(model, folder / "m.onnx")
+    program = (
+        "import signal, sys\nfrom amp_rewrite.cli import door\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for what runs behind
+        "def hook(event, arguments):\n"
+        "    if event == 'open' and str(arguments[0]).endswith('m.onnx'):\n"
+        "        print(1, flush=True)\n"
+        "sys.addaudithook(hook)\ndoor.main(['m.onnx', '--dry-run', '--keep=re:(a+)+$'])\n"
+    )
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=pipe, stderr=pipe)
+    assert child.stdout
+    child.stdout.readline()
+    time.sleep(2)
+    assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+
+    assert child.communicate(timeout=20)[1] == b""
+    assert child.returncode == 130
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+EVIL = "\x1b]0;owned\x07\x1b[31m\u202e\n::error::no\r\x85\u2028%0A|`<b>"
+
+
+def evil_model(last: str = "Exp") -> ModelProto:
+    """Everything that has a name has an evil one."""
+    nodes = [
+        helper.make_node("MatMul", [f"x{EVIL}", f"w{EVIL}"], [f"h{EVIL}"], name=f"first{EVIL}"),
+        helper.make_node(f"Own{EVIL}", [f"h{EVIL}"], [f"o{EVIL}"], name=f"own{EVIL}", domain=f"d{EVIL}"),
+        helper.make_node(last, [f"h{EVIL}"], [f"y{EVIL}"], name=f"last{EVIL}"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        f"g{EVIL}",
+        [helper.make_tensor_value_info(f"x{EVIL}", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info(f"y{EVIL}", TensorProto.FLOAT, None)],
+        [helper.make_tensor(f"w{EVIL}", TensorProto.FLOAT, [4, 3], [1e9] * 12)],
+        value_info=[helper.make_tensor_value_info(f"o{EVIL}", TensorProto.FLOAT, [f"n{EVIL}"])],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(f"d{EVIL}", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+FORMS = ("text", "json", "markdown", "github")
+
+
+def test_no_name_can_make_a_terminal_or_a_workflow_do_anything(cage: Cage, folder: Path) -> None:
+    onnx.save(evil_model(), folder / "m.onnx")
+    onnx.save(evil_model("Softmax"), folder / f"n{EVIL.replace('/', '')}.onnx")
+    other = f"n{EVIL.replace('/', '')}.onnx"
+    said = [run(cage, folder, "report", "m.onnx", "-v"), run(cage, folder, "report", "m.onnx", "--json")]
+    said += [run(cage, folder, "m.onnx", "-v", "--report", "r.json"), run(cage, folder, other, "-v", "--overwrite")]
+    said += [run(cage, folder, "m.onnx", "--json", "--dry-run"), run(cage, folder, f"nowhere{EVIL}")]
+    said += [run(cage, folder, "explain", place, f"#{i}") for place in ("m.onnx", other, "r.json") for i in range(3)]
+    said += [run(cage, folder, "explain", "m.onnx", EVIL), run(cage, folder, "m.onnx", f"--keep={EVIL}")]
+    said += [run(cage, folder, "lists", EVIL), run(cage, folder, "m.onnx", "--lists", EVIL)]
+    said += [
+        run(cage, folder, "diff", "m.onnx", place, "--format", form) for place in (other, "r.json") for form in FORMS
+    ]
+
+    assert {outcome.code for outcome in said} == {0, 1, 2}
+    for outcome in said:
+        for text in (outcome.out, outcome.err):
+            assert all(line.isprintable() for line in text.split("\n")), text
+    for outcome in said[-5:-1:4]:
+        assert all(line.startswith(("::warning title=", "::error title=")) for line in outcome.out.splitlines())
+
+
+def test_a_name_on_a_terminal_is_as_plain_as_in_a_pipe(folder: Path) -> None:
+    import pty
+
+    onnx.save(evil_model(), folder / "m.onnx")
+    outer, inner = pty.openpty()
+    words = [sys.executable, "-m", "amp_rewrite", "report", "m.onnx", "-v"]
+    with subprocess.Popen(words, cwd=folder, stdout=inner, stderr=inner, env={**os.environ, "TERM": "dumb"}) as child:
+        os.close(inner)
+        shown = b""
+        while True:
+            try:
+                part = os.read(outer, 1 << 16)
+            except OSError:  # how a terminal says that nobody writes to it any more
+                break
+            if not part:
+                break
+            shown += part
+    os.close(outer)
+
+    assert child.returncode == 0
+    assert b"\x1b]0;" not in shown and b"\x07" not in shown and "\u202e".encode() not in shown
+    assert b"own\\x1b]0;owned" in shown

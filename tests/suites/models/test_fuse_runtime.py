@@ -1,0 +1,172 @@
+"""What onnxruntime makes of converted models: it fuses as much as of the float32 ones, and opens every norm.
+
+A normalization written out op by op, in float32, on a Cast of a half value, with float32 scale: from opset 17 on the
+runtime fuses it across the Cast to a node whose types it then refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import ModelProto
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+import amp_rewrite
+from support import stub
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+WAYS: Mapping[str, Mapping[str, Any]] = {"float16": {}, "auto": {"opset": "auto"}, "none": {"fuse": "none"}}
+FIXTURES = ("bert_dynamo20", "bert_dynamo23", "bert_ts13", "gpt2_dynamo18", "gpt2_ts17", "llama_ts16", "t5_dynamo18")
+FIXTURES += ("vit_dynamo22", "vit_ts17", "whisper_encoder_dynamo19", "whisper_encoder_ts17", "whisper_step_dynamo20")
+NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+GELUS = ("BiasGelu", "FastGelu", "Gelu")
+FUSED = {
+    "SkipLayerNormalization": ("SkipLayerNormalization",),
+    "norms": ("SkipLayerNormalization", *NORMS),
+    "BiasGelu": ("BiasGelu",),
+    "gelus": GELUS,
+    "FusedMatMul": ("FusedMatMul", "Attention"),  # which holds the scaled product of queries and keys
+}
+
+
+@functools.cache
+def placements(name: str) -> dict[str, dict[str, int]]:
+    """How many of each op the runtime has in the end, for CUDA, of the float32 model and of each conversion."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"float32": MODELS / f"{name}.onnx"}
+        for way, options in WAYS.items():
+            paths[way] = Path(folder, f"{way}.onnx")
+            onnx.save(amp_rewrite.convert(paths["float32"], **options).model, paths[way])
+        rows = stub.placements(list(paths.values()))
+    return {way: _counted(row) for way, row in zip(paths, rows, strict=True)}
+
+
+def _counted(row: Mapping[str, Any]) -> dict[str, int]:
+    assert "error" not in row, row
+    ops = {name.rpartition(":")[2]: count for name, count in row["ops"].items()}
+    return {what: sum(ops.get(op, 0) for op in kinds) for what, kinds in FUSED.items()}
+
+
+@pytest.fixture(scope="module")
+def cuda_stub() -> None:
+    if stub.folder()[0] is None:
+        pytest.skip(stub.folder()[1])
+
+
+@pytest.mark.stub
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: None) -> None:
+    """By ways, what there is less of than in float32. At another opset there may be more: Gelu with its bias."""
+    before = placements(name)["float32"]
+    for way in WAYS:
+        after = placements(name)[way]
+        fewer = {what: after[what] - count for what, count in before.items() if after[what] < count}
+        assert fewer == {}, way
+
+
+@pytest.mark.stub
+def test_fusing_first_leaves_the_runtime_one_node_for_each_norm(cuda_stub: None) -> None:
+    """T5 at opset 18 has twelve norms that the runtime does not see; at 23 each of them is one op."""
+    assert {way: placements("t5_dynamo18")[way]["norms"] for way in ("float32", "none", "auto")} == {
+        "float32": 0,
+        "none": 0,
+        "auto": 12,
+    }
+
+
+# -- the norm that the runtime refuses ----------------------------------------------------------------
+
+# onnxruntime's own exceptions share no base class below Exception.
+REFUSALS = tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
+WEIGHTS = "float[8,8] w = {" + ", ".join(["0.5"] * 64) + "}, float[8] gain = {1, 2, 1, 2, 1, 2, 1, 2}"
+CONSTANTS = f"<{WEIGHTS}, float two = {{2}}, float eps = {{1e-5}}, int64[1] last = {{-1}}, float one = {{1}}>"
+NORM = "m = ReduceMean {axes}  d = Sub (a, m)  p = Pow (d, two)  v = ReduceMean {axes2}  "
+ENDS = {
+    "divided": "e = Add (v, eps)  s = Sqrt (e)  n = Div (d, s)  h = Mul (n, gain)  g = Add (h, gain)  ",
+    "bounded": "e = Max (v, eps)  s = Sqrt (e)  n = Div (d, s)  h = Mul (n, gain)  g = Add (h, gain)  ",
+    "scaled first": "e = Add (v, eps)  s = Sqrt (e)  n = Div (d, s)  h = Add (n, gain)  g = Mul (h, gain)  ",
+}
+
+
+def norm(opset: int, end: str, before: str = "a = MatMul (x, w)  ", after: str = "y = MatMul (g, w)") -> ModelProto:
+    new = opset >= 18
+    axes, axes2 = ("(a, last)", "(p, last)") if new else ("<axes = [-1]> (a)", "<axes = [-1]> (p)")
+    body = before + NORM.format(axes=axes, axes2=axes2) + ENDS[end] + after
+    head = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[4,8] x) => (float[4,8] y) {CONSTANTS}'
+    return onnx.parser.parse_model(f"{head} {{ {body} }}")
+
+
+def refusal(model: ModelProto) -> str:
+    """What onnxruntime says against a model at its least optimizing level that fuses; "" if nothing."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except REFUSALS as refused:
+        return str(refused)
+    return ""
+
+
+def half_then_norm(opset: int) -> ModelProto:
+    """The model that must never come out."""
+    model = norm(opset, "divided", "a = Cast <to = 1> (x)  ", "y = Cast <to = 10> (g)")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    return model
+
+
+@pytest.mark.parametrize("opset", [17, 18, 20])
+def test_the_runtime_refuses_a_float32_norm_after_a_cast_from_half(opset: int) -> None:
+    """A must-fail twin: why the tests below look."""
+    assert "bound to different types" in refusal(half_then_norm(opset))
+
+
+@pytest.mark.parametrize("fuse", ["basic", "none"])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("opset", [13, 17, 18, 20, 23])
+@pytest.mark.parametrize("options", [{}, {"keep": ["op=Sqrt"]}, {"safety": "none"}, {"level": "lower-all"}], ids=str)
+def test_no_norm_comes_out_that_the_runtime_refuses(opset: int, end: str, fuse: str, options: dict[str, Any]) -> None:
+    made = amp_rewrite.convert(norm(opset, end), fuse=fuse, **options)
+    assert not made.plan.empty
+    assert refusal(made.model) == ""
+
+
+def test_a_fused_norm_is_lowered_between_products() -> None:
+    made = amp_rewrite.convert(norm(17, "divided"), fuse="basic")
+    kinds = [node.op_type for node in made.model.graph.node]
+    assert kinds == ["Cast", "MatMul", "LayerNormalization", "MatMul", "Cast"]
+    assert [row.dtype for row in made.report.rows] == ["float16"] * 3
+    told = [(f.kind, f.subject) for f in made.report.findings]
+    assert told == [("fused", "Add_9")]
+
+
+def test_nothing_is_fused_where_nothing_is_lowered() -> None:
+    model = norm(17, "divided", "a = Relu (x)  ", "y = Relu (g)")
+    made = amp_rewrite.convert(model, fuse="basic", opset="auto")
+    assert made.plan.empty
+    assert made.model.SerializeToString() == model.SerializeToString()
+    assert [f.kind for f in made.report.findings] == []
+
+
+def test_what_is_kept_by_pattern_is_kept_apart() -> None:
+    made = amp_rewrite.convert(norm(17, "divided"), fuse="basic", keep=["op=Sqrt"])
+    assert "Sqrt" in [node.op_type for node in made.model.graph.node]
+    assert [f.message for f in made.report.findings if f.kind == "not_fused"] == [
+        "the one that ends in Add_9: a pattern names Sqrt_6"
+    ]
+
+
+def test_patterns_are_those_of_the_model_as_it_was() -> None:
+    """`feeds=Sqrt` means the product before the norm, though there is no Sqrt any more when it is painted."""
+    made = amp_rewrite.convert(norm(17, "divided"), fuse="basic", keep=["op=MatMul,output=y"])
+    assert {row.op: row.dtype for row in made.report.rows if row.outputs != ("a",)}["MatMul"] == "float32"
+    assert "LayerNormalization" in [node.op_type for node in made.model.graph.node]

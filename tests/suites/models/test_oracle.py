@@ -1,0 +1,135 @@
+"""The painter against TensorFlow's own answers for 300 random graphs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.op_lists import Level, OpLists, load_lists
+from support.counting import crossings, lowered_ops
+from support.paths import TESTS
+
+COUNTS = {"default": 180, "treat-gray-as-deny": 50, "tensor-cores-only": 40, "unsafe-force-all": 30}
+"""How many graphs the file holds at each level."""
+
+
+@cache
+def oracle() -> tuple[dict[str, Any], ...]:
+    packed = (TESTS / "data" / "tf_oracle.json.gz").read_bytes()
+    return tuple(json.loads(gzip.decompress(packed))["graphs"])
+
+
+@cache
+def tensorflow_lists() -> OpLists:
+    return load_lists(DType.FLOAT16, ["tensorflow"])
+
+
+def answer(
+    model: ModelProto, level: str, *, newer: bool, shuffled: np.random.Generator | None = None
+) -> dict[str, Any]:
+    """What the painter says of a model, in the oracle's terms."""
+    view = View.of(Model.load(model if shuffled is None else reordered(model, shuffled)))
+    coloring = paint(
+        view,
+        tensorflow_lists(),
+        DType.FLOAT16,
+        level=Level.parse(level),
+        target=Target.ONNX,
+        gray_follows_allow=newer,
+    )
+    cross = crossings(view, coloring)
+    return {
+        "half": list(lowered_ops(view, coloring)),
+        "to_half": list(cross.to_low),
+        "to_float": list(cross.to_float),
+        "initializers": len(cross.constants),
+    }
+
+
+def disagreements(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
+    """What differs, key by key; empty when nothing does."""
+    lines = []
+    for key in ("half", "to_half", "to_float"):
+        missing = sorted(set(expected[key]) - set(actual[key]))
+        extra = sorted(set(actual[key]) - set(expected[key]))
+        if missing or extra:
+            lines.append(f"{key}: missing {missing}, extra {extra}")
+    if expected["initializers"] != actual["initializers"]:
+        lines.append(f"initializers: {expected['initializers']} expected, {actual['initializers']} found")
+    return "; ".join(lines)
+
+
+def reordered(model: ModelProto, rng: np.random.Generator) -> ModelProto:
+    """The same model with its nodes in another topological order."""
+    shuffled = ModelProto()
+    shuffled.CopyFrom(model)
+    made = {"", *(v.name for v in model.graph.input), *(t.name for t in model.graph.initializer)}
+    waiting = list(model.graph.node)
+    del shuffled.graph.node[:]
+    while waiting:
+        ready = [n for n in waiting if made.issuperset(n.input)]
+        chosen = ready[int(rng.integers(len(ready)))]
+        waiting.remove(chosen)
+        made.update(chosen.output)
+        shuffled.graph.node.append(chosen)
+    return shuffled
+
+
+@pytest.mark.parametrize("rules", ["classic", "newer"])
+@pytest.mark.parametrize("level", COUNTS)
+def test_every_graph_is_painted_as_tensorflow_paints_it(level: str, rules: str) -> None:
+    graphs = [g for g in oracle() if g["level"] == level]
+    assert len(graphs) == COUNTS[level]
+    found = []
+    for graph in graphs:
+        actual = answer(onnx.parser.parse_model(graph["graph"]), level, newer=rules == "newer")
+        if difference := disagreements(graph[rules], actual):
+            found.append(f"{graph['id']}: {difference}")
+    assert not found, f"{len(found)} of {len(graphs)} graphs differ, the first:\n" + "\n".join(found[:5])
+
+
+def test_the_oracle_tells_the_newer_rule_from_the_classic_one() -> None:
+    assert sum(g["classic"] != g["newer"] for g in oracle()) == 77
+
+
+@pytest.mark.parametrize("rules", ["classic", "newer"])
+def test_paint_does_not_depend_on_the_order_of_the_nodes(rules: str) -> None:
+    rng = np.random.default_rng(7)
+    found = []
+    for graph in oracle()[::3]:
+        model = onnx.parser.parse_model(graph["graph"])
+        actual = answer(model, graph["level"], newer=rules == "newer", shuffled=rng)
+        if difference := disagreements(graph[rules], actual):
+            found.append(f"{graph['id']}: {difference}")
+    assert not found, "\n".join(found[:5])
+
+
+def test_a_reordered_model_is_another_one_with_the_same_nodes() -> None:
+    model = onnx.parser.parse_model(oracle()[0]["graph"])
+    other = reordered(model, np.random.default_rng(7))
+    names = [n.name for n in model.graph.node]
+    assert sorted(n.name for n in other.graph.node) == sorted(names)
+    assert [n.name for n in other.graph.node] != names
+
+
+def test_a_disagreement_of_each_kind_is_told() -> None:
+    right = {"half": ["a"], "to_half": ["x"], "to_float": ["y"], "initializers": 1}
+    assert disagreements(right, right) == ""
+    assert disagreements(right, {**right, "half": ["b"]}) == "half: missing ['a'], extra ['b']"
+    assert disagreements(right, {**right, "to_half": []}) == "to_half: missing ['x'], extra []"
+    assert disagreements(right, {**right, "to_float": []}) == "to_float: missing ['y'], extra []"
+    assert disagreements(right, {**right, "initializers": 0}) == "initializers: 1 expected, 0 found"

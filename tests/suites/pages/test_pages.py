@@ -1,0 +1,70 @@
+"""The pages in docs/: the Python that they show runs, one page after the other from its first line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import amp_rewrite
+from amp_rewrite.cli import door
+from amp_rewrite.deploy.session import process
+from support.paths import ROOT
+
+PAGES = ("calibration", "emulation", "repair", "report", "session")
+"""Those with Python for the README's model; the page of training has a test beside those of training."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The README's model, a batch, a report and a cache of its own in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copy(ROOT / "examples" / "models" / "digits_vit.onnx", tmp_path / "model.onnx")
+    np.savez(tmp_path / "batches.npz", image=np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32))
+    done = CliRunner().invoke(door, ["model.onnx", "--report", "model.json", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:.*is not converted and runs as it is", "ignore:.*opened before the mixed precision")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
+    shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / f"{page}.md").read_text("utf-8"), re.S | re.M)
+    images = np.load(folder / "batches.npz")["image"]
+    names: dict[str, object] = {"amp_rewrite": amp_rewrite, "images": images, "next_images": images}
+    for block in shown:
+        exec(compile(block, f"{page}.md", "exec"), names)
+    assert shown
+
+
+def test_no_page_with_python_is_left_out() -> None:
+    shown = {page.stem for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text("utf-8")}
+    assert shown == {*PAGES, "training"}
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    links = [(page, at) for page in pages for at in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))]
+    assert [f"{page.name}: {at}" for page, at in links if not (page.parent / at).exists()] == []
+    assert len(links) > 40
+
+
+def test_the_page_for_those_who_come_from_elsewhere_names_options_that_are_there() -> None:
+    page = (ROOT / "docs" / "migrating.md").read_text("utf-8")
+    known = {name for option in door.commands["convert"].params for name in (*option.opts, *option.secondary_opts)}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
+    assert named - known == set()
+    assert len(named) > 10
+
+
+def test_every_option_of_the_command_line_is_named_on_a_page() -> None:
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    params = [option for command in door.commands.values() for option in command.params]
+    spelled = [(*option.opts, *option.secondary_opts) for option in params if option.opts[0].startswith("-")]
+    assert {names for names in spelled if not any(re.search(rf"{name}(?![\w-])", pages) for name in names)} == set()

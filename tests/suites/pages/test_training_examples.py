@@ -1,0 +1,214 @@
+"""The training examples do what they say, on the small sizes that `--quick` stands for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import onnx
+import pytest
+
+from support.paths import ROOT
+
+EXAMPLES = ROOT / "examples" / "training"
+PYTORCH = json.loads((EXAMPLES / "models" / "losses.json").read_text("utf-8"))
+STEPS = 20
+
+
+def run(name: str, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, options)]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("AMP_REWRITE")}
+    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=300, check=False)
+
+
+def printed(name: str, *options: str | Path) -> str:
+    done = run(name, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the examples by name, as they import each other."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def imported(name: str) -> Any:
+        for known in ("digits", "tasks", "guide", "chart"):
+            monkeypatch.delitem(sys.modules, known, raising=False)
+        return __import__(name)
+
+    return imported
+
+
+# -- the guide -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("--loop",)], ids=["fit", "loop"])
+def test_the_guides_network_learns_alike_under_each_policy(options: tuple[str, ...]) -> None:
+    curves = re.findall(r"^seed 0 (\w+): ([\d. ]+); ([\d.]+) %", printed("guide.py", "--quick", *options), re.MULTILINE)
+    losses = {policy: [float(number) for number in curve.split()] for policy, curve, _ in curves}
+
+    assert list(losses) == ["float32", "mixed_float16", "mixed_bfloat16"]
+    for policy, curve in losses.items():
+        assert len(curve) == 8 and curve[-1] < 0.5 * curve[0]
+        np.testing.assert_allclose(curve, losses["float32"], atol=0.05, err_msg=policy)
+    assert min(float(accuracy) for *_, accuracy in curves) > 60  # 288 digits are few to learn from; a guess has 19 %
+
+
+def test_the_loss_scale_is_drawn_with_its_skipped_steps(tmp_path: Path) -> None:
+    said = printed("guide.py", "--quick", "--trace", tmp_path / "scale.svg")
+    skipped = json.loads(re.findall(r"skipped \d+ of 80 steps: (\[.*\])", said)[0])
+    chart = ElementTree.parse(tmp_path / "scale.svg").getroot()
+    named = "{http://www.w3.org/2000/svg}"
+    (line,) = chart.findall(f"{named}polyline")
+
+    assert skipped[:3] == [0, 1, 2]  # it starts too high
+    assert len(chart.findall(f"{named}circle")) == len(skipped) < 20
+    assert len(line.attrib["points"].split()) == 80
+
+
+def test_mnist_is_read_from_its_four_files_packed_or_not(tmp_path: Path, example: Any) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (5, 28, 28), np.uint8), np.arange(5, dtype=np.uint8)
+    for part in ("train", "t10k"):
+        whole = b"\0\0\x08\x03" + np.array(images.shape, ">u4").tobytes() + images.tobytes()
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x05" + labels.tobytes())
+    found = example("digits").load(tmp_path)
+
+    assert (found.x.shape, found.x.dtype, found.y.tolist()) == ((5, 784), np.float32, [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(found.x_test, images.reshape(5, 784).astype(np.float32) / np.float32(255))
+
+
+def test_a_folder_without_mnist_is_named(tmp_path: Path) -> None:
+    done = run("guide.py", "--mnist", tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        f"{tmp_path} has no train-images-idx3-ubyte (or train-images-idx3-ubyte.gz); name the folder with MNIST's"
+        " four files",
+    )
+
+
+def test_runs_are_kept_in_a_log_and_not_made_again(tmp_path: Path) -> None:
+    log = tmp_path / "runs.jsonl"
+    curves = ("--curves", tmp_path / "curves.svg")
+    first, second = (printed("guide.py", "--quick", "--log", log, *drawn) for drawn in ((), curves))
+    runs = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    assert second == first
+    assert [(r["run"]["seed"], r["run"]["policy"], r["run"]["hidden"], len(r["outcome"]["losses"])) for r in runs] == [
+        (0, policy, 64, 8) for policy in ("float32", "mixed_float16", "mixed_bfloat16")
+    ]
+    lines = ElementTree.parse(tmp_path / "curves.svg").getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [8] * 6  # a seed and a mean for each policy
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_a_recurrent_network_learns_alike_under_each_policy(cell: str) -> None:
+    said = printed("rows.py", "--quick", "--cell", cell)
+    curves = re.findall(rf"^{cell} (\w+): ([\d. ]+); ([\d.]+) %", said, re.MULTILINE)
+    losses = {policy: [float(number) for number in curve.split()] for policy, curve, _ in curves}
+
+    assert list(losses) == ["float32", "mixed_float16", "mixed_bfloat16"]
+    for policy, curve in losses.items():
+        assert len(curve) == 10 and curve[-1] < 0.6 * curve[0]
+        np.testing.assert_allclose(curve, losses["float32"], atol=0.05, err_msg=policy)
+    assert min(float(accuracy) for *_, accuracy in curves) > 40  # a guess has 19 %
+
+
+# -- underflow -------------------------------------------------------------------------------------------
+
+
+def test_without_a_loss_scale_float16_learns_nothing_and_with_one_it_does() -> None:
+    said = printed("underflow.py", "--quick")
+    guess = float(re.findall(r"a guess is right in (\d+) %", said)[0])
+    accuracy = {name.strip(): float(n) for name, n in re.findall(r"^(float.*?)  .*accuracy ([\d.]+) %", said, re.M)}
+
+    assert accuracy.pop("float16, no loss scale") <= guess
+    assert len(accuracy) == 3 and min(accuracy.values()) > 85
+
+
+# -- replicas --------------------------------------------------------------------------------------------
+
+
+def test_the_replicas_example_runs_alone_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    options = ("--epochs", "2", "--checkpoint", tmp_path / "a.npz")
+    first, second = (re.findall(r"loss ([\d.]+)", printed("replicas.py", *options)) for _ in range(2))
+    assert float(second[0]) < float(first[1]) < float(first[0])
+
+
+@pytest.mark.torch
+def test_the_replicas_example_runs_in_two_processes() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "replicas.py"]
+    done = subprocess.run(
+        [*map(str, command), "--epochs", "1"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    ends = re.findall(r"replica (\d) of 2: ([\d.]+) %", done.stdout)
+    assert sorted(rank for rank, _ in ends) == ["0", "1"], done.stderr
+    assert len({accuracy for _, accuracy in ends}) == 1
+
+
+# -- beside PyTorch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "bound"),
+    [("float32", 1e-4), ("mixed_float16", 0.004), ("mixed_bfloat16", 0.02)],  # losses of 2 to 4, in 2**-11 and 2**-8
+)
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+def test_losses_from_the_same_start_are_those_that_pytorch_had(
+    name: str, policy: str, bound: float, example: Any
+) -> None:
+    tasks = example("tasks")
+    model = onnx.load(EXAMPLES / "models" / f"{name}.onnx")
+    losses, _ = tasks.losses(tasks.TASKS[name], model, policy, STEPS)
+
+    assert len(PYTORCH[name]) == 100
+    np.testing.assert_allclose(losses, PYTORCH[name][:STEPS], rtol=0, atol=bound)
+    assert PYTORCH[name][-1] < PYTORCH[name][0] - 0.5
+
+
+def test_another_start_has_other_losses(example: Any) -> None:
+    tasks = example("tasks")
+    model = onnx.load(EXAMPLES / "models" / "cnn.onnx")
+    weight = next(t for t in model.graph.initializer if t.name == "classifier.weight")
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 1.01, weight.name))
+    losses, _ = tasks.losses(tasks.TASKS["cnn"], model, "float32", STEPS)
+
+    assert np.abs(np.array(losses) - PYTORCH["cnn"][:STEPS]).max() > 1e-4
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("cnn", 12), ("gpt", 27)])
+def test_a_model_has_its_parameters_under_their_names_and_tells_nothing_of_the_machine(
+    name: str, parameters: int
+) -> None:
+    model = onnx.load(EXAMPLES / "models" / f"{name}.onnx")
+    named = [t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and "." in t.name]
+
+    assert len(named) == parameters
+    assert [v.name for v in model.graph.input] == [{"cnn": "image", "gpt": "tokens"}[name]]
+    assert [word for word in ("metadata_props", "doc_string", "site-packages", ".py") if word in str(model)] == []
+
+
+@pytest.mark.torch
+def test_the_comparison_with_pytorch_runs() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed: make extras")
+    off = re.findall(r"float32  +loss .* at most ([\d.e+-]+);", printed("against_torch.py", "--quick"))
+    assert len(off) == 2 and max(map(float, off)) < 1e-5

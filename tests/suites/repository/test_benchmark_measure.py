@@ -1,0 +1,40 @@
+"""What a benchmark says of a command that ends by itself, fails, takes too long, or takes too much memory."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+from support.paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("measure")
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_a_command_within_its_bounds_keeps_its_exit_code_and_its_last_words(measure: ModuleType) -> None:
+    run = measure.cost(python("raise SystemExit('no such tool')"), limit=60, memory=1e12)
+    assert (run.code, run.said) == (1, "no such tool")
+
+
+def test_a_command_that_takes_too_long_is_stopped(measure: ModuleType) -> None:
+    run = measure.cost(python("import time; time.sleep(60)"), limit=1)
+    assert (run.code, run.said) == (-9, "stopped after 1 s")
+    assert run.wall < 60
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of another process is read from /proc")
+def test_a_command_that_takes_too_much_memory_is_stopped(measure: ModuleType) -> None:
+    run = measure.cost(python("import time; held = b'1' * (1 << 28); time.sleep(60)"), memory=1 << 27)
+    assert (run.code, run.said) == (-9, "stopped at 0.134218 GB of memory")

@@ -1,0 +1,171 @@
+"""Who imports whom: the list of wings in docs/architecture.md, read and enforced."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import networkx as nx
+import pytest
+
+from support.paths import ROOT
+
+PACKAGE = ROOT / "amp_rewrite"
+ENTRANCES = {"__init__", "__main__"}
+"""They hand on what the wings make, so they belong to none."""
+
+# Third-party and standard modules that only some of ours may import.
+CONFINED = {
+    "yaml": {"settings.list_file", "settings.op_lists"},
+    "onnxruntime": {"runtime.runner", "runtime.ort_errors"},
+    "click": {"cli"},
+    "rich": {"cli"},
+}
+WITHOUT_ONNX = tuple(
+    f"reports.{name}" for name in ("report", "rows", "reading", "render", "explain", "diff", "match", "summary")
+)
+"""A report is read, compared and explained without onnx, which takes long to import."""
+
+
+@cache
+def wings() -> dict[str, int]:
+    """The position of each wing in the table; loose modules come before all."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    section = text.partition("## The wings")[2].partition("\n## ")[0]
+    return {name: number for number, name in enumerate(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE), 1)}
+
+
+def position(module: str) -> int:
+    return wings().get(module.split(".")[0], 0)
+
+
+@cache
+def trees() -> dict[str, tuple[ast.Module, ...]]:
+    """The syntax trees of each module by dotted name."""
+    found: dict[str, list[ast.Module]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[-1] != "__init__" or len(parts) == 1:
+            found.setdefault(".".join(parts), []).append(ast.parse(path.read_text("utf-8")))
+    return {module: tuple(parsed) for module, parsed in found.items()}
+
+
+def imports(tree: ast.AST, *, at_start: bool = False) -> Iterator[str]:
+    """Dotted names that a tree imports; `at_start` leaves out functions and what only type checkers see."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif at_start and (_runs_later(node) or _for_type_checkers(node)):
+            continue
+        else:
+            yield from imports(node, at_start=at_start)
+
+
+def _runs_later(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def _for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def own_imports(module: str, *, at_start: bool = False) -> set[str]:
+    """The modules of this package that one imports."""
+    named = {name for tree in trees()[module] for name in imports(tree, at_start=at_start)}
+    inside = {name.removeprefix("amp_rewrite.") for name in named if name.startswith("amp_rewrite.")}
+    return {m for m in trees().keys() - {module} if any(f"{name}.".startswith(f"{m}.") for name in inside)}
+
+
+def foreign_imports(module: str) -> set[str]:
+    return {name.split(".")[0] for tree in trees()[module] for name in imports(tree)} - {"amp_rewrite"}
+
+
+def test_the_list_of_wings_is_that_of_the_folders() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert set(wings()) == folders
+    assert len(wings()) == 12
+
+
+def test_at_most_six_modules_lie_loose() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
+
+
+@pytest.mark.parametrize("module", sorted(trees().keys() - ENTRANCES))
+def test_a_module_imports_only_from_its_wing_and_those_before(module: str) -> None:
+    after = {other for other in own_imports(module) if position(other) > position(module)}
+    assert not after, f"{module} imports {after}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Late imports and those for type checkers count, too."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_edges_from((a, b) for a in trees().keys() - ENTRANCES for b in own_imports(a))
+    assert [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
+
+
+@pytest.mark.parametrize("foreign", CONFINED)
+def test_some_libraries_are_imported_in_one_place_only(foreign: str) -> None:
+    users = {m for m in trees() if foreign in foreign_imports(m)} - CONFINED[foreign]
+    users = {m for m in users if m.split(".")[0] not in CONFINED[foreign]}
+    assert not users
+
+
+@pytest.mark.parametrize("foreign", ["onnxruntime", "networkx"])
+def test_slow_libraries_are_imported_inside_functions(foreign: str) -> None:
+    starts = {
+        m
+        for m, parsed in trees().items()
+        for tree in parsed
+        for n in imports(tree, at_start=True)
+        if n.split(".")[0] == foreign
+    }
+    assert starts == set()
+
+
+@pytest.mark.parametrize("module", [m for m in WITHOUT_ONNX if m in trees()])
+def test_what_reads_reports_does_not_import_onnx(module: str) -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_edges_from((a, b) for a in trees() for b in own_imports(a, at_start=True))
+    needed = {module} | (nx.descendants(graph, module) if module in graph else set())
+    users = {
+        m for m in needed for tree in trees()[m] for n in imports(tree, at_start=True) if n.split(".")[0] == "onnx"
+    }
+    assert users == set()
+
+
+def test_only_the_modules_for_files_read_and_write_onnx_files() -> None:
+    touching = {
+        module
+        for module, parsed in trees().items()
+        for tree in parsed
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("onnx.load", "onnx.save", "onnx.load_model", "onnx.save_model")
+    }
+    assert touching <= {"files.model", "files.wire", "files.store"}
+
+
+def test_only_the_command_line_prints_and_exits() -> None:
+    loud = {
+        module
+        for module, parsed in trees().items()
+        for tree in parsed
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit")
+    }
+    assert {module.split(".")[0] for module in loud} <= {"cli", "__main__"}
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    assert not trees().keys() & {"utils", "util", "common", "helpers", "core", "base", "misc"}
+
+
+def test_imports_are_found_where_they_hide() -> None:
+    tree = ast.parse("import a.b\nfrom c import d\ndef f():\n    import e\nif TYPE_CHECKING:\n    import g\n")
+    assert list(imports(tree)) == ["a.b", "c.d", "e", "g"]
+    assert list(imports(tree, at_start=True)) == ["a.b", "c.d"]

@@ -1,0 +1,117 @@
+"""The wheel as a stranger gets it: what is in it, and that it works away from the checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WHERE = ("-c", "import pathlib, amp_rewrite; print(pathlib.Path(amp_rewrite.__file__).parent)")
+LISTS = ("-m", "amp_rewrite", "lists", "MatMul")
+
+
+def run(*command: str | Path, cwd: Path | str, **environment: str) -> str:
+    """What `command` printed; its whole output is in the failure if it fails."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AMP_REWRITE", "PYTHON"))}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=kept | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling", reason="hatchling builds the wheel: pip install hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    run(
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+        *("--no-deps", "--no-index", "--target", target, wheel),
+        cwd=target,
+    )
+    return target
+
+
+def names(folder: Path, pattern: str) -> set[str]:
+    return {path.name for path in folder.glob(pattern)}
+
+
+def test_the_wheel_holds_the_modules_lists_tables_and_the_typing_marker(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith("amp_rewrite/")}
+    package = ROOT / "amp_rewrite"
+    suffixes = (".py", ".pyi", ".onnxtxt")
+    modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in suffixes}
+    lists = {f"amp_rewrite/_lists/{name}" for name in names(ROOT / "lists", "*.yaml")}
+    tables = {f"amp_rewrite/runtime/_tables/{name}" for name in names(package / "runtime" / "_tables", "*.json")}
+    assert {"amp_rewrite/_lists/float16.yaml", "amp_rewrite/_lists/bfloat16.yaml"} <= lists
+    assert tables
+    assert held == modules | lists | tables | {"amp_rewrite/py.typed"}
+
+
+def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        by_name = {Path(name).name: archive.read(name).decode() for name in archive.namelist()}
+    assert by_name["LICENSE"] == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "amp-rewrite = amp_rewrite.__main__:main" in by_name["entry_points.txt"]
+    assert "License-Expression: Apache-2.0" in by_name["METADATA"]
+
+
+def test_an_installed_wheel_finds_its_own_lists_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+    package = installed / "amp_rewrite"
+    away = {"cwd": str(tmp_path), "PYTHONPATH": str(installed)}
+    assert run(sys.executable, *WHERE, **away).strip() == str(package)
+    assert "MatMul" in run(sys.executable, *LISTS, **away)
+    # Without them it has to fail: it must not have read the checkout's.
+    hidden = (package / "_lists").rename(package / "_hidden")
+    try:
+        with pytest.raises(AssertionError, match="exit"):
+            run(sys.executable, *LISTS, **away)
+    finally:
+        hidden.rename(package / "_lists")
+
+
+def test_a_checkout_finds_the_lists_at_its_top(tmp_path: Path) -> None:
+    assert not (ROOT / "amp_rewrite" / "_lists").exists()
+    away = {"cwd": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    assert run(sys.executable, *WHERE, **away).strip() == str(ROOT / "amp_rewrite")
+    assert "MatMul" in run(sys.executable, *LISTS, **away)
+
+
+@pytest.mark.parametrize("requirement", PYPROJECT["project"]["dependencies"])
+def test_every_runtime_dependency_states_its_lowest_version(requirement: str) -> None:
+    assert re.match(r"[A-Za-z0-9_-]+>=\d+(\.\d+)*(; |$)", requirement)
+
+
+def test_macos_gets_the_onnxruntime_that_exists_there() -> None:
+    needs = PYPROJECT["project"]["dependencies"]
+    marked = {need.split(">=")[0]: need.partition("; ")[2] for need in needs if need.startswith("onnxruntime")}
+    assert marked == {
+        "onnxruntime-gpu": "sys_platform != 'darwin'",
+        "onnxruntime": "sys_platform == 'darwin'",
+    }

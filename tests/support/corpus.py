@@ -1,0 +1,98 @@
+"""Every model that the tests have, by name: hand-written text models, exported ones, and built ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from support.paths import ROOT, TESTS
+
+TEXT_MODELS = tuple(sorted(path.stem for path in (TESTS / "models_text").glob("*.onnxtxt")))
+EXPORTED = tuple(
+    sorted(
+        str(path.relative_to(ROOT))
+        for folder in (TESTS / "models", ROOT / "examples" / "models")
+        for path in folder.glob("*.onnx")
+    )
+)
+
+
+def text_model(name: str) -> ModelProto:
+    """A fresh copy of a model from `models_text`."""
+    return onnx.parser.parse_model((TESTS / "models_text" / f"{name}.onnxtxt").read_text("utf-8"))
+
+
+def exported(name: str) -> ModelProto:
+    """A model of `models` or of the examples, its weights in memory."""
+    return onnx.load(ROOT / name)
+
+
+def with_sparse_weight() -> ModelProto:
+    """A MatMul whose weight is a sparse initializer."""
+    model = text_model("tied_weights")
+    dense = numpy_helper.to_array(model.graph.initializer[0])
+    kept = np.zeros_like(dense)
+    np.fill_diagonal(kept, dense.diagonal())
+    at = np.flatnonzero(kept)
+    values = helper.make_tensor("w", TensorProto.FLOAT, [at.size], kept.ravel()[at])
+    indices = helper.make_tensor("w_at", TensorProto.INT64, [at.size], at)
+    del model.graph.initializer[:]
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, list(dense.shape)))
+    return model
+
+
+def with_everything_beside_the_graph() -> ModelProto:
+    """A model with training_info, quantization annotations, metadata, doc strings and a second opset import."""
+    model = text_model("value_info")
+    model.producer_name, model.producer_version, model.doc_string = "someone", "7", "words"
+    model.domain, model.model_version = "there", 3
+    model.metadata_props.add(key="licence", value="any")
+    model.opset_import.add(domain="elsewhere", version=2)
+    model.graph.doc_string = "words about the graph"
+    model.graph.node[0].doc_string = "words about a node"
+    model.graph.node[0].metadata_props.add(key="from", value="layer 1")
+    model.graph.input[0].doc_string = "words about an input"
+    model.graph.metadata_props.add(key="graph", value="g")
+    annotation = model.graph.quantization_annotation.add(tensor_name="a")
+    annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="w")
+    training = model.training_info.add()
+    training.algorithm.name = "step"
+    training.algorithm.node.append(helper.make_node("Identity", ["w"], ["w_new"], name="update"))
+    training.algorithm.output.append(helper.make_tensor_value_info("w_new", TensorProto.FLOAT, [8, 8]))
+    training.update_binding.add(key="w", value="w_new")
+    return model
+
+
+BUILT = {"sparse_weight": with_sparse_weight, "everything_beside": with_everything_beside_the_graph}
+
+
+@cache
+def backend_models() -> tuple[tuple[str, ModelProto], ...]:
+    """One model for each operator that onnx's own node tests show with floats: the last of each file."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases provoke overflow on purpose
+        found = {}
+        for case in collect_testcases(None):
+            if case.model is not None and len(case.model.graph.node) and _has_floats(case.model):
+                found[case.model.graph.node[0].op_type] = (case.name, case.model)
+    return tuple(found[op_type] for op_type in sorted(found))
+
+
+def _has_floats(model: ModelProto) -> bool:
+    return any(v.type.tensor_type.elem_type == TensorProto.FLOAT for v in (*model.graph.input, *model.graph.output))
+
+
+def small_models() -> Iterator[tuple[str, ModelProto]]:
+    """The text models and the built ones."""
+    for name in TEXT_MODELS:
+        yield name, text_model(name)
+    for name, build in BUILT.items():
+        yield name, build()

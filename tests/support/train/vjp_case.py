@@ -1,0 +1,322 @@
+"""A case of the gradient rules: a small graph, checked against central differences and against torch.
+
+The gradients of Σ y·c, for every output y of the graph with a fixed random c of its shape, are computed by the graph
+that `gradients` makes, in float64, and compared with (f(x + h) − f(x − h))/2h for every element of every input.
+The same graph then has to give the same in float32 on onnxruntime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+from amp_rewrite import View, gradients
+from amp_rewrite.files.model import Model
+from support.cases import build
+from support.train.float64_cells import CELLS
+from support.train.float64_ops import REPAIRED
+
+Feed = dict[str, np.ndarray]
+
+_STEP = 1e-6
+"""Near the cube root of 2⁻⁵², where truncation (h²) and rounding (2⁻⁵²/h) of a central difference balance."""
+_CLOSE = 1e-7
+"""Of float64 differences: ten times the rounding 2⁻⁵²/h ≈ 2e-10 of sums of up to some hundred terms of size 1."""
+_CLOSE_FLOAT32 = 2e-4
+"""Of float32 against float64: 2⁻²³ times some hundred terms and the condition of the worst op in the cases."""
+
+Torch = Callable[..., object]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A graph in the language of `cases`, with the shapes of its inputs.
+
+    `wrt`: the inputs by which is differentiated, all floating ones by default. `low`, `high` bound random inputs;
+    `values` gives some in full. `torch` computes the same of the torch module and the inputs as tensors; `close`:
+    how near that must be, relative to the largest slope. `fixed`: the rule needs fixed dims, `known`: of these
+    inputs. `opsets`: where operators change their form. `meaning`: the same in other operators, where a judge has
+    no float64 of it, or a wrong one. `single`: the standard itself has no float64 of it. `text`: the nodes in ONNX
+    text instead, for what the language of `cases` cannot say.
+    """
+
+    name: str
+    graph: str
+    shapes: Mapping[str, Sequence[int]]
+    wrt: Sequence[str] = ()
+    outputs: Sequence[str] = ("y",)
+    types: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
+    low: float = -2.0
+    high: float = 2.0
+    torch: Torch | None = None
+    fixed: bool = False
+    known: Sequence[str] = ()
+    opsets: Sequence[int] = (20,)
+    change: Callable[[ModelProto], None] | None = None
+    meaning: str = ""
+    single: bool = False
+    text: str = ""
+    close: float = 1e-9
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def parameters(self) -> list[str]:
+        return list(self.wrt) or [n for n in self.shapes if self.types.get(n, "float") == "float"]
+
+    def model(self, opset: int, *, symbolic: bool = False) -> ModelProto:
+        """The graph with a loss appended; with `symbolic` only inputs in `known` state their dims."""
+        model = self._base(opset)
+        if self.change is not None:
+            self.change(model)
+        terms = []
+        for i, out in enumerate(self.outputs):
+            model.graph.node.append(helper.make_node("Mul", [out, f"weight_{i}"], [f"term_{i}"]))
+            model.graph.node.append(helper.make_node("ReduceSum", [f"term_{i}"], [f"sum_{i}"], keepdims=0))
+            terms.append(f"sum_{i}")
+        model.graph.node.append(helper.make_node("Sum", terms, ["loss"]))
+        for i, y in enumerate(self._forward(model)):
+            weight = np.asarray(np.random.default_rng(i).uniform(0.5, 1.5, y.shape), np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(weight, f"weight_{i}"))
+        del model.graph.output[:]
+        model.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, ()))
+        if symbolic:
+            for formal in model.graph.input:
+                for dim in formal.type.tensor_type.shape.dim if formal.name not in self.known else ():
+                    dim.Clear()
+        return model
+
+    def _base(self, opset: int) -> ModelProto:
+        if not self.text:
+            return build(
+                self.graph, self.outputs, shapes=self.shapes, types=self.types, constants=self.constants, opset=opset
+            )
+        kinds = {n: self.types.get(n, "float").replace("int", "int64") for n in self.shapes}
+        dims = {n: f"[{','.join(map(str, shape))}]" if shape else "" for n, shape in self.shapes.items()}
+        formals = ", ".join(f"{kinds[n]}{dims[n]} {n}" for n in self.shapes)
+        results = ", ".join(f"float {name}" for name in self.outputs)
+        header = f'<ir_version: 9, opset_import: ["": {opset}]>'
+        model = onnx.parser.parse_model(f"{header} g ({formals}) => ({results}) {{ {self.text} }}")
+        for formal in model.graph.output:
+            formal.type.tensor_type.ClearField("shape")
+        return model
+
+    def _forward(self, model: ModelProto) -> list[np.ndarray]:
+        """The outputs, whose shapes the weights get."""
+        bare = ModelProto()
+        bare.CopyFrom(model)
+        del bare.graph.node[len(self._base(self.opsets[0]).graph.node) :]
+        return run_float32(bare, self.feed(), self.outputs)
+
+    def feed(self) -> Feed:
+        rng = np.random.default_rng(7)
+        found: Feed = {}
+        for name, shape in self.shapes.items():
+            kind = {"float": np.float32, "int": np.int64, "bool": np.bool_}[self.types.get(name, "float")]
+            drawn = rng.uniform(self.low, self.high, shape).astype(np.float32)
+            found[name] = np.asarray(self.values.get(name, drawn), kind)
+        return {name: found[name] for name in found if name not in self.constants}
+
+
+def every(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", list(cases), ids=str)
+
+
+def judged(cases: Sequence[Case]) -> type:
+    """The tests of the rules behind some cases: against differences, with free dims too, and against torch."""
+
+    class Judged:
+        @every(cases)
+        def test_gradients_are_the_slopes_of_the_loss(self, case: Case) -> None:
+            check_against_differences(case)
+
+        @every(case for case in cases if not case.fixed)
+        def test_gradients_are_right_where_no_dim_is_known(self, case: Case) -> None:
+            check_against_differences(case, symbolic=True)
+
+    compared = [case for case in cases if case.torch is not None]
+    return Judged if not compared else _judged_by_torch(Judged, compared)
+
+
+def _judged_by_torch(judged: type, cases: Sequence[Case]) -> type:
+    class Compared(judged):  # type: ignore[misc]
+        @pytest.mark.torch
+        @every(cases)
+        def test_gradients_are_those_of_torch(self, case: Case) -> None:
+            pytest.importorskip("torch")
+            check_against_torch(case)
+
+    return Compared
+
+
+# -- the judges --------------------------------------------------------------------------------------------
+
+
+def check_against_differences(case: Case, *, symbolic: bool = False) -> None:
+    """Float64 against central differences, and float32 on onnxruntime against float64."""
+    names = [f"{name}_grad" for name in case.parameters]
+    loss, slopes = _slopes(case)
+    for opset in case.opsets:
+        model = case.model(opset, symbolic=symbolic)
+        _compare(["loss"], run_float32(model, case.feed(), ["loss"]), [loss], np.float32, _CLOSE_FLOAT32)
+        narrow = gradients(model, "loss", case.parameters).to_proto()
+        onnx.checker.check_model(narrow, full_check=True)
+        View.of(Model(narrow))
+        _compare(names, run_float32(narrow, case.feed(), names), slopes, np.float32, _CLOSE_FLOAT32)
+        if not case.single:
+            wide = gradients(widened(model), "loss", case.parameters).to_proto()
+            _compare(names, run(wide, widened_feed(case.feed()), names), slopes, np.float64, _CLOSE)
+
+
+@cache
+def _slopes(case: Case) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The loss, and its central differences by each parameter."""
+    meant = replace(case, graph=case.meaning, change=None) if case.meaning else case
+    wide, feed = widened(meant.model(case.opsets[-1])), widened_feed(case.feed())
+    return run(wide, feed, ["loss"])[0], [differences(wide, feed, name) for name in case.parameters]
+
+
+def _compare(
+    names: Sequence[str], found: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype: type, close: float
+) -> None:
+    for name, mine, slope in zip(names, found, expected, strict=True):
+        assert (mine.shape, mine.dtype) == (slope.shape, dtype), name
+        np.testing.assert_allclose(mine, slope, rtol=close, atol=close * _size(slope), err_msg=name)
+
+
+def check_against_torch(case: Case) -> None:
+    """Float64 against torch.autograd."""
+    import torch
+
+    assert case.torch is not None
+    model = widened(case.model(case.opsets[0]))
+    feed = widened_feed(case.feed())
+    names = [f"{name}_grad" for name in case.parameters]
+    mine = run(gradients(model, "loss", case.parameters).to_proto(), feed, names)
+    tensors = {name: torch.tensor(array) for name, array in feed.items()}
+    leaves = [tensors[name].requires_grad_() for name in case.parameters]
+    results = case.torch(torch, *[tensors.get(n, case.constants.get(n)) for n in case.shapes])
+    weights = {t.name: torch.tensor(numpy_helper.to_array(t)) for t in model.graph.initializer}
+    results = results if isinstance(results, (tuple, list)) else [results]
+    loss = sum((y * weights[f"weight_{i}"]).sum() for i, y in enumerate(results))
+    theirs = torch.autograd.grad(loss, leaves, allow_unused=True)
+    for name, leaf, a, b in zip(case.parameters, leaves, mine, theirs, strict=True):
+        expected = torch.zeros_like(leaf).numpy() if b is None else b.numpy()
+        np.testing.assert_allclose(a, expected, rtol=case.close, atol=case.close * _size(expected), err_msg=name)
+
+
+def differences(model: ModelProto, feed: Feed, name: str, loss: str = "loss") -> np.ndarray:
+    """Central differences of the loss by every element of an input."""
+    compute = evaluator(model)
+    found = np.zeros_like(feed[name])
+    for at in np.ndindex(found.shape):
+        sides = []
+        for step in (_STEP, -_STEP):
+            moved = np.array(feed[name])
+            moved[at] += step
+            sides.append(compute({**feed, name: moved}, [loss])[0])
+        found[at] = (sides[0] - sides[1]).item() / (2 * _STEP)
+    return found
+
+
+def _size(array: np.ndarray) -> float:
+    return max(1.0, float(np.abs(array).max())) if array.size else 1.0
+
+
+# -- running -----------------------------------------------------------------------------------------------
+
+
+def run(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarray]:
+    return evaluator(model)(feed, outputs)
+
+
+def evaluator(model: ModelProto) -> Callable[[Feed, Sequence[str]], list[np.ndarray]]:
+    """Float64: onnxruntime where it has the kernels, else onnx's reference."""
+    try:
+        if {node.op_type for node in model.graph.node} & _REFUSED_LATE:
+            raise NoKernel
+        session = _session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)  # fusions are less exact
+    except NoKernel:
+        reference = ReferenceEvaluator(model, new_ops=[*REPAIRED, *CELLS])
+
+        def slow(feed: Feed, outputs: Sequence[str]) -> list[np.ndarray]:
+            with np.errstate(all="ignore"):
+                return [np.asarray(a) for a in reference.run(list(outputs), feed)]
+
+        return slow
+    return lambda feed, outputs: [np.asarray(a) for a in session.run(list(outputs), feed)]
+
+
+_REFUSED_LATE = {"LSTM", "GRU", "RNN"}
+"""Ops whose kernels onnxruntime registers for float64, to say that they have none when they run."""
+
+
+def run_float32(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarray]:
+    return [np.asarray(a) for a in _session(model).run(list(outputs), feed)]
+
+
+def _session(
+    model: ModelProto, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+# -- other types -------------------------------------------------------------------------------------------
+
+
+def widened(model: ModelProto) -> ModelProto:
+    """The model in float64: every float32 tensor, declaration and stated type."""
+    return retyped(model, TensorProto.DOUBLE)
+
+
+def widened_feed(feed: Feed) -> Feed:
+    return {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feed.items()}
+
+
+def retyped(model: ModelProto, code: int) -> ModelProto:
+    """The model with every float32 tensor, declaration and stated type of another floating type."""
+    out = ModelProto()
+    out.CopyFrom(model)
+    _retype(out.graph, code)
+    return out
+
+
+def _retype(graph: GraphProto, code: int) -> None:
+    for formal in (*graph.input, *graph.output, *graph.value_info):
+        if formal.type.tensor_type.elem_type == TensorProto.FLOAT:
+            formal.type.tensor_type.elem_type = code
+    scales = {node.input[2] for node in graph.node if node.op_type == "Resize" and len(node.input) > 2}
+    for tensor in graph.initializer:
+        if tensor.name not in scales:  # the standard has them in float32 only
+            _retype_tensor(tensor, code)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = code
+            if attribute.HasField("t"):
+                _retype_tensor(attribute.t, code)
+            if attribute.HasField("g"):
+                _retype(attribute.g, code)
+
+
+def _retype_tensor(tensor: TensorProto, code: int) -> None:
+    if tensor.data_type == TensorProto.FLOAT:
+        name, dtype = tensor.name, helper.tensor_dtype_to_np_dtype(code)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), name))

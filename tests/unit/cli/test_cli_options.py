@@ -1,0 +1,116 @@
+"""Options that say what is fed, how outputs are compared, and what is measured or trained: each does what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner, Result
+
+from amp_rewrite.cli import door
+from support.paths import ROOT
+
+LOOKUP = """<ir_version: 8, opset_import: ["": 17]>
+g (int64[64] ids) => (float[64,1] y) <float[3,1] table = {1, 20, 300}> { y = Gather (table, ids) }"""
+NAN_AND_NUMBER = """<ir_version: 8, opset_import: ["": 17]>
+g (float[2] x) => (float[2] y) <float[2] none = {0, 1}> { d = Mul (x, none) y = Div (d, none) }"""
+LOSS = "cross_entropy(probability, label)"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(LOOKUP), "lookup.onnx")
+    onnx.save(onnx.parser.parse_model(NAN_AND_NUMBER), "nan.onnx")
+    shutil.copy(ROOT / "examples" / "models" / "digits_cnn.onnx", "cnn.onnx")
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(door, words)
+
+
+def largest(file: str) -> float:
+    """The largest magnitude seen of the lookup's output."""
+    return float(json.loads(Path(file).read_text("utf-8"))["values"]["y"]["absmax"])
+
+
+def test_random_integers_are_drawn_from_the_range_given() -> None:
+    """64 of them: that one of two is not drawn happens once in 2⁶³ seeds, and the seed is fixed."""
+    assert run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,2", "-o", "two.json").exit_code == 0
+    assert run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,3", "-o", "three.json").exit_code == 0
+    assert (largest("two.json"), largest("three.json")) == (20, 300)
+
+
+@pytest.mark.parametrize("command", ["verify", "locate", "bench", "convert", "explain"])
+def test_every_command_that_draws_integers_takes_a_range_for_them(command: str) -> None:
+    """What is out of the table is refused by the runtime; that a wrong range is told shows that it arrives."""
+    words = {
+        "verify": ("verify", "lookup.onnx", "lookup.onnx", "--rtol", "0"),
+        "locate": ("locate", "lookup.onnx", "lookup.onnx"),
+        "bench": ("bench", "lookup.onnx"),
+        "convert": ("lookup.onnx", "--dry-run"),
+        "explain": ("explain", "lookup.onnx", "y"),
+    }
+    done = run(*words[command], "--random", "--int-range", "ids=9,3")
+    said = "error: the int range 9,3 of input 'ids' is empty or does not fit int64\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_nan_on_both_sides_passes_only_where_that_is_meant() -> None:
+    words = ("verify", "nan.onnx", "nan.onnx", "--random", "--rtol", "0", "--only", "y")
+    assert [run(*words).exit_code, run(*words, "--equal-nan").exit_code] == [1, 0]
+    assert "note: NaN on both sides counts as equal" in run(*words, "--equal-nan").output
+
+
+def test_what_nobody_compared_is_not_equal_by_equal_nan() -> None:
+    text = NAN_AND_NUMBER.replace("{0, 1}", "{0, 0}")
+    onnx.save(onnx.parser.parse_model(text), "nothing.onnx")
+    words = ("verify", "nothing.onnx", "nothing.onnx", "--random", "--rtol", "0", "--equal-nan")
+    assert run(*words).exit_code == 1
+
+
+def test_only_the_parameters_named_are_trained() -> None:
+    assert run("train-step", "cnn.onnx", "--loss", LOSS, "-o", "all.onnx").exit_code == 0
+    assert run("train-step", "cnn.onnx", "--loss", LOSS, "--parameters", "*bias", "-o", "bias.onnx").exit_code == 0
+    everything, few = ({v.name for v in onnx.load(file).graph.input} for file in ("all.onnx", "bias.onnx"))
+    trained = {name for name in onnx_weights("cnn.onnx") if name in everything}
+    assert {name for name in trained if name in few} == {name for name in trained if name.endswith("bias")} != set()
+
+
+def onnx_weights(file: str) -> list[str]:
+    return [tensor.name for tensor in onnx.load(file).graph.initializer]
+
+
+def test_a_step_in_training_mode_moves_running_statistics() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] scale = {1, 1}, float[2] bias = {0, 0},
+        float[2] mean = {0, 0}, float[2] var = {1, 1}> {
+        a = MatMul (x, w)
+        y = BatchNormalization (a, scale, bias, mean, var)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), "norm.onnx")
+    words = ("train-step", "norm.onnx", "--loss", "cross_entropy(y, label)")
+    assert run(*words, "-o", "as_it_is.onnx").exit_code == 0
+    assert run(*words, "--training-mode", "-o", "training.onnx").exit_code == 0
+    given = [{v.name for v in onnx.load(f).graph.output} for f in ("as_it_is.onnx", "training.onnx")]
+    assert given[1] - given[0] == {"new/mean", "new/var"}
+
+
+def test_memory_and_profile_are_left_out_of_a_benchmark_on_demand() -> None:
+    words = ("bench", "cnn.onnx", "cnn.onnx", "--random", "--rounds", "1", "--runs", "1", "--warm-up", "1", "--json")
+    done = run(*words, "--shape", "image=2,1,8,8", "--threads", "1", "--no-memory", "--no-profile")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [entry["memory"] for entry in found["entries"]] == [None, None]
+    assert found["changed"] == []
+
+
+def test_fewer_than_no_threads_are_refused() -> None:
+    done = run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,3", "--threads", "-1")
+    said = "error: -1 threads compute nothing; use 1 or more, or leave it out for one per core\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", said)

@@ -1,0 +1,261 @@
+"""convert with data: ranges, guarding, repair; exact output, exit codes, what is written and what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from unit.cli.test_cli import files, folder, run
+from unit.pipeline.test_repair import BATCH, needy
+
+__all__ = ["folder"]
+
+
+@pytest.fixture
+def model(folder: Path) -> str:
+    onnx.save(needy(layers=3, needs=(1,)), folder / "net.onnx")
+    np.savez(folder / "d.npz", x=BATCH["x"])
+    return "net.onnx"
+
+
+NEAR = ("--metric", "scaled", "--at-most", "0.01", "--target", "onnx")
+
+
+def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(model: str) -> None:
+    done = run(model, "-o", "out.onnx", "--data", "d.npz", *NEAR)
+
+    assert (done.exit_code, files()) == (0, ["d.npz", "net.onnx", "out.onnx"])
+    assert done.stdout.startswith("net.onnx → float16\n")
+    told = done.stdout[done.stdout.index("repair: ") :].splitlines()
+    assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 3 trials"
+    assert told[1].endswith(" by itself")
+    assert told[-1] == "ok: 64 values compared in 1 output and 1 batch"
+    assert done.stderr == "wrote out.onnx\n"
+
+
+def test_beside_json_what_was_pinned_stands_on_stderr(model: str) -> None:
+    done = run(model, "-o", "out.onnx", "--json", "--data", "d.npz", *NEAR)
+
+    assert json.loads(done.stdout)["model"]["to"] == "float16"
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith(("repair: ", "ok: ", "wrote "))] == [
+        "repair: 1 of 6 regions pinned to float32, each is needed; 3 trials",
+        "ok: 64 values compared in 1 output and 1 batch",
+        "wrote out.onnx",
+    ]
+
+
+def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str) -> None:
+    done = run(model, "-o", "out.onnx", "--data", "d.npz", *NEAR, "--budget", "1", "--report", "r.json")
+
+    assert (done.exit_code, files()) == (1, ["d.npz", "net.onnx"])
+    told = done.stdout[done.stdout.index("repair: ") :].splitlines()
+    assert told[1] == (
+        "  the budget ended after 1 trial, before a set was found that is near enough; below all is pinned: allow more"
+    )
+    assert done.stderr == "not written: out.onnx\n"
+
+
+def test_quiet_leaves_the_exit_code_to_say_that_a_repair_failed(model: str) -> None:
+    done = run(model, "-q", "--data", "d.npz", *NEAR, "--budget", "1")
+
+    assert (done.exit_code, done.stderr) == (1, "")
+
+
+def test_quiet_says_nothing_of_a_repair_that_succeeds(model: str) -> None:
+    done = run(model, "-q", "--data", "d.npz", *NEAR)
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+    assert "net.float16.onnx" in files()
+
+
+def test_a_dry_run_with_data_writes_no_model(model: str) -> None:
+    done = run(model, "--dry-run", "--json", "--data", "d.npz", *NEAR)
+
+    assert (done.exit_code, files()) == (0, ["d.npz", "net.onnx"])
+    rows = json.loads(done.stdout)["rows"]
+    assert {row.get("rule") for row in rows} >= {"repair"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_a_bar_for_each_stage(model: str) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "amp_rewrite", model, "--data", "d.npz", *NEAR]
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, timeout=120, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
+        while chunk := os.read(ours, 4096):
+            text += chunk
+    os.close(ours)
+
+    assert done.returncode == 0
+    assert all(f"net.onnx: {stage}".encode() in text for stage in ("calibrate", "own errors", "search", "write"))
+
+
+def test_data_alone_guards(model: str) -> None:
+    np.savez("large.npz", x=BATCH["x"] * 1e5)
+
+    done = run(model, "--data", "large.npz", "--target", "onnx", "--dry-run", "--json")
+
+    assert done.exit_code == 0
+    kinds = {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
+    assert kinds == {"calibrated", "overflow"}
+
+
+def test_ranges_of_a_file_guard_with_more_headroom_if_asked(model: str) -> None:
+    from amp_rewrite.evidence.calibrate import calibrate
+
+    calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
+
+    plain = run(model, "--ranges", "r.json", "--target", "onnx", "--dry-run", "--json")
+    wary = run(model, "--ranges", "r.json", "--headroom", "100", "--target", "onnx", "--dry-run", "--json")
+
+    found = [{f["kind"] for f in json.loads(done.stdout)["findings"]} for done in (plain, wary)]
+    assert found == [{"calibrated"}, {"calibrated", "overflow"}]
+
+
+def kinds_of(*words: str) -> set[str]:
+    done = run(*words, "--target", "onnx", "--dry-run", "--json")
+    assert (done.exit_code, done.stderr.count("error")) == (0, 0)
+    return {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
+
+
+def test_a_settings_file_says_what_was_measured_and_the_command_line_wins(model: str) -> None:
+    from amp_rewrite.evidence.calibrate import calibrate
+
+    calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
+    np.savez("large.npz", x=BATCH["x"] * 1e5)
+
+    Path("amp.toml").write_text('ranges = "r.json"\nheadroom = 100\n')
+    assert kinds_of(model) == {"calibrated", "overflow"}
+    assert kinds_of(model, "--headroom", "2") == {"calibrated"}
+    assert kinds_of(model, "--data", "d.npz", "--headroom", "2") == {"calibrated"}  # not the ranges of the file
+    Path("amp.toml").write_text('data = "large.npz"\n')
+    assert kinds_of(model) == {"calibrated", "overflow"}
+    assert kinds_of(model, "--ranges", "r.json") == {"calibrated"}
+    assert kinds_of(model, "--random") == {"calibrated"}
+    Path("amp.toml").write_text('data = "large.npz"\nranges = "r.json"\n')
+    assert kinds_of(model) == {"calibrated"}
+
+
+def test_commands_that_feed_take_the_data_of_a_settings_file(model: str) -> None:
+    Path("amp.toml").write_text('data = "d.npz"\n')
+    assert run(model, "-q").exit_code == 0
+
+    for words in (("calibrate", model), ("locate", model, "net.float16.onnx", "--json")):
+        assert '"origin": "d.npz"' in run(*words).stdout, words
+    judged = run("verify", model, "net.float16.onnx", "--rtol", "1", "--json")
+    assert json.loads(judged.stdout)["data"] == {"origin": "d.npz", "random": False, "batches": 1}
+
+
+def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) -> None:
+    from amp_rewrite.evidence.calibrate import calibrate
+
+    calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
+    words = ("--ranges", "r.json", "--headroom", "100", "--target", "onnx")
+    rows = json.loads(run(model, *words, "--dry-run", "--json").stdout)["rows"]
+    pinned = next(row for row in rows if row["rule"] == "overflow")
+
+    done = run("explain", model, pinned["name"], *words)
+
+    assert done.stdout.splitlines()[0] == f"{pinned['name']} ({pinned['op']}) is float32: overflow"
+    assert pinned["note"] in done.stdout
+    assert "overflow" not in run("explain", model, pinned["name"], "--target", "onnx").stdout
+    data = run("explain", model, pinned["name"], "--data", "d.npz", "--headroom", "1e5", "--target", "onnx")
+    assert data.stdout.splitlines()[0].endswith("is float32: overflow")
+
+
+def test_the_weights_that_are_stored_low_are_checked(model: str) -> None:
+    done = run(model, "-q", "--dry-run", "--target", "onnx", "--check-weights")
+
+    table = done.stdout[done.stdout.index("2 weights to float16") :].splitlines()
+    assert table[0] == "2 weights to float16: 0 lose values to saturation or zero"
+    assert [line.split()[0] for line in table[1:]] == ["weight", "w", "big"]
+
+
+def test_random_numbers_will_do_and_the_report_says_so(model: str) -> None:
+    done = run(model, "--random", "--batches", "2", "--seed", "3", "--target", "onnx", "--dry-run", "--json")
+
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert finding["subject"] == "random, seed 3"
+    assert finding["message"].startswith("2 batches, headroom 2; random data is not real data")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--rtol", "0.1"),
+            "--rtol says how near the outputs must be, and nothing is fed; add --data FILE, or --random",
+        ),
+        (
+            ("--metric", "cosine", "--at-least", "0.9"),
+            "--metric says how near the outputs must be, and nothing is fed; add --data FILE, or --random",
+        ),
+        (
+            ("--budget", "3", "--data", "d.npz"),
+            "--budget bounds the trials of a repair, and none is asked for; add --rtol X",
+        ),
+        (
+            ("--headroom", "3"),
+            "--headroom is for what was measured, and nothing was; add --data FILE, or --ranges FILE",
+        ),
+        (
+            ("--ranges", "r.json", "--data", "d.npz"),
+            "--ranges and what is fed both say which values there are; leave one out, or add --rtol X to repair",
+        ),
+        (("--data", "d.npz", "--random"), "--data and --random both say what to feed; leave one out"),
+        (
+            ("--check-weights", "--json"),
+            "--check-weights prints a table, and --json asks for JSON alone; leave one out",
+        ),
+        (("--seed", "1"), "--seed says what random numbers are like, and --random is missing; add it"),
+        (
+            ("--shape", "x=1,2", "--data", "d.npz"),
+            "--shape says what random numbers are like, and --random is missing; add it",
+        ),
+    ],
+)
+def test_options_that_contradict_or_lack_each_other_are_misuse(model: str, words: tuple[str, ...], said: str) -> None:
+    done = run(model, *words)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {said}; see 'amp-rewrite convert --help'\n"
+    assert files() == ["d.npz", "net.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--data", "d.npz", "--headroom", "1"),
+            "a headroom of 1 leaves nothing to spare; use a number above 1, as in 2",
+        ),
+        (("--data", "d.npz", "--rtol", "-1"), "rtol is -1.0; use a finite number of 0 or more"),
+        (("--data", "d.npz", "--rtol", "1", "--budget", "0"), "a budget of 0 trials finds nothing; use 1 or more"),
+        (
+            ("--ranges", "none.json"),
+            "cannot read none.json: there is no such file; name a file that calibrate wrote",
+        ),
+        (
+            ("--data", "none.npz"),
+            "cannot read none.npz: there is no such file; name a .npz file, a .npy file or a folder of them",
+        ),
+    ],
+)
+def test_values_that_make_no_sense_are_told_in_one_line(model: str, words: tuple[str, ...], said: str) -> None:
+    done = run(model, *words)
+
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
+    assert files() == ["d.npz", "net.onnx"]

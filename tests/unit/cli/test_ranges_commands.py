@@ -1,0 +1,204 @@
+"""calibrate, and ranges merge and show: exact output, where it goes, and exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from amp_rewrite import Ranges
+from unit.cli.test_cli import TEXT, files, run
+
+SHOWN = """\
+net.onnx: ranges for float16
+  data       d.npz, 1 batch
+  values     7 seen, 0 not seen, 0 not tapped
+  overflow   0 values beyond 65504
+  nonfinite  0 values with infinity or NaN
+
+     absmax  headroom   smallest  overflow  subnormal  flushed  nonfinite  elements  value
+  2.203e+04      2.97  2.203e+04         -          -        -          -         6  y
+         10  6.55e+03         10         -          -        -          -         6  z
+          8  8.19e+03          1         -          -        -          -         8  x
+          5  1.31e+04          5         -          -        -          -        16  h
+          5  1.31e+04          5         -          -        -          -        16  a
+        0.5  1.31e+05        0.5         -          -        -          -        32  w1
+       0.25  2.62e+05       0.25         -          -        -          -        24  w2
+"""
+LOUD = """\
+net.onnx: ranges for float16
+  data       loud.npz, 1 batch
+  values     7 seen, 0 not seen, 0 not tapped
+  overflow   4 values beyond 65504
+  nonfinite  1 value with infinity or NaN
+
+  absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements  value
+       -         -         -         -          -        -      100 %         6  y
+   4e+05     0.164     4e+05     100 %          -        -          -         6  z
+   2e+05     0.328     2e+05     100 %          -        -          -        16  h
+  … 4 more
+"""
+HELP = "see 'amp-rewrite {} --help'"
+EXISTS = "d.npz exists; name another output, or replace it with --overwrite"
+NOT_JSON = "net.json: not JSON (Expecting value: line 1 column 1 (char 0)); name a file that calibrate wrote"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a model and data for it, and no settings in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("AMP_REWRITE_")]:
+        monkeypatch.delenv(name)
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "net.onnx")
+    np.savez(tmp_path / "d.npz", x=np.float32([[1, 2, 3, 4], [-5, 0, 7, 8]]))
+    return tmp_path
+
+
+def test_ranges_go_to_a_file_and_a_table_to_stdout(folder: Path) -> None:
+    done = run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, SHOWN, "wrote r.json\n")
+    assert run("ranges", "show", "r.json").stdout == SHOWN
+
+
+def test_without_an_output_they_go_to_stdout_as_json(folder: Path) -> None:
+    done = run("calibrate", "net.onnx", "--data", "d.npz")
+
+    assert (done.exit_code, done.stderr, files()) == (0, "", ["d.npz", "net.onnx"])
+    assert run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json", "-q").output == ""
+    assert done.stdout == Path("r.json").read_text()
+    assert Ranges.from_json(done.stdout, "stdout").values["z"].absmax == 10.0
+
+
+def test_values_that_overflow_come_first_and_are_counted(folder: Path) -> None:
+    np.savez("loud.npz", x=np.full((2, 4), 1e5, np.float32))
+    assert run("calibrate", "net.onnx", "--data", "loud.npz", "-o", "r.json").exit_code == 0
+
+    done = run("ranges", "show", "r.json", "--top", "3")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, LOUD, "")
+
+
+def test_random_data_is_said_to_be_random(folder: Path) -> None:
+    done = run("calibrate", "net.onnx", "--random", "--batches", "2", "--seed", "3", "-o", "r.json")
+
+    lines = done.stdout.splitlines()
+    assert (done.exit_code, lines[1]) == (0, "  data       random, seed 3, 2 batches; random data is not real data")
+    assert Ranges.load("r.json").random
+
+
+def test_the_type_comes_from_the_command_line_or_the_settings(folder: Path) -> None:
+    Path("amp.toml").write_text('to = "bfloat16"\n')
+
+    assert Ranges.from_json(run("calibrate", "net.onnx", "--data", "d.npz").stdout, "stdout").to == "bfloat16"
+    assert (
+        Ranges.from_json(run("calibrate", "net.onnx", "--data", "d.npz", "--to", "f16").stdout, "stdout").to
+        == "float16"
+    )
+
+
+def test_shards_are_merged(folder: Path) -> None:
+    np.savez("e.npz", x=np.float32([[0, 0, 0, 1]]).repeat(2, 0))
+    for shard in ("d", "e"):
+        run("calibrate", "net.onnx", "--data", f"{shard}.npz", "-o", f"{shard}.json")
+
+    done = run("ranges", "merge", "d.json", "e.json", "-o", "both.json")
+
+    assert (done.exit_code, done.stderr) == (0, "wrote both.json\n")
+    assert done.stdout.splitlines()[1] == "  data       d.npz; e.npz, 2 batches"
+    assert Ranges.load("both.json") == Ranges.load("d.json").merge(Ranges.load("e.json"))
+    assert run("ranges", "merge", "d.json", "e.json").stdout == Path("both.json").read_text()
+
+
+def test_shards_of_another_model_or_type_are_not_merged(folder: Path) -> None:
+    onnx.save(onnx.parser.parse_model(TEXT.replace("Exp", "Tanh")), "other.onnx")
+    run("calibrate", "net.onnx", "--data", "d.npz", "-o", "a.json")
+    run("calibrate", "net.onnx", "--data", "d.npz", "--to", "bfloat16", "-o", "b.json")
+    run("calibrate", "other.onnx", "--data", "d.npz", "-o", "c.json")
+    mine, theirs = Ranges.load("a.json").graph[:12], Ranges.load("c.json").graph[:12]
+
+    refused = [run("ranges", "merge", "a.json", other, "-o", "d.json") for other in ("b.json", "c.json")]
+
+    assert [(done.exit_code, done.stdout) for done in refused] == [(2, ""), (2, "")]
+    assert [done.stderr for done in refused] == [
+        f"error: ranges of models or types that differ are not merged: {fact}; calibrate again in one way\n"
+        for fact in ("type float16 and bfloat16", f"graph {mine} and {theirs}")
+    ]
+    assert "d.json" not in files()
+
+
+def test_the_same_shard_twice_is_refused_under_any_name(folder: Path) -> None:
+    np.savez("e.npz", x=np.zeros((2, 4), np.float32))
+    for shard in ("d", "e"):
+        run("calibrate", "net.onnx", "--data", f"{shard}.npz", "-o", f"{shard}.json")
+    Path("copy.json").write_text(Path("d.json").read_text())
+
+    for names in (("d.json", "d.json"), ("d.json", "e.json", "copy.json")):
+        done = run("ranges", "merge", *names, "-o", "all.json")
+        told = f"d.json and {names[-1]} hold the same ranges, which would count twice; name each shard once"
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+    assert "all.json" not in files()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("calibrate net.onnx", f"nothing says what to feed; add --data FILE, or --random; {HELP.format('calibrate')}"),
+        ("calibrate", f"Missing argument 'MODEL'; {HELP.format('calibrate')}"),
+        ("calibrate net.onnx --data d.npz --to float32",
+         "--to: cannot lower to float32; use float16 or bfloat16"),
+        ("calibrate net.onnx --data d.npz --chunk 0", "0 taps in a session measure nothing; use a chunk of 1 or more"),
+        ("calibrate net.onnx --data d.npz -o d.npz", EXISTS),
+        ("calibrate net.onnx --data d.npz -o no/r.json",
+         "cannot write no/r.json: the folder no does not exist; make it first"),
+        ("calibrate none.onnx --data d.npz", "cannot read none.onnx: No such file or directory"),
+        ("ranges", f"Missing command; {HELP.format('ranges')}"),
+        ("ranges mix", f"No such command 'mix'; {HELP.format('ranges')}"),
+        ("ranges merge", f"Missing argument 'FILES...'; {HELP.format('ranges merge')}"),
+        ("ranges merge r.json", f"one file is merged with nothing; name two or more; {HELP.format('ranges merge')}"),
+        ("ranges show net.json --top 0",
+         f"Invalid value for '--top': 0 is not in the range x>=1; {HELP.format('ranges show')}"),
+        ("ranges show r.json", "cannot read r.json: there is no such file; name a file that calibrate wrote"),
+        ("ranges show net.json", NOT_JSON),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(folder: Path, words: str, message: str) -> None:
+    Path("net.json").write_text("no ranges")
+
+    done = run(*words.split())
+
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+    assert files() == ["d.npz", "net.json", "net.onnx"]
+
+
+def test_an_output_that_exists_is_refused_before_the_work(folder: Path) -> None:
+    Path("r.json").write_text("mine")
+
+    done = run("calibrate", "net.onnx", "--data", "none.npz", "-o", "r.json")
+
+    assert done.stderr == "error: r.json exists; name another output, or replace it with --overwrite\n"
+    assert run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json", "--overwrite").exit_code == 0
+    assert Ranges.load("r.json").batches == 1
+
+
+def test_files_of_ranges_are_shown_and_merged_without_onnx(folder: Path) -> None:
+    run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json")
+    run("calibrate", "net.onnx", "--random", "-o", "s.json")
+    program = (
+        "import sys\n"
+        "from amp_rewrite.cli import door\n"
+        "try:\n"
+        "    door.main(['ranges', 'merge', 'r.json', 's.json'])\n"
+        "finally:\n"
+        "    print(sorted({'onnx', 'onnxruntime', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "[]\n")

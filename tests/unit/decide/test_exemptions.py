@@ -1,0 +1,192 @@
+"""Denied ops that are harmless where they stand, tables of weights as roots, and their near twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+import pytest
+
+import amp_rewrite
+from amp_rewrite.pipeline.convert import Converted
+from support import cases
+
+GELU = """g (float[N,4] x) => (float[N,4] y)
+<float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float half = {0.5}, float k = {0.044715},
+ float less = {-0.044715}, float c = {0.797884583}, float one = {1}, float two = {2}, float three = {3}> {
+    a = MatMul (x, w)
+    h = Mul (half, a)  p = Pow (a, EXPONENT)  q = Mul (p, FACTOR)  i = Add (a, q)  j = Mul (i, c)
+    t = Tanh (j)  o = Add (t, one)  r = Mul (h, o)
+    y = MatMul (r, w)
+}"""
+
+
+def gelu(exponent: str = "three", factor: str = "k") -> onnx.ModelProto:
+    text = GELU.replace("EXPONENT", exponent).replace("FACTOR", factor)
+    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]>' + text)
+
+
+def dtype(converted: Converted, op: str) -> str:
+    return next(row.dtype for row in converted.report.rows if row.name == op or row.op == op)
+
+
+def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
+    converted = amp_rewrite.convert(gelu())
+    assert (dtype(converted, "Pow"), dtype(converted, "Tanh")) == ("float16", "float16")
+    points = np.array([0, 1e-3, 0.5, 1, 2, 3, 6, 40, 41, 300, 6e4], np.float32)
+    feed = {"x": np.concatenate((points, -points))[:, None] * np.eye(1, 4, dtype=np.float32)}
+    twin = amp_rewrite.emulate(converted.model).to_proto()
+    found, wanted = (
+        onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for proto in (twin, gelu())
+    )
+    # Each of the seven roundings is of at most 2⁻¹¹; 1 + tanh is off by as much beside 1, however small it is itself.
+    assert (np.abs(found - wanted) <= 7 * 2.0**-11 * np.maximum(np.abs(feed["x"]), np.abs(wanted))).all()
+
+
+@pytest.mark.parametrize(("exponent", "factor"), [("two", "k"), ("three", "less")])
+def test_another_power_or_a_negative_factor_is_no_such_cube(exponent: str, factor: str) -> None:
+    assert dtype(amp_rewrite.convert(gelu(exponent, factor)), "Pow") == "float32"
+
+
+def test_a_cube_outside_of_a_gelu_stays_float32() -> None:
+    proto = cases.build("a=MatMul(x,x);p=Pow(a,three);b=MatMul(p,x)", ["b"], constants={"three": 3.0})
+    assert dtype(amp_rewrite.convert(proto), "p") == "float32"
+
+
+SNAKE = "u=Conv(x,w);r=Mul(u,a);s=Sin(r);p=Pow(s,two);t=Mul(p,b);v=Add(u,t);y=Conv(v,w)"
+SLOPES = np.array([0.5, 1, 4, 16]).reshape(1, 4, 1)
+
+
+def snake(
+    text: str = SNAKE, slopes: object = SLOPES, factors: object = 1 / SLOPES, level: str = "default"
+) -> Converted:
+    constants = {"a": slopes, "b": factors, "two": 2.0}
+    proto = cases.build(text, ["y"], shapes={"x": (1, 4, 9), "w": (4, 4, 1)}, constants=constants)
+    return amp_rewrite.convert(proto, level=level)
+
+
+@pytest.mark.parametrize(
+    "text", [SNAKE, SNAKE.replace("Pow(s,two)", "Mul(s,s)"), "c=Identity(a);" + SNAKE.replace(",a)", ",c)")]
+)
+def test_a_snake_activation_is_lowered_as_a_whole_and_its_sine_is_no_position(text: str) -> None:
+    assert {row.dtype for row in snake(text).report.rows} == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "slopes", "factors"),
+    [
+        (SNAKE, SLOPES * 2, 0.5 / SLOPES),  # its angle leaves float16 soon
+        (SNAKE, SLOPES, 8 / SLOPES),  # the square weighs more than the sum
+        (SNAKE.replace("Add(u,t)", "Add(x,t)"), SLOPES, 1 / SLOPES),  # a sum with something else
+        (SNAKE.replace("Pow(s,two)", "Pow(s,a)"), SLOPES, 1 / SLOPES),  # another power
+    ],
+)
+def test_another_sine_stays_float32(text: str, slopes: object, factors: object) -> None:
+    assert dtype(snake(text, slopes, factors), "Sin") == "float32"
+
+
+def test_a_level_that_lowers_less_lowers_no_snake() -> None:
+    assert dtype(snake(level="tensor-cores-only"), "Sin") == "float32"
+
+
+def test_a_snake_is_off_by_no_more_than_its_sum_rounds() -> None:
+    """x and a·x round by 2⁻¹² each, the sine, its square, their product and the sum by one more each."""
+    x = np.linspace(-300, 300, 4001, dtype=np.float32).reshape(1, 1, -1) * np.ones((1, 4, 1), np.float32)
+    text = SNAKE.replace("u=Conv(x,w)", "u=MatMul(w,x)").replace("y=Conv(v,w)", "y=MatMul(w,v)")
+    constants = {"a": SLOPES, "b": 1 / SLOPES, "two": 2.0}
+    proto = cases.build(text, ["y"], shapes={"x": (1, 4, 4001), "w": (4, 4)}, constants=constants)
+    converted = amp_rewrite.convert(proto)
+    assert dtype(converted, "Sin") == "float16"
+    models = (amp_rewrite.emulate(converted.model).to_proto(), proto)
+    feed = {"x": x, "w": np.eye(4, dtype=np.float32)}
+    found, wanted = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for m in models
+    )
+    assert (np.abs(found - wanted) <= 6 * 2.0**-11 * (np.abs(x) + 1 / SLOPES)).all()
+
+
+MAPS = {"x": (1, 4, 8, 8), "w": (4, 4, 1, 1), "v": (4, 4)}
+AVERAGE = "a=Conv(x,w);m=ReduceMean[axes={axes}](a);"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        (AVERAGE.format(axes="2 3") + "b=Conv(m,w)", "float16"),
+        (AVERAGE.format(axes="-1 -2") + "f=Flatten(m);b=Gemm(f,v)", "float16"),
+        (AVERAGE.format(axes="1 2") + "b=Conv(m,u)", "float16"),
+        (AVERAGE.format(axes="2 3") + "n=Add(a,m);b=Conv(n,w)", "float16"),
+        (AVERAGE.format(axes="2 3") + "s=Sub(a,m);b=Conv(s,w)", "float32"),
+        ("a=Conv(x,w);p=Mul(a,a);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "float32"),
+        (AVERAGE.format(axes="2 3") + "r=Reshape(m,one);s=Sub(a,r);b=Conv(s,w)", "float32"),
+        ("a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=-1](g);n=Mul(a,m);b=Conv(n,w)", "float32"),
+        ("a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=2](g);n=Mul(a,m);b=Conv(n,w)", "float16"),
+        ("a=Conv(x,w);p=Pow(a,two);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "float32"),
+    ],
+)
+def test_a_mean_is_lowered_that_is_neither_subtracted_nor_a_variance(text: str, held: str) -> None:
+    shapes = {**MAPS, "u": (4, 1, 1, 1)}
+    last = text.split(";")[-1].split("=")[0]
+    constants = {"one": np.array([1, 4, 1, 1]), "two": 2.0}
+    proto = cases.build(text, [last], shapes=shapes, constants=constants)
+    assert dtype(amp_rewrite.convert(proto), "m") == held
+
+
+@pytest.mark.parametrize(
+    ("size", "to", "held"), [(64, "float16", "float16"), (65, "float16", "float32"), (65, "bfloat16", "bfloat16")]
+)
+def test_the_sum_behind_a_mean_has_to_fit(size: int, to: str, held: str) -> None:
+    """4096 numbers may be 16 on the average, more of them less: the sum is stored before it is divided."""
+    text = "a=MatMul(x,u);m=ReduceMean[axes=2 3](a);f=Flatten(m);b=MatMul(f,v)"
+    proto = cases.build(text, ["b"], shapes={**MAPS, "x": (1, 4, size, 64), "u": (64, 64)})
+    assert dtype(amp_rewrite.convert(proto, to=to), "m") == held
+
+
+@pytest.mark.parametrize(("tokens", "held"), [(256, "float16"), (257, "float32")])
+def test_of_a_stream_fewer_numbers_are_averaged_than_of_maps_that_are_pooled(tokens: int, held: str) -> None:
+    text = "a=MatMul(x,u);m=ReduceMean[axes=1](a);n=Add(a,m);b=MatMul(n,u)"
+    proto = cases.build(text, ["b"], shapes={"x": (1, tokens, 8), "u": (8, 8)})
+    assert dtype(amp_rewrite.convert(proto), "m") == held
+
+
+def test_a_mean_of_maps_of_unknown_size_stays_float32() -> None:
+    text = "a=Conv(x,w);m=ReduceMean[axes=2 3](a);f=Flatten(m);b=Gemm(f,v)"
+    proto = cases.build(text, ["b"], shapes=MAPS)
+    for axis, name in ((2, "H"), (3, "W")):
+        next(i for i in proto.graph.input if i.name == "x").type.tensor_type.shape.dim[axis].dim_param = name
+    assert dtype(amp_rewrite.convert(proto), "m") == "float32"
+
+
+TABLE = "e=Gather(table,i);n=LayerNormalization(e,scale);b=MatMul(n,w)"
+
+
+def embedded(text: str, largest: float) -> Converted:
+    table = np.full((5, 8), 0.5)
+    table[1, 2] = largest
+    constants = {"table": table, "scale": np.ones(8)}
+    types, shapes = {"i": "int"}, {"i": (3,)}
+    return amp_rewrite.convert(cases.build(text, ["b"], types=types, shapes=shapes, constants=constants))
+
+
+def test_what_is_looked_up_in_a_table_of_weights_is_low_from_there_on() -> None:
+    found = embedded(TABLE, 1.0)
+    assert (dtype(found, "e"), dtype(found, "n")) == ("float16", "float16")
+    assert [(cast.value, cast.to) for cast in found.report.casts] == [("w", "float16"), ("b", "float32")]
+
+
+def test_a_table_that_overflows_and_one_behind_a_denied_op_stay_float32() -> None:
+    assert dtype(embedded(TABLE, 1e6), "e") == "float32"
+    assert dtype(embedded(TABLE.replace("n=", "d=Exp(e);n=").replace("(e,s", "(d,s"), 1.0), "e") == "float32"
+
+
+def test_without_safety_rules_paths_start_at_products_alone() -> None:
+    proto = cases.build(
+        TABLE,
+        ["b"],
+        types={"i": "int"},
+        shapes={"i": (3,)},
+        constants={"table": np.ones((5, 8)), "scale": np.ones(8)},
+    )
+    assert dtype(amp_rewrite.convert(proto, safety="none"), "e") == "float32"

@@ -1,0 +1,63 @@
+"""Logarithms of what a softmax or a sigmoid brings near 0 or 1, and their near twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import amp_rewrite
+from amp_rewrite.decide.hazards.logarithm import logarithm
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from support import cases, objections
+
+SHAPES = {"x": (4, 16), "far": (4, 16)}
+SCORES = np.eye(16) * 16
+"""Scores from -10 to 10: a softmax goes down to e**-19, a sigmoid to e**-10 and as near to 1."""
+CONSTANTS = {"w": SCORES, "one": 1.0, "low": 1e-7, "high": 1 - 1e-7, "last": np.array([1])}
+ENTROPY = "a=MatMul(x,w);p=Softmax(a);l=Log(p);q=Mul(p,l);y=ReduceSum(q,last)"
+LOGIT = "a=MatMul(x,w);s=Sigmoid(a);p=Clip(s,low,high);n=Sub(one,p);o=Div(p,n);l=Log(o);y=Identity(l)"
+
+
+def pinned(text: str) -> set[str]:
+    view = View.of(Model.load(cases.build(text, ("y",), shapes=SHAPES, constants=CONSTANTS, opset=18)))
+    return {view.ops[pin.op].node.output[0] for pin in logarithm(view, DType.FLOAT16)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ENTROPY, {"p", "l"}),
+        (LOGIT, {"s", "p", "n", "o", "l"}),
+        ("a=MatMul(x,w);t=Tanh(a);c=Clip(t,low,high);y=Atanh(c)", {"t", "c", "y"}),
+        ("e=Exp(x);r=ReduceSum(e,last);y=Log(r)", {"e", "r", "y"}),
+        ("a=MatMul(x,w);b=Add(a,one);y=Log(b)", {"b", "y"}),  # log1p
+        ("a=Softmax(x);b=MatMul(a,w);y=Log(b)", set()),  # a layer between them
+        ("a=MatMul(x,w);b=Add(a,far);r=Relu(b);y=Log(r)", set()),  # nothing squeezed
+        ("a=MatMul(x,w);p=Softmax(a);y=Sqrt(p)", set()),  # no logarithm
+    ],
+)
+def test_what_stands_from_a_squeeze_to_a_logarithm_is_pinned(text: str, expected: set[str]) -> None:
+    assert pinned(text) == expected
+
+
+@pytest.mark.parametrize("level", ["default", "lower-all"])
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("text", [ENTROPY, LOGIT], ids=["entropy", "logit"])
+def test_unlikely_classes_and_likely_ones_keep_a_finite_logarithm(text: str, to: str, level: str) -> None:
+    """One rounding of the scores, of the logarithm, of its product and of the result: 4 eps (conformance.judge)."""
+    model = cases.build(text + ";z=MatMul(l,w)", ("y", "z"), shapes=SHAPES, constants=CONSTANTS, opset=18)
+    feeds = {"x": np.linspace(-0.6, 0.6, 64, dtype=np.float32).reshape(4, 16, order="F")}
+    result = amp_rewrite.convert(model, to=to, level=level)
+    found = objections.run(amp_rewrite.emulate(result.model).to_proto(), feeds)
+    wanted = objections.run(model, feeds, "BASIC")
+    assert objections.of_outputs(wanted, found, bound=4 * DType.parse(to).eps) == []
+
+
+def test_without_the_rules_they_do_not() -> None:
+    model = cases.build(ENTROPY, ("y",), shapes=SHAPES, constants=CONSTANTS, opset=18)
+    feeds = {"x": np.linspace(-0.6, 0.6, 64, dtype=np.float32).reshape(4, 16, order="F")}
+    plain = amp_rewrite.convert(model, safety="none", level="lower-all").model
+    found = objections.run(amp_rewrite.emulate(plain).to_proto(), feeds)
+    assert objections.of_outputs(objections.run(model, feeds, "BASIC"), found, bound=1.0) == ["output 0: is not finite"]

@@ -1,0 +1,259 @@
+"""How many Casts a conversion leaves: none that does nothing, and no more than other converters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.rewrite.emulate import emulate
+from support import cases, objections, stub
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))
+
+
+def casts(model: ModelProto | Path) -> Counter[str]:
+    """The Casts of a model, bodies included, by what they do."""
+    view = View.of(Model.load(model))
+    ends = (
+        (view.dtype(v) for v in (op.inputs[0], op.outputs[0]) if v is not None) for op in view.ops if op.kind == "Cast"
+    )
+    return Counter(" → ".join(dtype.spelling if dtype else "?" for dtype in pair) for pair in ends)
+
+
+def copies(model: ModelProto | Path) -> dict[str, int]:
+    """The Casts that do nothing."""
+    pairs = ((what.split(" → "), count) for what, count in casts(model).items())
+    return {" ".join(what): count for what, count in pairs if what[0] == what[1]}
+
+
+def folded(result: Converted) -> list[tuple[str, str, str]]:
+    return [(c.value, c.from_, c.to) for c in result.report.casts if c.origin == "folded"]
+
+
+COPYING = (
+    '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, int64[2] i, bool[4,4] m, float[4,4] w)'
+    " => (float[4,4] y, int64[2] j, float[2,4] z) {"
+    " xc = Cast <to = 1> (x) a = MatMul (x, w)"
+    " i1 = Cast <to = 7> (i) i2 = Cast <to = 7> (i1) z = Gather (x, i2) j = Cast <to = 7> (i2)"
+    " mc = Cast <to = 9> (m) y = Where (mc, a, xc) }"
+)
+
+
+def test_casts_to_the_type_that_a_value_has_are_left_out_and_the_report_names_them() -> None:
+    result = convert(onnx.parser.parse_model(COPYING))
+    assert copies(result.model) == {}
+    assert folded(result) == [
+        ("x", "float32", "float32"),
+        ("i", "int64", "int64"),
+        ("i1", "int64", "int64"),
+        ("i2", "int64", "int64"),
+        ("m", "bool", "bool"),
+    ]
+    reads = {node.output[0]: (node.op_type, list(node.input)) for node in result.model.graph.node}
+    assert reads["z"] == ("Gather", ["x", "i"])
+    assert reads["j"] == ("Identity", ["i"])  # an output keeps its name
+    assert reads["y"] == ("Where", ["m", "a_float32", "x"])
+
+
+def test_a_model_in_which_nothing_is_lowered_keeps_the_casts_that_do_nothing() -> None:
+    model = onnx.parser.parse_model(COPYING)
+    assert convert(model, keep=["*"]).model == model
+
+
+def test_a_cast_whose_source_has_another_type_stays() -> None:
+    """A must-fail twin: one that truncates, one that counts, one of a type that nobody knows."""
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[4,4] x, float[4,4] w)'
+        " => (float[4,4] y, int64[4,4] n)"
+        "{ a = MatMul (x, w) t = Cast <to = 6> (x) n = Cast <to = 7> (t) f = Cast <to = 1> (t)"
+        " u = own.F (x) v = Cast <to = 1> (u) s = Add (f, v) y = Add (s, a) }"
+    )
+    model = onnx.parser.parse_model(text)
+    before, after = casts(model), casts(convert(model).model)
+    assert before - after == Counter()
+
+
+ATTENTION = (
+    '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, float[4,4] w) => ({OUTPUTS})'
+    "{{ a = MatMul (x, w) s = Softmax (a) {CASTS} y = MatMul (q, w) {MORE} }}"
+)
+
+
+@pytest.mark.parametrize("chain", ["p = Cast <to = 1> (s) q = Cast <to = 1> (p)", "{0} r = Cast <to = 1> (p) {1} (r)"])
+def test_casts_that_widen_and_narrow_again_go(chain: str) -> None:
+    """PyTorch writes two of them around the dropout of every attention: float32 to float32, then float16 and back."""
+    given = chain.format("p = Cast <to = 1> (s)", "q = Cast <to = 1>")
+    result = convert(onnx.parser.parse_model(ATTENTION.format(OUTPUTS="float[4,4] y", CASTS=given, MORE="")))
+    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 1}
+    reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
+    assert reads["y_float16"] == ["s", "w_float16"]
+    assert len(folded(result)) == given.count("Cast")
+
+
+def test_a_widening_cast_that_others_read_stays_and_only_the_way_back_goes() -> None:
+    text = ATTENTION.format(
+        OUTPUTS="float[4,4] y, double[4,4] z",
+        CASTS="p = Cast <to = 1> (s) q = Cast <to = 1> (p)",
+        MORE="z = Cast <to = 11> (p)",
+    )
+    result = convert(onnx.parser.parse_model(text))
+    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 2, "float32 → float64": 1}
+    reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
+    assert (reads["y_float16"], reads["z"]) == (["s", "w_float16"], ["p"])
+
+
+def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
+    """A must-fail twin: bfloat16 holds fewer digits than float16, and no whole number holds a fraction."""
+    for code in (16, 7):
+        text = ATTENTION.format(
+            OUTPUTS="float[4,4] y", CASTS=f"p = Cast <to = {code}> (s) q = Cast <to = 1> (p)", MORE=""
+        )
+        model = onnx.parser.parse_model(text)
+        assert casts(convert(model).model).total() == 5
+        assert folded(convert(model)) == []
+
+
+def test_bodies_read_past_a_cast_outside_that_does_nothing() -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, int64[4] i, bool c, float[4,4] w)'
+        " => (float[4,4] y) { a = MatMul (x, w) k = Cast <to = 7> (i) q = Cast <to = 9> (c)"
+        " y = If (q) <then_branch = t () => (float[4,4] p) { p = Gather (a, k) },"
+        " else_branch = e () => (float[4,4] r) { h = Cast <to = 7> (k) r = Gather (x, h) }> }"
+    )
+    result = convert(onnx.parser.parse_model(text))
+    assert copies(result.model) == {}
+    onnx.checker.check_model(result.model, full_check=True)
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_no_exported_model_keeps_a_cast_that_does_nothing(name: str) -> None:
+    assert copies(convert(MODELS / f"{name}.onnx").model) == {}
+
+
+def test_some_exported_models_have_casts_that_do_nothing() -> None:
+    """Had none, the test above would show nothing."""
+    found = {name: sum(copies(MODELS / f"{name}.onnx").values()) for name in FIXTURES}
+    assert {name: count for name, count in found.items() if count} == {
+        "bert_ts13": 5,
+        "gpt2_ts17": 1,
+        "if_ts13": 1,
+        "llama_ts16": 25,
+        "t5_ts14": 17,
+    }
+
+
+# -- weights that two share, norms that run as their function body -------------------------------------------
+
+SCALED = (
+    '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] x, float[4] fed) => (float[4,4] y)'
+    " <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}, float[4] scale = {0.5,0.25,1,2}>"
+    " { a = MatMul (x, w) b = MatMul (a, w) s = SCALE c = Mul (b, s) y = Add (a, c) }"
+)
+
+
+@pytest.mark.parametrize("scale", ["Identity (scale)", "Identity (fed)"])
+def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str) -> None:
+    """TorchScript hands a weight that two layers share to the second one through an Identity."""
+    result = convert(onnx.parser.parse_model(SCALED.replace("SCALE", scale)))
+    fed = "fed" in scale  # a must-fail twin: what a caller feeds may be any number
+    assert casts(result.model) == {"float32 → float16": 1, "float16 → float32": 1 + fed}
+    kept = {"Identity": 1, "Mul": 1, "Add": 1} if fed else {}
+    assert Counter(row.op for row in result.report.rows if row.dtype == "float32") == kept
+
+
+@pytest.mark.parametrize("outputs", [["y", "p"], ["y", "k"]])
+def test_a_copied_weight_that_somebody_else_reads_keeps_its_digits(outputs: list[str]) -> None:
+    """2049 lies between two float16 numbers."""
+    text = "k=Reshape(g,sides);a=MatMul(x,w);b=MatMul(z,w);d=Mul(a,k);y=Add(d,b)" + (
+        ";p=Sub(v,k)" if "p" in outputs else ""
+    )
+    constants = {"g": np.full(64, 2049.0), "sides": np.array([8, 8]), "w": np.eye(8)}
+    model = cases.build(text, outputs, constants=constants)
+    result = convert(model, keep=["p"] if "p" in outputs else [])
+    feeds = {name: np.zeros((8, 8), np.float32) for name in ("x", "z")}
+    feeds |= {"v": np.full((8, 8), 2049, np.float32)} if "p" in outputs else {}
+    found = objections.run(emulate(result.model).proto, feeds)[1]
+    np.testing.assert_array_equal(found, np.full((8, 8), 0.0 if "p" in outputs else 2049.0))
+
+
+def test_each_copied_weight_is_due_to_who_reads_it() -> None:
+    part = "k{0}=Reshape(g,sides);a{0}=MatMul(x{0},w);b{0}=MatMul(z{0},w);d{0}=Mul(a{0},k{0});y{0}=Add(d{0},b{0})"
+    constants = {"g": np.ones(64), "sides": np.array([8, 8]), "w": np.eye(8)}
+    model = cases.build(";".join(map(part.format, "123")), ["y1", "y2", "y3"], constants=constants)
+    rows = {row.name: row for row in convert(model).report.rows}
+    assert [rows[f"k{n}"].because for n in "123"] == ["d1", "d2", "d3"]
+
+
+@pytest.fixture(scope="module")
+def cuda_stub() -> Path:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    return libraries
+
+
+NORM = (
+    '<ir_version: 10, opset_import: ["" : OPSET]> g (float[1,4,6,6] x) => (float[1,4,6,6] y)'
+    " <float[4,4,1,1] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}>"
+    " { s = Constant <value = float[4] {1,1,1,1}> () b = Constant <value = float[4] {0,0,0,0}> ()"
+    " c = Conv (x, w) n = GroupNormalization <num_groups = 2STASH> (c, s, b) y = Conv (n, w) }"
+)
+
+
+def normed(opset: int, stash: int | None = None) -> ModelProto:
+    stated = "" if stash is None else f", stash_type = {stash}"
+    model = onnx.parser.parse_model(NORM.replace("OPSET", str(opset)).replace("STASH", stated))
+    for node in model.graph.node:
+        node.name = node.output[0]  # the stub's answers are by name
+    return model
+
+
+@pytest.mark.parametrize("stashes", [(1, 10), (10, 1)])
+def test_each_group_norm_is_asked_for_itself(stashes: tuple[int, int]) -> None:
+    model = normed(21, stashes[0])
+    again = model.graph.node.add()
+    again.CopyFrom(model.graph.node[3])
+    again.name, again.output[0], again.input[0], again.attribute[1].i = "m", "m", "y", stashes[1]
+    model.graph.node[4].output[0] = "y"
+    model.graph.node.add(op_type="Conv", name="end", input=["m", "w"], output=["end"])
+    model.graph.output[0].name = "end"
+    rows = {row.name: row.dtype for row in convert(model).report.rows if row.op == "GroupNormalization"}
+    assert rows == {name: "float16" if stash == 1 else "float32" for name, stash in zip("nm", stashes, strict=True)}
+
+
+@pytest.mark.parametrize(("stash", "low"), [(None, True), (1, True), (10, False), (16, False)])
+def test_a_group_norm_whose_body_casts_to_float32_by_itself_needs_no_casts(stash: int | None, low: bool) -> None:
+    result = convert(normed(21, stash))
+    assert casts(result.model) == {"float32 → float16": 1 + (not low), "float16 → float32": 1 + (not low)}
+
+
+@pytest.mark.stub
+def test_casts_around_a_group_norm_would_come_on_top_of_those_in_its_body(cuda_stub: Path, tmp_path: Path) -> None:
+    """onnxruntime has no kernel for it: the five Casts of the body run whatever the type of the input."""
+    model = normed(21)
+    onnx.save(model, tmp_path / "float32.onnx")
+    convert(model).save(tmp_path / "low.onnx")
+    convert(model, keep=["op=GroupNormalization"]).save(tmp_path / "kept.onnx")
+    told = stub.placements([tmp_path / f"{name}.onnx" for name in ("float32", "low", "kept")])
+    assert [(row["casts"], row["memcpy"], row["cpu_float"]) for row in told] == [(5, 0, []), (7, 0, []), (9, 0, [])]
+
+
+# -- beside other converters -------------------------------------------------------------------------------
+
+
+def test_with_the_product_of_a_body_kept_a_loop_takes_two_casts() -> None:
+    """As ModelOpt AutoCast 0.47.0 places them, which lowers nothing in bodies. With both lowered there are 4."""
+    path = MODELS / "loop_dynamo21.onnx"
+    assert sum(casts(convert(path).model).values()) == 4
+    kept = convert(path, keep=["node_linear_2"])
+    assert casts(kept.model) == {"float32 → float16": 1, "float16 → float32": 1}

@@ -1,0 +1,348 @@
+"""Each painting rule: a graph where it fires, and its twin, as near as can be, where it must not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from amp_rewrite.errors import ListError, PolicyError
+from amp_rewrite.pipeline.convert import Converted, convert
+from support import cases, corpus, objections
+from support.counting import lowered_ops
+
+TENSORFLOW = {"lists": ["tensorflow"], "safety": "none", "target": "onnx"}
+IMAGES = {"x": [1, 4, 8, 8], "w": [4, 4, 3, 3]}
+NORM = (
+    "a=MatMul(x,x);m=ReduceMean[axes=-1](a);s=Sub(a,m);p=Pow(s,two);v=ReduceMean[axes=-1](p);"
+    "e=Add(v,eps);q=Sqrt(e);n=Div(s,q);b=MatMul(n,x)"
+)
+NORM_CONSTANTS = {"two": 2.0, "eps": 1e-3}
+TAILED = NORM.replace("b=MatMul(n,x)", "g=Mul(n,k);o=Add(g,c);b=MatMul(o,x)")
+TAILED_CONSTANTS = {**NORM_CONSTANTS, "k": np.ones(8), "c": np.ones(8)}
+SEQUENCE = "a=MatMul(x,x);s=SequenceConstruct(a,x);r=SequenceAt(s,i);b=MatMul(r,r)"
+SIZED = "f=Cast[to=float](n);g=Mul(f,k);i=Cast[to=7](g);r=Reshape(x,i);b=MatMul(r,r)"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph, the op to look at, and how it is converted; ends in the result of its last statement."""
+
+    text: str
+    op: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+
+    def converted(self) -> Converted:
+        options = {**TENSORFLOW, **self.options}
+        last = self.text.split(";")[-1].split("=")[0].split(",")[0]
+        model = cases.build(self.text, self.outputs or (last,), opset=options.pop("opset", 17), **self.inputs)
+        return convert(model, fuse="none", **options)  # the graph as it is written
+
+    def rules(self) -> set[str]:
+        """The rules that painted the op's type variables."""
+        result = self.converted()
+        found = next(op.id for op in result.view.ops if op.name == self.op)
+        return {paint.rule for (op, _), paint in result.coloring.paints.items() if op == found}
+
+
+def safe(**more: Any) -> dict[str, Any]:
+    return {"safety": "default", **more}
+
+
+FIRES = {
+    "allow_root": Graph("a=MatMul(x,x)", "a"),
+    "force_all": Graph("a=Exp(x)", "a", {"level": "unsafe-force-all"}),
+    "lower_all": Graph("a=Tanh(x)", "a", {"level": "lower-all"}),
+    "lower": Graph("a=Exp(x)", "a", {"lower": ["a"]}),
+    "between_allow": Graph("a=MatMul(x,x);t=Tanh(a);b=MatMul(t,t)", "t"),
+    "gray_follows_allow": Graph("a=MatMul(x,x);t=Tanh(a)", "t", {"gray_follows_allow": True}),
+    "allow_through_clear": Graph("r=Relu(x);a=MatMul(r,r)", "r"),
+    "existing_cast": Graph("k=Cast[to=float](x);a=MatMul(k,k)", "k", inputs={"types": {"x": "bool"}}),
+    "sequence_cluster": Graph("a=MatMul(x,x);s=SequenceConstruct(a,x)", "s"),
+    "deny": Graph("a=MatMul(x,x);d=Exp(a)", "d"),
+    "deny_forward": Graph("d=Exp(x);r=Relu(d);t=Tanh(r);a=MatMul(t,t)", "r"),
+    "keep": Graph("a=MatMul(x,x);b=MatMul(a,a)", "a", {"keep": ["a"]}),
+    "unlisted": Graph("a=MatMul(x,x);s=Sin(a);b=MatMul(s,s)", "s"),
+    "unpainted": Graph("a=MatMul(x,x);t=Tanh(a);r=Relu(t)", "r"),
+    "kernel_gate": Graph("a=MatMul(x,x);h=Hardmax(a);b=MatMul(h,h)", "h", {"target": "ort-cuda"}),
+    "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 21}, {"shapes": IMAGES}),
+    "cluster": Graph(NORM, "s", safe(), {"constants": NORM_CONSTANTS}),
+    "norm_tail": Graph(TAILED, "g", inputs={"constants": TAILED_CONSTANTS}),
+    "shape_follows": Graph("a=MatMul(x,x);s=Shape(a)", "s", safe(lists=["tensorflow"], level="tensor-cores-only")),
+    "shape_taint": Graph(
+        SIZED, "g", safe(), {"types": {"n": "int"}, "shapes": {"n": [2]}, "constants": {"k": [8.0, 8.0]}}
+    ),
+    "index_taint": Graph(
+        "f=Cast[to=float](n);a=MatMul(f,w);g=Add(f,k);l=Floor(g);b=MatMul(l,w)",
+        "g",
+        safe(),
+        {"types": {"n": "int"}, "shapes": {"n": [8, 8]}, "constants": {"k": 1.5}},
+    ),
+    "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Cos(a)", "a", safe(), {"types": {"n": "int"}}),
+    "constant_range": Graph("a=MatMul(x,x);m=Mul(a,k);b=MatMul(m,m)", "m", safe(), {"constants": {"k": 1e6}}),
+    "epsilon": Graph(
+        "a=MatMul(x,x);e=Add(a,k);q=Sqrt(e);d=Div(x,q);b=MatMul(d,d)", "e", safe(), {"constants": {"k": 1e-7}}
+    ),
+    "statistics": Graph(
+        "a=Conv(x,w);n=BatchNormalization(a,s,b,m,v);c=Conv(n,w)",
+        "n",
+        safe(),
+        {
+            "shapes": {"x": [1, 4, 8, 8]},
+            "constants": {"w": np.ones((4, 4, 1, 1)), **dict.fromkeys("sbm", np.ones(4)), "v": np.full(4, 1e6)},
+        },
+    ),
+    "additive_mask": Graph(
+        "a=MatMul(x,x);i=Sub(one,m);k=Mul(i,least);z=Add(a,k);s=Softmax(z);b=MatMul(s,x)",
+        "z",
+        safe(),
+        {"constants": {"one": 1.0, "least": -3.4e38}},
+    ),
+    "join": Graph("a=MatMul(x,x);b=MatMul(a,x);s=Add(a,b)", "s", safe()),
+}
+
+MUST_NOT = {
+    "allow_root": Graph("a=Exp(x)", "a"),
+    "force_all": Graph("a=RandomNormalLike(x)", "a", {"level": "unsafe-force-all"}),
+    "lower_all": Graph("a=Exp(x)", "a", {"level": "lower-all"}),
+    "lower": Graph("b=Exp(x);a=Exp(b)", "a", {"lower": ["b"]}),
+    "between_allow": Graph("a=MatMul(x,x);d=Exp(a);t=Tanh(d);b=MatMul(t,t)", "t"),
+    "gray_follows_allow": Graph("a=MatMul(x,x);r=Relu(a);t=Tanh(r)", "t", {"gray_follows_allow": True}),
+    "allow_through_clear": Graph("t=Tanh(x);r=Relu(t);u=Tanh(r);a=MatMul(u,u)", "r"),
+    "existing_cast": Graph(
+        "k=Cast[to=float](x);a=MatMul(k,k);d=Exp(k)", "k", inputs={"types": {"x": "bool"}}, outputs=("a", "d")
+    ),
+    "sequence_cluster": Graph(SEQUENCE, "s", inputs={"types": {"i": "int"}, "shapes": {"i": []}}),
+    "deny": Graph("a=MatMul(x,x);d=Exp(a)", "d", {"lists": ["tensorflow", {"remove": ["Exp"]}]}),
+    "deny_forward": Graph("d=Exp(x);r=Relu(d);a=MatMul(r,r)", "r"),
+    "keep": Graph("a=MatMul(x,x);b=MatMul(a,a)", "b", {"keep": ["a"]}),
+    "unlisted": Graph("a=MatMul(x,x);s=Sin(a);b=MatMul(s,s)", "s", {"lists": ["tensorflow", {"gray": ["Sin"]}]}),
+    "unpainted": Graph("a=MatMul(x,x);r=Relu(a)", "r"),
+    "kernel_gate": Graph("a=MatMul(x,x);h=Hardmax(a);b=MatMul(h,h)", "h"),
+    "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 22}, {"shapes": IMAGES}),
+    "cluster": Graph(NORM, "s", {}, {"constants": NORM_CONSTANTS}),
+    "norm_tail": Graph(TAILED, "g", {"opset": 13}, {"constants": TAILED_CONSTANTS}),
+    "shape_follows": Graph("a=MatMul(x,x);s=Shape(x)", "s", safe(level="lower-all")),
+    "shape_taint": Graph(
+        "f=Cast[to=float](n);a=MatMul(f,f);g=Mul(a,k);b=MatMul(g,g)",
+        "g",
+        safe(),
+        {"types": {"n": "int"}, "constants": {"k": 8.0}},
+    ),
+    "index_taint": Graph(
+        "f=Cast[to=float](n);a=MatMul(f,w);g=Add(a,k);b=MatMul(g,w)",
+        "g",
+        safe(),
+        {"types": {"n": "bool"}, "constants": {"k": 1.5}},
+    ),
+    "angle": Graph("f=Cast[to=float](n);a=MatMul(f,w);c=Tanh(a)", "a", safe(), {"types": {"n": "int"}}),
+    "constant_range": Graph("a=MatMul(x,x);m=Mul(a,k);b=MatMul(m,m)", "m", safe(), {"constants": {"k": 1e4}}),
+    "epsilon": Graph(
+        "a=MatMul(x,x);e=Add(a,k);q=Sqrt(e);d=Div(x,q);b=MatMul(d,d)", "e", safe(), {"constants": {"k": 1e-4}}
+    ),
+    "statistics": Graph(
+        "a=Conv(x,w);n=BatchNormalization(a,s,b,m,v);c=Conv(n,w)",
+        "n",
+        safe(),
+        {"shapes": {"x": [1, 4, 8, 8]}, "constants": {"w": np.ones((4, 4, 1, 1)), **dict.fromkeys("sbmv", np.ones(4))}},
+    ),
+    "additive_mask": Graph(
+        "a=MatMul(x,x);i=Sub(one,m);k=Mul(i,least);z=Add(a,k);s=Softmax(z);b=MatMul(s,x)",
+        "z",
+        safe(),
+        {"constants": {"one": 1.0, "least": -1e4}},
+    ),
+    # A Cast of a stands behind its MatMul in any case, since Exp reads a in float32.
+    "join": Graph("a=MatMul(x,x);b=MatMul(a,x);d=Exp(a);s=Add(a,b)", "s", safe(), outputs=("d", "s")),
+}
+
+
+@pytest.mark.parametrize("rule", FIRES)
+def test_the_rule_fires(rule: str) -> None:
+    assert rule in FIRES[rule].rules()
+
+
+@pytest.mark.parametrize("rule", MUST_NOT)
+def test_the_rule_does_not_fire_on_its_twin(rule: str) -> None:
+    assert rule not in MUST_NOT[rule].rules()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in FIRES if FIRES[rule].options.get("safety") == "default"])
+def test_without_safety_rules_the_lists_alone_decide(rule: str) -> None:
+    graph = FIRES[rule]
+    assert rule not in Graph(graph.text, graph.op, {**graph.options, "safety": "none"}, graph.inputs).rules()
+
+
+@pytest.mark.parametrize("rule", FIRES)
+def test_a_model_with_the_rule_is_sound(rule: str) -> None:
+    result = FIRES[rule].converted()
+    assert objections.of_checker(result.model) == []
+    assert objections.of_casts(result.model) == []
+    if FIRES[rule].options.get("to") != "bfloat16":
+        assert objections.of_loading(result.model) == []
+
+
+def test_every_rule_has_a_graph_and_a_twin() -> None:
+    assert list(FIRES) == list(MUST_NOT)
+    named = {rule for graph in FIRES.values() for rule in graph.rules()}
+    assert {"boundary", "unknown_type"} | named >= set(FIRES)
+
+
+def test_the_edges_of_a_body_and_of_an_unknown_op_are_boundaries() -> None:
+    for name, op in (("if_branches_apart", "choice"), ("loop_from_deny", "loop"), ("scan", "scan")):
+        assert painted(convert(corpus.text_model(name), **TENSORFLOW), op) == {"boundary"}
+    known = cases.build("a=MatMul(x,x)", ["a"], domains={"elsewhere": 1})
+    known.graph.node[0].domain = "elsewhere"
+    assert painted(convert(known, **TENSORFLOW), "a") == {"boundary"}
+
+
+def test_an_op_that_reads_an_unknown_type_stays_as_it_is() -> None:
+    result = convert(corpus.text_model("custom_domain"), **TENSORFLOW)
+    assert painted(result, "reads_known") == {"allow_root"}
+    assert painted(result, "custom") == {"unknown_type"}
+    assert "reads_unknown" not in lowered_ops(result.view, result.coloring)
+
+
+def painted(result: Converted, name: str) -> set[str]:
+    found = next(op.id for op in result.view.ops if op.name == name)
+    return {paint.rule for (op, _), paint in result.coloring.paints.items() if op == found}
+
+
+# -- what no single graph shows -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [["t"], []])
+def test_a_kept_op_still_conducts_deny_paint(kept: list[str]) -> None:
+    """Exp, Tanh (kept), Sqrt, MatMul: the Sqrt is denied through the Tanh, whether that is kept or not."""
+    graph = Graph("a=MatMul(x,x);d=Exp(a);t=Tanh(d);q=Sqrt(t);b=MatMul(q,q)", "q", {"keep": kept})
+    assert graph.rules() == {"deny_forward"}
+    assert Graph(graph.text, "t", graph.options).rules() == {"keep" if kept else "deny_forward"}
+
+
+def test_a_kept_deny_op_still_spreads_its_paint() -> None:
+    text = "a=MatMul(x,x);d=Exp(a);t=Tanh(d);b=MatMul(t,t)"
+    assert Graph(text, "t", {"keep": ["d"]}).rules() == {"deny_forward"}
+
+
+def test_an_unlisted_op_spreads_nothing() -> None:
+    assert Graph("a=MatMul(x,x);s=Sin(a);t=Tanh(s);b=MatMul(t,t)", "t").rules() == {"unpainted"}
+    assert Graph("s=Sin(x);r=Relu(s);b=MatMul(r,r)", "r").rules() == {"allow_through_clear"}
+
+
+def test_keep_and_lower_win_over_safety_rules_and_the_gate_over_all() -> None:
+    angle = FIRES["angle"]
+    assert Graph(angle.text, "a", {**angle.options, "lower": ["a"]}, angle.inputs).rules() == {"lower"}
+    gated = FIRES["kernel_gate"]
+    assert Graph(gated.text, "h", {**gated.options, "lower": ["h"]}).rules() == {"kernel_gate"}
+
+
+def test_a_sequence_is_lowered_whole_though_a_gray_op_in_it_lies_on_no_path() -> None:
+    text = "s=SequenceEmpty();t=SequenceInsert(s,x);r=SequenceAt(t,i);b=MatMul(r,r)"
+    lists = {"lists": ["tensorflow", {"gray": ["SequenceInsert"]}]}
+    inputs = {"types": {"i": "int"}, "shapes": {"i": []}}
+    assert Graph(text, "r", lists, inputs).rules() == {"allow_through_clear"}
+    assert Graph(text, "t", lists, inputs).rules() == Graph(text, "s", lists, inputs).rules() == {"sequence_cluster"}
+
+
+def test_a_cluster_that_is_lowered_in_part_only_goes_back_to_float32() -> None:
+    """The first half of a GELU lies between a MatMul and an Erf that the user lowers; the second leads nowhere."""
+    text = "a=MatMul(x,x);d=Div(a,r);e=Erf(d);p=Add(e,one);m=Mul(a,p);o=Mul(m,h)"
+    constants = {"r": 1.4142135, "one": 1.0, "h": 0.5}
+    options = safe(lower=["e"], placement="propagate")
+    assert Graph(text, "d", options, {"constants": constants}).rules() == {"cluster"}
+    assert Graph(text, "d", {"lower": ["e"]}, {"constants": constants}).rules() == {"between_allow"}
+
+
+def test_a_lowered_op_is_a_root() -> None:
+    assert Graph("e=Exp(x);r=Relu(e)", "r", {"lower": ["e"]}).rules() == {"allow_through_clear"}
+
+
+@pytest.mark.parametrize(
+    ("graph", "because"), [("between_allow", "b"), ("allow_through_clear", "a"), ("deny_forward", "d")]
+)
+def test_paint_names_the_op_that_it_is_due_to(graph: str, because: str) -> None:
+    result = FIRES[graph].converted()
+    paint = next(p for (op, _), p in result.coloring.paints.items() if result.view.ops[op].name == FIRES[graph].op)
+    assert paint.because is not None
+    assert result.view.ops[paint.because].name == because
+
+
+def test_one_cast_serves_all_who_read_a_tensor_in_the_other_type() -> None:
+    """Three float32 readers and two lowered ones."""
+    text = "a=MatMul(x,x);d1=Exp(a);d2=Exp(a);d3=Exp(a);b=MatMul(a,a);c=MatMul(a,a)"
+    model = cases.build(text, ["d1", "d2", "d3", "b", "c"])
+    result = convert(model, **TENSORFLOW)
+    assert [cast.name for cast in result.plan.casts if result.view.value_name(cast.value) == "a"] == ["a_float32"]
+    assert sum(n.op_type == "Cast" and n.input[0] == "a" for n in result.model.graph.node) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "kept"), [(1e6, "saturated", 65504.0), (-1e6, "saturated", -65504.0), (1e-9, "flushed", 0.0)]
+)
+def test_a_constant_that_does_not_fit_is_reported_when_no_safety_rule_protects_it(
+    value: float, kind: str, kept: float
+) -> None:
+    weight = np.ones((8, 8))
+    weight[0, 0] = value
+    result = convert(cases.build("a=MatMul(x,w)", ["a"], constants={"w": weight}), **TENSORFLOW)
+    assert [(f.kind, f.subject) for f in result.report.findings] == [(kind, "w")]
+    assert numpy_helper.to_array(result.model.graph.initializer[0])[0, 0] == np.float16(kept)
+
+
+def test_a_constant_that_fits_is_not_reported_and_not_clamped() -> None:
+    weight = np.full((8, 8), 65504.0)
+    result = convert(cases.build("a=MatMul(x,w)", ["a"], constants={"w": weight}), **TENSORFLOW)
+    assert result.report.findings == ()
+    assert (numpy_helper.to_array(result.model.graph.initializer[0]) == np.float16(65504.0)).all()
+
+
+def test_nothing_to_lower_gives_the_same_bytes() -> None:
+    model = cases.build("d=Exp(x);t=Tanh(d)", ["t"])
+    result = convert(model, **TENSORFLOW)
+    assert result.plan.empty
+    assert result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_an_op_on_two_lists_and_an_unknown_level_are_errors() -> None:
+    model = cases.build("a=MatMul(x,x)", ["a"])
+    with pytest.raises(ListError, match=r"Exp"):
+        convert(model, lists=[{"allow": ["Exp"], "deny": ["Exp"]}])
+    with pytest.raises(PolicyError, match="quick"):
+        convert(model, level="quick")
+
+
+def test_quantized_nodes_stay_between_lowered_ones() -> None:
+    result = convert(corpus.text_model("qdq19"), **TENSORFLOW)
+    assert lowered_ops(result.view, result.coloring) == ("first", "second")
+
+
+def test_a_log_folder_gets_the_model_before_and_after_and_the_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMP_REWRITE_LOG_PATH", str(tmp_path))
+    convert(cases.build("a=MatMul(x,x)", ["a"]), **TENSORFLOW)
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert len(written) >= 3, written
+    lists = " ".join(path.read_text("utf-8") for path in tmp_path.iterdir())
+    assert all(word in lists for word in ("allow", "gray", "clear", "deny", "MatMul"))
+
+
+def test_a_product_beyond_the_largest_half_becomes_infinite_where_half_is_honest() -> None:
+    """1024 squared: float32 holds it, float16 does not. onnx's own evaluator rounds as the type says."""
+    text = "m=Mul(x,k);a=MatMul(m,m);r=Reshape(a,s)"
+    model = cases.build(text, ["r"], shapes={"x": [1, 1]}, constants={"k": 1024.0, "s": [1]})
+    feeds = {"x": np.ones((1, 1), np.float32)}
+    with np.errstate(over="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        lowered = ReferenceEvaluator(convert(model, **TENSORFLOW).model).run(None, feeds)
+    assert [float(y[0]) for y in ReferenceEvaluator(model).run(None, feeds)] == [2.0**20]
+    assert [float(y[0]) for y in lowered] == [np.inf]

@@ -1,0 +1,272 @@
+"""What is raised together, what the gate refuses, what pins ask for, and what the report says of it."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.plan import plan_casts
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.rewrite.apply import apply
+from amp_rewrite.settings.op_lists import load_lists
+from support.half_models import HALF, half, raised, raised_ops, rules, told, weights, written
+
+# -- bodies and sequences ------------------------------------------------------------------------------
+
+LOOP = """trips = Constant <value = int64 {3}> ()
+    yes = Constant <value = bool {1}> ()
+    y = Loop (trips, yes, x) <body = b (int64 n, bool go, float16[4,4] s) => (bool on, float16[4,4] t) {
+        on = Identity (go)
+        a = Exp (s)
+        c = MatMul (a, w)
+        t = Tanh (c)
+    }>"""
+
+
+def test_in_a_loop_the_edges_keep_their_type_and_weights_are_widened_outside() -> None:
+    result = raised(half(LOOP), "*").model
+    assert told(result) == [
+        "trips = Constant()",
+        "yes = Constant()",
+        "s_float32 = Cast<float32>(s)",
+        "on = Identity(go)",
+        "a = Exp(s_float32)",
+        "c = MatMul(a, w)",
+        "t_float32 = Tanh(c)",
+        "t = Cast<float16>(t_float32)",
+        "y = Loop(trips, yes, x)",
+    ]
+    assert weights(result) == {"w": "float32"}
+
+
+def test_a_value_from_outside_a_loop_is_cast_outside() -> None:
+    body = LOOP.replace("MatMul (a, w)", "MatMul (a, z)")
+    result = raised(half(f"z = Neg (x)  {body}"), "op=MatMul").model
+    assert told(result)[:2] == ["z = Neg(x)", "z_float32 = Cast<float32>(z)"]
+
+
+def test_a_sequence_is_raised_with_all_that_touches_it() -> None:
+    body = "s = SequenceConstruct (x, x)  p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
+    result = raised(half(body), "op=SequenceAt", "op=Exp")
+    assert told(result.model) == [
+        "x_float32 = Cast<float32>(x)",
+        "s = SequenceConstruct(x_float32, x_float32)",
+        "p = Constant()",
+        "a = SequenceAt(s, p)",
+        "y_float32 = Exp(a)",
+        "y = Cast<float16>(y_float32)",
+    ]
+    assert result.report.rows[0].because == "SequenceAt_2"
+
+
+def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
+    body = "p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
+    result = raised(half(body, "seq(float16[4,4]) s"), "op=SequenceAt", "op=Exp")
+    assert rules(result) == {
+        "Constant_0": ("int64", None),
+        "SequenceAt_1": ("float16", "unraised"),
+        "Exp_2": ("float32", "raised"),
+    }
+
+
+def test_an_op_in_a_local_function_can_be_named() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        g (float16[4,4] x) => (float16[4,4] y) { y = own.F (x) }
+        <domain: "own", opset_import: ["": 18]> F (u) => (v) { m = Exp (u) v = Relu (m) }"""
+    )
+    result = raised(model, "op=Exp")
+    assert [node.op_type for node in result.model.graph.node] == ["Cast", "Exp", "Cast", "Relu"]
+    assert not result.model.functions
+    assert written(convert(model).model) == written(model)
+
+
+# -- what cannot be in two types ------------------------------------------------------------------------
+
+HELD = """<float16 two = {16384}, float16 eps = {1024},
+    float16[4] gain = {15360, 15360, 15360, 15360}, float16[4] shift = {0, 0, 0, 0}>"""
+NORM = """m = ReduceMean <axes = [-1]> (x)
+    d = Sub (x, m)
+    p = Pow (d, two)
+    v1 = ReduceMean <axes = [-1]> (p)
+    e = Add (v1, eps)
+    s = Sqrt (e)
+    n = Div (d, s)
+    g = Mul (n, gain)
+    z = Add (g, shift)
+    y = Relu (z)"""
+BODY_OF_NORM = {"ReduceMean_1", "Sub_2", "Pow_3", "ReduceMean_4", "Add_5", "Sqrt_6", "Div_7"}
+
+
+def norm(opset: int) -> ModelProto:
+    text = f"x = Neg (given)  {NORM}"
+    return half(text, f"{HALF} given", opset=opset, held=HELD)
+
+
+def test_a_norm_that_is_written_out_is_raised_whole() -> None:
+    """Raised alone, Pow would round its square to float16 again before anyone reads it."""
+    result = raised(norm(opset=16), "op=Pow")
+    assert raised_ops(result) == BODY_OF_NORM | {"Mul_8", "Add_9"}
+    assert [row.because for row in result.report.raised if row.name == "Sub_2"] == ["Pow_3"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        ("op=Pow", BODY_OF_NORM),  # what is normalized is float16
+        ("op=Mul", BODY_OF_NORM),
+        ("op=Neg", {"Neg_0", "Mul_8", "Add_9"}),  # what is normalized is float32
+        ("*", {"Neg_0", "Relu_10", "Mul_8", "Add_9"} | BODY_OF_NORM),
+        ("op=Relu", {"Relu_10"}),
+    ],
+)
+def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalized(keep: str, expected: set[str]) -> None:
+    """From opset 17 on onnxruntime fuses it to one LayerNormalization, and refuses a model that differs there."""
+    ort = pytest.importorskip("onnxruntime")
+    result = raised(norm(opset=17), keep)
+    assert raised_ops(result) == expected
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    ort.InferenceSession(written(result.model), options, providers=["CPUExecutionProvider"])
+
+
+def test_a_scale_that_must_stay_low_says_why() -> None:
+    (finding, *_) = [f for f in raised(norm(opset=17), "op=Mul").report.findings if f.kind == "unraised"]
+    assert finding.subject == "Add_9"
+    assert finding.message == "what layer_normalization normalizes is float16, and onnxruntime fuses both"
+
+
+# -- what the gate says ----------------------------------------------------------------------------------
+
+
+def test_an_op_that_knows_no_float32_is_left_and_the_report_says_why() -> None:
+    body = "c, y = com.microsoft.GemmaRotaryEmbedding (e, x, x, x, x)"
+    model = half(body, f"float[4,4] e, {HALF} x", f"{HALF} y, {HALF} c")
+    result = raised(model, "op=com.microsoft::GemmaRotaryEmbedding")
+    assert written(result.model) == written(model)
+    note = "com.microsoft::GemmaRotaryEmbedding version 1 does not admit float32 for T"
+    assert [(f.kind, f.message.partition("; ")[2]) for f in result.report.findings] == [
+        ("unraised", f"schema_gate: {note}")
+    ]
+
+
+def test_before_opset_13_bfloat16_can_not_be_cast_and_stays() -> None:
+    model = half("y = com.microsoft.FastGelu (x)", "bfloat16[4,4] x", "bfloat16[4,4] y", opset=12)
+    result = raised(model, "*", safety="none")
+    assert [f.message for f in result.report.findings] == [
+        "kept by '*'; schema_gate: no Cast from bfloat16 before opset 13: raise the opset"
+    ]
+
+
+ATTENTION = "y, k1, v1 = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1> (x, x, x, k, k, s, t)"
+ATTENTION_INPUTS = "float16[1,1,8] x, float16[1,1,8,8] k, int32[1] s, int32 t"
+
+
+def test_a_kernel_is_not_lost_by_raising() -> None:
+    """CUDA has GroupQueryAttention in float16 and bfloat16 alone."""
+    model = half(ATTENTION, ATTENTION_INPUTS, "float16[1,1,8] y")
+    assert rules(raised(model, "*")) == {"GroupQueryAttention_0": ("float16", "unraised")}
+    assert rules(raised(model, "*", target="onnx")) == {"GroupQueryAttention_0": ("float32", "raised")}
+
+
+def test_an_op_without_any_kernel_loses_none() -> None:
+    assert raised_ops(raised(half("y = Mish (x)"), "*")) == {"Mish_0"}
+
+
+def test_variables_that_no_kernel_mixes_are_raised_together() -> None:
+    channels = "float16[4] k"
+    model = half("y = BatchNormalization (x, k, k, k, k)", f"float16[2,4,4] x, {channels}", "float16[2,4,4] y")
+    (row,) = [row for row in raised(model, "*").report.rows if row.op == "BatchNormalization"]
+    assert row.variables == {"T": "float32", "T1": "float32", "T2": "float32"}
+
+
+# -- pins ------------------------------------------------------------------------------------------------
+
+
+def coloring(model: ModelProto, *pins: Pin, **options: dict[int, str]) -> tuple[View, Coloring]:
+    view = View.of(Model.load(model))
+    return view, paint(view, load_lists(DType.FLOAT16), DType.FLOAT16, pins=pins, **options)  # type: ignore[arg-type]
+
+
+def test_a_pin_from_data_raises_and_one_from_a_rule_does_not() -> None:
+    model = half("a = Exp (x)  y = Tanh (a)")
+    seen = Pin(0, "overflow", None, "absmax 1e5", raises=True)  # type: ignore[arg-type]
+    foreseen = Pin(1, "epsilon", None, "1e-12")  # type: ignore[arg-type]
+    view, found = coloring(model, seen, foreseen)
+    assert {op: (p.rule, p.note) for (op, _), p in found.paints.items()} == {0: ("raised", "overflow: absmax 1e5")}
+    assert told(apply(view, plan_casts(view, found)).to_proto()) == [
+        "x_float32 = Cast<float32>(x)",
+        "a = Exp(x_float32)",
+        "a_float16 = Cast<float16>(a)",
+        "y = Tanh(a_float16)",
+    ]
+
+
+def test_a_pin_that_raises_holds_float32_ops_as_any_other() -> None:
+    model = half("a = MatMul (x, x)  y = MatMul (a, a)", "float[4,4] x", "float[4,4] y")
+    _, found = coloring(model, Pin(0, "overflow", None, "absmax 1e5", raises=True))  # type: ignore[arg-type]
+    assert {op: p.rule for (op, _), p in found.paints.items()} == {0: "overflow", 1: "allow_root"}
+
+
+def test_keep_speaks_before_a_pin_and_lower_against_it() -> None:
+    model = half("y = Exp (x)")
+    pin = Pin(0, "overflow", None, "absmax 1e5", raises=True)  # type: ignore[arg-type]
+    _, kept = coloring(model, pin, keep={0: "op=Exp"})
+    assert [p.note for p in kept.paints.values()] == ["kept by 'op=Exp'"]
+    _, lowered = coloring(model, pin, lower={0: "op=Exp"})
+    assert not lowered.raises
+
+
+def test_the_rules_alone_raise_nothing() -> None:
+    """A mask beyond float16 and an epsilon below it: pinned in a float32 model, left alone in a half one."""
+    held = "<float16 eps = {1}, float16[4] k = {64511, 64511, 0, 0}>"
+    model = half("a = Add (x, k)  b = Softmax (a)  c = Add (b, eps)  y = Div (x, c)", held=held)
+    assert written(convert(model).model) == written(model)
+
+
+# -- the report ------------------------------------------------------------------------------------------
+
+
+def test_the_report_counts_what_is_raised_and_says_who_asked() -> None:
+    result = raised(half("[one] a = MatMul (x, w)  [two] b = Exp (a)  [three] y = MatMul (b, w)"), "one", "op=Exp")
+    totals = result.report.totals
+    assert (totals.raised, totals.compute_raised, totals.compute_lowered, totals.compute_ops) == (2, 1, 1, 2)
+    text = result.report.text()
+    assert "  raised       2 ops to float32 (1 compute op)\n" in text
+    assert "raised to float32: 2 ops\n  1  kept by 'one'     1 MatMul\n  1  kept by 'op=Exp'  1 Exp\n" in text
+    assert "why" not in text
+    assert explain(result.report, "one") == (
+        "one (MatMul) is float32: raised\n"
+        "    of a low type in the model, and raised to float32: kept by 'one'\n"
+        "    allow: float16.yaml:26: matrix product on tensor cores, float32 accumulation\n"
+    )
+
+
+def test_the_summary_has_one_line_for_all_that_one_rule_asks() -> None:
+    model = half("a = Exp (x)  b = Tanh (a)  c = Exp (b)  y = Relu (c)")
+    pins = [Pin(op, "overflow", None, f"absmax {op}e5", raises=True) for op in (0, 2)]  # type: ignore[arg-type]
+    view, found = coloring(model, *pins)
+    text = report_of(view, found, plan_casts(view, found)).text()
+    assert "raised to float32: 2 ops\n  2  overflow  2 Exp\n" in text
+    lines = raised(norm(opset=16), "op=Pow").report.text().splitlines()
+    at = lines.index("raised to float32: 9 ops")
+    assert lines[at + 1 : at + 3] == [
+        "  8  layer_normalization is raised as a whole  2 Add, 2 ReduceMean, 1 Div, 1 Mul, …",
+        "  1  kept by 'op=Pow'                          1 Pow",
+    ]
+
+
+def test_the_report_of_the_raised_model_is_that_of_the_conversion() -> None:
+    result = raised(half("[one] a = MatMul (x, w)  [two] b = Exp (a)  [three] y = MatMul (b, w)"), "two")
+    after = report_of(View.of(Model.load(result.model)))
+    assert diff(result.report, after).to("text").startswith("no difference")

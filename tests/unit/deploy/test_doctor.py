@@ -1,0 +1,654 @@
+"""What the doctor says of a machine and of a model; the machine is made up, the model is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+from amp_rewrite import Checkup, MachineError, Model, PolicyError, doctor
+from amp_rewrite.cli import door
+from amp_rewrite.deploy.doctor import isolated as apart
+from amp_rewrite.deploy.doctor.checkup import Check
+from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.kernels import load_kernels
+from support import stub
+from support.fake_driver import H200, P100, Driver, Nvml, Shelf
+
+TOLD = {"version": "1.31.1", "cuda": "13.0", "providers": [], "opens": True}
+EVERY = "libcublasLt.so.13 libcublas.so.13 libcudart.so.13 libcurand.so.10 libcufft.so.12 libnvrtc.so.13 libcudnn.so.9"
+L4 = Gpu("NVIDIA L4", (8, 9), 24 << 30)
+
+
+class Machine(Shelf):
+    """A loader with a driver, and all libraries but those that are lost."""
+
+    def __init__(self, *gpus: Gpu, lost: str = "", version: int = 13000, **options: Any) -> None:
+        super().__init__(driver=Driver(*gpus, version=version), nvml=Nvml(*gpus, **options))
+        self.libraries |= dict.fromkeys((name for name in EVERY.split() if name not in lost.split()), object())
+
+
+def checked(
+    machine: Shelf | None = None,
+    model: object = None,
+    *,
+    told: Mapping[str, Any] = TOLD,
+    packages: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Checkup:
+    here = {"onnxruntime-gpu": "1.31.1"} if packages is None else packages
+    load: Callable[[str], Any] = machine or Machine(H200)
+    return doctor(model, load=load, ask=lambda: told, installed=here.get, **options)
+
+
+def about(found: Checkup, topic: str) -> list[Check]:
+    return [check for check in found.checks if check.topic == topic]
+
+
+# -- the machine ---------------------------------------------------------------------------------------
+
+
+def test_a_machine_on_which_all_is_well() -> None:
+    found = checked()
+    assert found.well
+    assert found.text() == (
+        "ok  GPU          NVIDIA H200, compute capability 9.0, 161.1 GB: fast in float16 and bfloat16\n"
+        "ok  driver       580.65.06, serves CUDA up to 13.0\n"
+        "ok  onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
+        "ok  libraries    all 7 of CUDA 13 and cuDNN are here, 0 of them by pip\n"
+        "ok  provider     CUDAExecutionProvider opens\n"
+        "ok  kernels      the kernel table is that of onnxruntime-gpu 1.31.1\n"
+        "\nall well"
+    )
+
+
+def test_a_machine_on_which_nothing_is() -> None:
+    failed = {**TOLD, "opens": False}
+    assert checked(Shelf(), told=failed).text() == (
+        "FINDING  GPU          no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded\n"
+        "         on a CPU float16 is slower, not faster\n"
+        "unknown  driver       none answers: which CUDA it serves cannot be asked\n"
+        "ok       onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
+        "FINDING  libraries    the CUDA provider does not load without libcublasLt.so.13, libcublas.so.13,"
+        " libcudart.so.13, libcurand.so.10\n"
+        "         python -m pip install 'nvidia-cublas~=13.0' 'nvidia-cuda-runtime~=13.0' 'nvidia-curand~=10.0'\n"
+        "FINDING  libraries    some ops do not run without libcufft.so.12, libnvrtc.so.13, libcudnn.so.9\n"
+        "         python -m pip install 'nvidia-cufft~=12.0' 'nvidia-cuda-nvrtc~=13.0' 'nvidia-cudnn-cu13~=9.0'\n"
+        "FINDING  provider     CUDAExecutionProvider does not open: models run on the CPU\n"
+        "ok       kernels      the kernel table is that of onnxruntime-gpu 1.31.1\n"
+        "\n4 findings"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "to", "check"),
+    [
+        (
+            Gpu("Tesla T4", (7, 5)),
+            "float16",
+            Check("GPU", "ok", "Tesla T4, compute capability 7.5: fast in float16 (bfloat16 from 8.0 on)"),
+        ),
+        (
+            Gpu("Tesla T4", (7, 5)),
+            "bfloat16",
+            Check("GPU", "finding", "Tesla T4, compute capability 7.5: fast in float16 (bfloat16 from 8.0 on)"),
+        ),
+        (
+            P100,
+            "float16",
+            Check(
+                "GPU",
+                "finding",
+                "Tesla P100, compute capability 6.0, 17.2 GB: fast in no low type (float16 from 7.0 on, bfloat16 from"
+                " 8.0 on)",
+            ),
+        ),
+    ],
+)
+def test_which_types_a_gpu_is_fast_in_is_told_of_each(gpu: Gpu, to: str, check: Check) -> None:
+    found = checked(Machine(gpu, H200), to=to)
+    assert about(found, "GPU")[0] == check
+    assert about(found, "GPU")[1].state == "ok"
+    assert found.well is (check.state == "ok")
+
+
+def test_a_driver_that_is_older_than_the_runtime_wants_is_a_finding() -> None:
+    found = checked(Machine(H200, version=12040))
+    assert about(found, "driver") == [
+        Check(
+            "driver",
+            "finding",
+            "580.65.06, serves CUDA up to 12.4, and this onnxruntime is built for CUDA 13",
+            "update the driver",
+        )
+    ]
+
+
+def test_a_missing_library_comes_with_the_command_that_brings_it() -> None:
+    found = checked(Machine(H200, lost="libcudnn.so.9"), told={**TOLD, "opens": True})
+    assert about(found, "libraries") == [
+        Check(
+            "libraries",
+            "finding",
+            "some ops do not run without libcudnn.so.9",
+            "python -m pip install 'nvidia-cudnn-cu13~=9.0'",
+        )
+    ]
+    assert not found.well
+
+
+def test_the_libraries_of_a_release_that_is_not_known_are_unknown_and_no_finding() -> None:
+    found = checked(told={**TOLD, "cuda": "11.8"})
+    assert about(found, "libraries")[0] == Check(
+        "libraries", "unknown", "what CUDA 11 needs on this system is not known here"
+    )
+    assert found.well
+
+
+@pytest.mark.parametrize(
+    ("packages", "told", "state", "fact"),
+    [
+        ({}, {"failure": "x"}, "finding", "not installed"),
+        ({}, {**TOLD, "cuda": None, "opens": False}, "finding", "onnxruntime 1.31.1 is built without CUDA"),
+        (
+            {"onnxruntime": "1.31.1"},
+            {**TOLD, "cuda": None, "opens": False},
+            "finding",
+            "onnxruntime 1.31.1 is built without CUDA",
+        ),
+        (
+            {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"},
+            TOLD,
+            "finding",
+            "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 are installed over each other, and one of them is broken by"
+            " that",
+        ),
+        (
+            {"onnxruntime-gpu": "1.31.1"},
+            {"failure": "onnxruntime ended the process (SIGSEGV)"},
+            "finding",
+            "onnxruntime-gpu 1.31.1: onnxruntime ended the process (SIGSEGV)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_onnxruntime_is_told(
+    packages: dict[str, str], told: dict[str, Any], state: str, fact: str
+) -> None:
+    (check,) = about(checked(told=told, packages=packages), "onnxruntime")
+    assert (check.state, check.fact) == (state, fact)
+    assert check.remedy
+
+
+def test_where_onnxruntime_cannot_be_asked_the_provider_is_unknown() -> None:
+    found = checked(told={"failure": "x"})
+    assert about(found, "provider") == [Check("provider", "unknown", "onnxruntime could not be asked")]
+    assert about(found, "libraries") == []
+
+
+def test_a_runtime_that_the_kernel_table_is_not_of_is_a_finding() -> None:
+    (check,) = about(checked(packages={"onnxruntime-gpu": "1.40.0"}), "kernels")
+    assert check == Check(
+        "kernels",
+        "finding",
+        f"the kernel table is that of {load_kernels().runtime}, and onnxruntime-gpu 1.40.0 is installed: its kernels"
+        " may differ",
+        "python -m pip install 'onnxruntime-gpu==1.31.1', or read its own registry with `amp-rewrite doctor"
+        " --dump-kernels FILE`",
+    )
+
+
+def test_json_says_the_same() -> None:
+    found = checked(Machine(P100))
+    told = json.loads(found.to_json())
+    assert told["well"] is False
+    assert told["checks"][0] == {
+        "topic": "GPU",
+        "state": "finding",
+        "fact": "Tesla P100, compute capability 6.0, 17.2 GB: fast in no low type (float16 from 7.0 on, bfloat16 from"
+        " 8.0 on)",
+        "remedy": "",
+    }
+    assert [check["topic"] for check in told["checks"]] == [check.topic for check in found.checks]
+
+
+# -- a model -------------------------------------------------------------------------------------------
+
+
+def parsed(graph: str, opset: int = 20) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {graph}')
+
+
+def dense(k: int, n: int, m: int | str = 8) -> onnx.ModelProto:
+    """y = x @ w, its weight fed, for the shape alone counts."""
+    return parsed(f"g (float[{m}, {k}] x, float[{k}, {n}] w) => (float[{m}, {n}] y) {{ [product] y = MatMul (x, w) }}")
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "expected"),
+    [
+        (64, 64, [("ok", "all fixed dimensions of low-precision products are multiples of 8", "")]),
+        (
+            64,
+            10,
+            [
+                (
+                    "advice",
+                    "1 MatMul with n = 10, no multiple of 8 (product)",
+                    "tensor cores run best on multiples of 8: pad n to 16",
+                )
+            ],
+        ),
+        (
+            7,
+            9,
+            [
+                (
+                    "advice",
+                    "1 MatMul with k = 7, no multiple of 8 (product)",
+                    "tensor cores run best on multiples of 8: pad k to 8",
+                ),
+                (
+                    "advice",
+                    "1 MatMul with n = 9, no multiple of 8 (product)",
+                    "tensor cores run best on multiples of 8: pad n to 16",
+                ),
+            ],
+        ),
+    ],
+)
+def test_dimensions_that_tensor_cores_do_not_like_come_with_the_padding(
+    k: int, n: int, expected: list[tuple[str, str, str]]
+) -> None:
+    found = checked(model=dense(k, n))
+    assert [(c.state, c.fact, c.remedy) for c in about(found, "alignment")] == expected
+    assert found.well
+
+
+@pytest.mark.parametrize(
+    ("graph", "facts"),
+    [
+        (
+            "g (float[2, 30] x, float[20, 30] w) => (float[2, 20] y) { [a] y = Gemm <transB = 1> (x, w) }",
+            ["1 Gemm with k = 30, no multiple of 8 (a)", "1 Gemm with n = 20, no multiple of 8 (a)"],
+        ),
+        (
+            "g (float[1, 3, 8, 8] x, float[16, 3, 3, 3] w) => (float[1, 16, 6, 6] y) { [a] y = Conv (x, w) }",
+            ["1 Conv with in = 3, no multiple of 8 (a)"],
+        ),
+        (
+            "g (float[1, 16, 8, 8] x, float[16, 5, 1, 1] w) => (float[1, 5, 8, 8] y) { [a] y = ConvTranspose (x, w) }",
+            ["1 ConvTranspose with out = 5, no multiple of 8 (a)"],
+        ),
+        (
+            "g (float[1, 3, 8, 8] x, float[3, 1, 3, 3] w) => (float[1, 3, 6, 6] y) { [a] y = Conv <group = 3> (x, w) }",
+            ["all fixed dimensions of low-precision products are multiples of 8"],
+        ),
+    ],
+)
+def test_gemm_and_convolution_are_read_as_products(graph: str, facts: list[str]) -> None:
+    assert [c.fact for c in about(checked(model=parsed(graph)), "alignment")] == facts
+
+
+def test_products_that_stay_float32_and_free_dimensions_are_no_matter() -> None:
+    model = parsed(
+        "g (float[n, 64] x, float[64, 64] w, double[3, 3] d) => (float[n, 64] y, double[3, 3] e)"
+        " { y = MatMul (x, w)  e = MatMul (d, d) }"
+    )
+    assert [c.state for c in about(checked(model=model), "alignment")] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("node", "opset", "fact", "remedy"),
+    [
+        ("Tan", 20, "no cuda kernel for Tan", "it has none at any opset: spell it out in other ops"),
+        ("EyeLike", 22, "no cuda kernel for EyeLike of version 22", "at opset 21 there is one"),
+        ("Identity", 22, None, None),
+    ],
+)
+def test_an_op_without_a_kernel_is_a_finding(node: str, opset: int, fact: str | None, remedy: str | None) -> None:
+    graph = f"g (float[8, 8] x) => (float[8, 8] y) {{ a = MatMul (x, x) [op] b = {node} (a)  y = MatMul (b, b) }}"
+    found = checked(model=parsed(graph, opset))
+    if fact is None:
+        fell = Check("placement", "ok", "no float op falls to the CPU, as far as the kernel table tells")
+    else:
+        fell = Check("placement", "finding", f"{fact}: 1 op would run on the CPU (op)", str(remedy))
+    assert about(found, "placement") == [fell]
+    assert found.well is (fact is None)
+
+
+def test_what_the_runtime_spells_out_itself_and_integers_are_not_claimed_to_fall() -> None:
+    """Mish is a function of ONNX, and its body has kernels; nobody asks where a shape is computed."""
+    model = parsed(
+        "g (float[8, 8] x) => (float[8, 8] y, int64[2] s)"
+        " { a = MatMul (x, x)  y = Mish (a)  n = Shape (x)  s = BitwiseNot (n) }"
+    )
+    assert [c.state for c in about(checked(model=model), "placement")] == ["ok"]
+
+
+def test_the_model_is_told_as_a_whole() -> None:
+    (check,) = about(checked(model=dense(64, 64)), "model")
+    assert (check.state, check.fact) == ("ok", "1 of 1 compute op in float16")
+    nothing = parsed("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    assert about(checked(model=nothing), "model") == [Check("model", "advice", "no op in it gains from a low type")]
+
+
+# -- speed ---------------------------------------------------------------------------------------------
+
+
+def test_the_speed_up_is_that_of_the_roofline_by_hand() -> None:
+    """4096 x 4096 x 4096: 2 * 4096^3 operations take longer than moving 3 * 4096^2 elements, in both types.
+
+    The two Casts of x and w to float16 and the one of y back move 6 bytes for each of 3 * 4096^2 elements.
+    """
+    (check,) = about(checked(model=dense(4096, 4096, 4096)), "speed")
+    flops, elements = 2 * 4096**3, 3 * 4096**2
+    ratio = (flops / 67e12) / (flops / 989e12 + 6 * elements / 4.8e12)
+    assert check == Check(
+        "speed",
+        "ok",
+        f"the roofline says about H200 {ratio:.1f}x against float32 without TF32",
+        "assumes data sheet peaks, no fusion, nothing in caches, no time to start kernels; all ops counted",
+    )
+    assert 5 < ratio < 67
+
+
+def test_free_dimensions_are_1_or_as_given_and_that_is_said() -> None:
+    model = dense(4096, 4096, "batch")
+    one, many = (about(checked(model=model, dimensions=d), "speed")[0] for d in ({}, {"batch": 4096}))
+    assert one.remedy.startswith("assumes batch=1, data sheet peaks")
+    assert many.remedy.startswith("assumes batch=4096, data sheet peaks")
+    assert many.fact == about(checked(model=dense(4096, 4096, 4096)), "speed")[0].fact
+    # One row is bound by memory: 4 bytes an element in float32; 2 and 6 for the Casts of what is fed and given.
+    assert one.fact == "the roofline says about H200 0.5x against float32 without TF32"
+    with pytest.raises(PolicyError, match=r"^the model has no free dimension 'seq'; it has batch$"):
+        checked(model=model, dimensions={"seq": 2})
+
+
+def test_which_gpu_the_estimate_is_for() -> None:
+    model = dense(64, 64)
+    told = {
+        "here": checked(Machine(L4), model),
+        "named": checked(Machine(L4), model, gpu="A100"),
+        "none": checked(Shelf(), model),
+        "none, bfloat16": checked(Shelf(), model, to="bfloat16"),
+        "unknown": checked(Machine(Gpu("NVIDIA Unheard", (9, 0))), model),
+        "T4, bfloat16": checked(Machine(Gpu("Tesla T4", (7, 5))), model, to="bfloat16"),
+    }
+    named = {
+        key: [g for g in ("H200", "A100", "L4", "T4", "V100") if f"{g} " in about(c, "speed")[0].fact]
+        for key, c in told.items()
+    }
+    assert named == {
+        "here": ["L4"],
+        "named": ["A100"],
+        "none": ["H200", "A100", "L4", "T4", "V100"],
+        "none, bfloat16": ["H200", "A100", "L4"],
+        "unknown": [],
+        "T4, bfloat16": [],
+    }
+    assert about(told["unknown"], "speed") == [
+        Check(
+            "speed",
+            "unknown",
+            "no data sheet with float16 of this GPU is known here",
+            "--gpu names another: H200, A100, L4, T4, V100",
+        )
+    ]
+
+
+def test_too_few_shapes_give_no_estimate() -> None:
+    model = parsed(
+        "g (float[8, 8] x, int64[k] axes) => (float[a, b] y)"
+        + " { m = MatMul (x, x)  u = Unsqueeze (m, axes)  t = Tanh (u)  y = ReduceSum (t, axes) }"
+    )
+    (check,) = about(checked(model=model), "speed")
+    assert (check.state, check.remedy) == ("unknown", "export the model with known shapes")
+
+
+def test_of_an_op_that_no_schema_describes_nothing_is_claimed() -> None:
+    head = '<ir_version: 10, opset_import: ["": 20, "my.ops": 1]> '
+    text = "g (float[n, 16] x) => (float[n, 16] y) { t = MatMul (x, x)  u = my.ops.Odd (t)  y = my.ops.Odd (u) }"
+    found = checked(model=Model.load(onnx.parser.parse_model(head + text)))
+    fact = "2 ops that no schema here describes (my.ops::Odd): where it runs is not known"
+    assert Check("placement", "unknown", fact, "a runtime without that op does not open the model") in found.checks
+
+
+def test_free_dimensions_without_a_name_are_named_by_a_question_mark() -> None:
+    model = parsed("g (float[?, 8] x, float[8, 8] w) => (float[?, 8] y) { y = MatMul (x, w) }")
+    one, many = (about(checked(model=model, dimensions={"?": n}), "speed")[0] for n in (1, 1 << 20))
+    assert one.fact != many.fact
+    assert many.remedy.startswith("assumes ?=1048576, ")
+
+
+def test_a_dimension_that_cannot_be_is_refused() -> None:
+    model = parsed("g (float[n, 8] x) => (float[n, 8] y) { y = Neg (x) }")
+    for number in (0, -1, 1 << 63):
+        with pytest.raises(PolicyError) as error:
+            checked(model=model, dimensions={"n": number})
+        said = f"dimension 'n' cannot be {number}; give a number from 1 to 9223372036854775807"
+        assert str(error.value) == said
+    assert about(checked(model=model, dimensions={"n": (1 << 63) - 1}), "speed")[0].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "float64"}, "cannot lower to float64; use float16 or bfloat16"),
+        ({"gpu": "G80"}, "no data sheet of a GPU 'G80' is known here; use one of H200, A100, L4, T4, V100"),
+    ],
+)
+def test_what_is_not_known_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        checked(**options)
+    assert str(error.value) == message
+
+
+# -- another process -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "failure"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "onnxruntime ended the process (SIGSEGV)"),
+        (
+            "import nothing_of_that_name",
+            "onnxruntime cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that_name'",
+        ),
+    ],
+)
+def test_a_runtime_that_dies_is_a_finding_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, failure: str
+) -> None:
+    run = subprocess.run
+
+    def other(command: list[str], **options: Any) -> Any:
+        return run([command[0], "-c", program], **options)
+
+    monkeypatch.setattr(subprocess, "run", other)
+    assert asked() == {"failure": failure}
+    with pytest.raises(MachineError) as error:
+        write_kernels(tmp_path / "k.json")
+    assert str(error.value) == (
+        f"the kernel registry cannot be read here: {failure}; it can where the libraries of CUDA and of TensorRT are"
+        " installed"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_imported_from_the_folder_that_one_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in ("json", "dataclasses", "amp_rewrite", "numpy"):
+        (tmp_path / f"{module}.py").write_text("open('was_here', 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert "failure" not in asked()
+    assert "process" not in str(machine_asked().absence)
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_a_process_that_cannot_ask_the_driver_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, "import sys; sys.exit('no room')")
+    said = "the process that was to ask the NVIDIA driver ended with 1: no room"
+    assert machine_asked() == Hardware(absence=said)
+
+
+def test_onnxruntime_is_asked_in_another_process() -> None:
+    import onnxruntime
+
+    told = asked()
+    assert (told["version"], told["providers"]) == (onnxruntime.__version__, onnxruntime.get_available_providers())
+
+
+RUN = subprocess.run
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Whoever is asked in another process, this runs instead."""
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: RUN([command[0], "-c", program], **options))
+
+
+def test_a_runtime_that_chatters_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, "print('hello {')")
+    assert asked() == {"failure": "onnxruntime answered with something else than what was asked"}
+
+
+def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Hardware((H200, Gpu("Odd", (8, 0))), (13, 2), "580.65.06")
+    told = {
+        "gpus": [
+            {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
+            {"name": "Odd", "capability": [8, 0], "memory": None},
+        ],
+        "cuda": [13, 2],
+        "driver": "580.65.06",
+        "absence": None,
+    }
+    saying(monkeypatch, f"print({json.dumps(told)!r})")
+    assert machine_asked() == found
+    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "driver": null, "absence": "none"}\')')
+    assert machine_asked() == Hardware(absence="none")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "the NVIDIA driver ended the process that asked it (SIGSEGV)",
+        ),
+        ("import os; os.kill(os.getpid(), 40)", "the NVIDIA driver ended the process that asked it (signal 40)"),
+        ("import time; time.sleep(60)", "the NVIDIA driver does not answer in 1 seconds"),
+        ("print('{}')", "what the NVIDIA driver says makes no sense"),
+        ("print('cuInit')", "what the NVIDIA driver says makes no sense"),
+    ],
+)
+def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
+    saying(monkeypatch, program)
+    monkeypatch.setattr(apart, "_DRIVER_SECONDS", 1.0)
+    found = doctor(ask=lambda: TOLD, installed={"onnxruntime-gpu": "1.31.1"}.get)
+    assert about(found, "GPU") == [
+        Check(
+            "GPU",
+            "finding",
+            f"{said}; restart the machine, or install the driver anew",
+            "on a CPU float16 is slower, not faster",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("there", "{} exists; name a new file"), ("no/where", "cannot write {}: ")]
+)
+def test_a_dump_replaces_nothing(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "there").touch()
+    with pytest.raises(MachineError) as error:
+        write_kernels(tmp_path / name)
+    assert str(error.value).startswith(message.format(tmp_path / name))
+
+
+@pytest.mark.stub
+def test_the_registry_that_is_dumped_is_that_of_the_table(tmp_path: Path) -> None:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+    file = tmp_path / "k.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_rewrite", "doctor", "--dump-kernels", str(file)],
+        env={**os.environ, "LD_LIBRARY_PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    dump = json.loads(file.read_text())
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "",
+        f"wrote {len(dump['kernels'])} kernels to {file}\n",
+    )
+    on_cuda = {f"{k['domain']}::{k['op']}" for k in dump["kernels"] if k["provider"] == "CUDAExecutionProvider"}
+    assert load_kernels().registrations.keys() <= on_cuda
+
+
+# -- the command ---------------------------------------------------------------------------------------
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, found: Checkup, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(import_module("amp_rewrite.deploy.doctor.checkup"), "doctor", lambda *_, **__: found)
+    done = CliRunner().invoke(door, ["doctor", *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+WELL = Checkup((Check("GPU", "ok", "fine"), Check("speed", "advice", "slow", "pad it")))
+ILL = Checkup((Check("GPU", "finding", "none", "buy one"),))
+
+
+def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran(monkeypatch, WELL) == (0, "ok      GPU    fine\nadvice  speed  slow\n         pad it\n\nall well\n", "")
+    assert ran(monkeypatch, ILL) == (1, "FINDING  GPU  none\n         buy one\n\n1 finding\n", "")
+    code, out, _ = ran(monkeypatch, ILL, "--json")
+    assert (code, json.loads(out)) == (1, json.loads(ILL.to_json()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dimension", "batch=8"], "--gpu and --dimension are about a model; name one"),
+        (["m.onnx", "--dimension", "batch"], "--dimension 'batch' is no NAME=N with a positive number; write batch=8"),
+        (
+            ["m.onnx", "--dimension", "batch=0"],
+            "--dimension 'batch=0' is no NAME=N with a positive number; write batch=8",
+        ),
+        (
+            ["m.onnx", "--dimension", "batch=99999999999999999999"],
+            "--dimension 'batch=99999999999999999999' is no NAME=N with a positive number; write batch=8",
+        ),
+        (
+            ["m.onnx", "--dimension", "batch=8", "--dimension", "batch=9"],
+            "--dimension gives 'batch' twice, as 8 and as 9; leave one out",
+        ),
+        (
+            ["m.onnx", "--dump-kernels", "k.json"],
+            "--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out",
+        ),
+    ],
+)
+def test_misuse_is_told(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+    code, out, err = ran(monkeypatch, WELL, *words)
+    assert (code, out, err) == (2, "", f"error: {message}; see 'amp-rewrite doctor --help'\n")
+
+
+def test_a_model_that_is_none_is_told() -> None:
+    done = CliRunner().invoke(door, ["doctor", "no_such.onnx"])
+    assert (done.exit_code, done.stderr) == (2, "error: cannot read no_such.onnx: No such file or directory\n")

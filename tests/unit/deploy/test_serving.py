@@ -1,0 +1,597 @@
+"""Sessions: what is converted, what is not and why, what runs, and that nothing of it is silent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
+from amp_rewrite.deploy.session import digest, process
+from amp_rewrite.deploy.session import session as home
+from amp_rewrite.deploy.session.arguments import IGNORE_PERFORMANCE, chosen_cache
+from amp_rewrite.deploy.session.digest import digest_of
+from amp_rewrite.errors import ConfigError, ConversionError
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
+from support import stub
+from support.paths import ROOT
+
+CNN = ROOT / "examples" / "models" / "digits_cnn.onnx"
+IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 2] x) => (float[2, 2] y)
+    <float[2, 2] w = {1, 2, 3, 4}> { m = MatMul (x, w)  y = Relu (m) }"""
+NO_GPU = Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
+T4 = Hardware((Gpu("Tesla T4", (7, 5)),), (13, 0))
+P100 = Hardware((Gpu("Tesla P100", (6, 0)),), (12, 8))
+CLOSED = (
+    "CUDAExecutionProvider does not open, libcublas.so.13 cannot be loaded; `amp-rewrite doctor` tells what is missing"
+)
+ANYWAY = "; ignore_performance=True converts it all the same"
+
+pytestmark = pytest.mark.skipif(cuda_opens(), reason="for a machine on which everything runs on the CPU")
+
+
+def mlp() -> onnx.ModelProto:
+    return onnx.parser.parse_model(MLP)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
+    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
+    monkeypatch.setattr(home, "chosen_cache", _not_the_users_own(tmp_path / "cache"))
+    monkeypatch.delenv(IGNORE_PERFORMANCE, raising=False)
+    yield monkeypatch
+
+
+def _not_the_users_own(folder: Path) -> Any:
+    chosen = home.chosen_cache
+    return lambda cache: chosen(folder if cache is True else cache)
+
+
+def quietly(*arguments: Any, **options: Any) -> Session:
+    """A session, whose warnings are to be read in its notes."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        session = Session(*arguments, **options)
+    assert [str(warning.message) for warning in said] == list(session.notes)
+    assert {warning.filename for warning in said} <= {__file__}
+    return session
+
+
+# -- what is converted ---------------------------------------------------------------------------------
+
+
+def test_without_a_policy_a_model_runs_as_it_is_and_nothing_is_said() -> None:
+    session = quietly(mlp())
+    assert (session.notes, session.converted, session.report) == ((), False, None)
+    assert session.get_providers() == [CPU]
+    np.testing.assert_array_equal(session.run({"x": np.eye(2, dtype=np.float32)})["y"], [[1, 2], [3, 4]])
+
+
+def test_a_converted_model_gives_what_convert_gives() -> None:
+    session = quietly(CNN, policy="mixed_float16", ignore_performance=True)
+    assert (session.notes, session.converted) == ((), True)
+    converted = amp_rewrite.convert(CNN)
+    assert session.report == converted.report
+    expected = Runner.open(converted.result).run({"image": IMAGES})
+    np.testing.assert_array_equal(session.run({"image": IMAGES})["probability"], expected["probability"])
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "why"),
+    [
+        (NO_GPU, {}, f"{NO_GPU.absence}; on a CPU float16 is slower, not faster{ANYWAY}"),
+        (NO_GPU, {"providers": [CPU]}, f"on a CPU float16 is slower, not faster{ANYWAY}"),
+        (
+            T4,
+            {"policy": "mixed_bfloat16"},
+            "bfloat16 is fast from compute capability 8.0 on, and this GPU has less: Tesla T4, compute capability"
+            f" 7.5{ANYWAY}",
+        ),
+        (T4, {"device": 1}, f"there is no GPU 1, only 1{ANYWAY}"),
+        (T4, {"providers": [(CUDA, {"device_id": 2}), CPU]}, f"there is no GPU 2, only 1{ANYWAY}"),
+        (T4, {}, f"{CLOSED}{ANYWAY}"),
+    ],
+)
+def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_said(
+    machine: pytest.MonkeyPatch, found: Hardware, options: dict[str, Any], why: str
+) -> None:
+    machine.setattr(home, "hardware", lambda: found)
+    machine.setattr(home, "libraries", missing_cublas)
+    session = quietly(mlp(), **{"policy": "mixed_float16", **options})
+    assert session.notes[0] == f"the model is not converted and runs as it is, on {CPU}: {why}"
+    assert not session.converted
+    closed = [f"the model runs on {CPU}: {CLOSED}"] if found.gpus and CLOSED not in why else []
+    assert list(session.notes[1:]) == closed
+
+
+def missing_cublas(release: int) -> Any:
+    from amp_rewrite.runtime.gpu import Found, Library
+
+    return (Found(Library("libcublas.so.13", "r", "b", True), None), Found(Library("o.so", "r", "b", False), None))
+
+
+def test_a_gpu_that_is_too_slow_is_named(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(home, "hardware", lambda: P100)
+    session = quietly(CNN, policy="mixed_float16")
+    assert session.notes[0] == (
+        f"digits_cnn.onnx is not converted and runs as it is, on {CPU}: float16 is fast from compute capability 7.0"
+        f" on, and this GPU has less: Tesla P100, compute capability 6.0{ANYWAY}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "argument", "converted"),
+    [("1", None, True), ("TRUE", None, True), ("0", None, False), ("", None, False), ("1", False, False)],
+)
+def test_performance_may_be_ignored_by_environment_and_the_argument_wins(
+    machine: pytest.MonkeyPatch, word: str, argument: bool | None, converted: bool
+) -> None:
+    machine.setenv("AMP_REWRITE_IGNORE_PERFORMANCE", word)
+    session = quietly(mlp(), policy="mixed_float16", ignore_performance=argument)
+    assert session.converted is converted
+
+
+def test_a_word_in_the_environment_that_says_neither_is_refused(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv("AMP_REWRITE_IGNORE_PERFORMANCE", "maybe")
+    with pytest.raises(ConfigError) as error:
+        Session(mlp(), policy="mixed_float16")
+    assert str(error.value) == "AMP_REWRITE_IGNORE_PERFORMANCE is 'maybe'; set it to 1 or 0"
+
+
+def test_a_model_in_which_nothing_can_be_lowered_is_told() -> None:
+    session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, keep="op=MatMul")
+    assert session.notes == (f"the model is not converted and runs as it is, on {CPU}: nothing in it can be lowered",)
+
+
+def test_a_conversion_that_fails_its_own_check_leaves_the_model_as_it_is(machine: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ConversionError("the converted model is wrong; please report it")
+
+    machine.setattr(home, "convert", broken)
+    session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
+    assert session.notes == (
+        f"the model is not converted and runs as it is, on {CPU}: the converted model is wrong; please report it",
+    )
+    session.run({"x": np.eye(2, dtype=np.float32)})
+
+
+def test_a_converted_model_that_does_not_open_is_replaced_by_the_one_given() -> None:
+    session = quietly(mlp(), policy="mixed_bfloat16", ignore_performance=True)
+    assert len(session.notes) == 1
+    assert session.notes[0].startswith(
+        f"the model is not converted and runs as it is, on {CPU}: what was converted does not open (onnxruntime"
+        " cannot open the model: Could not find an implementation for MatMul"
+    )
+    assert (session.converted, session.report) == (False, None)
+
+
+def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> None:
+    with pytest.raises(PatternError):
+        Session(mlp(), policy="mixed_float16", ignore_performance=True, keep="op=Softmax")
+    with pytest.raises(TypeError, match=r"^Session\(\) got an unexpected keyword argument 'kep'; convert takes .*keep"):
+        Session(mlp(), kep="op=MatMul")
+    with pytest.raises(PolicyError) as error:
+        Session(mlp(), policy="float16")
+    assert str(error.value) == (
+        "a Session keeps inputs and outputs as they are, and policy 'float16' does not; use mixed_float16, and"
+        " io='low' for low inputs and outputs"
+    )
+    with pytest.raises(PolicyError, match=r"policy 'p=float32,c=float16,o=float16' does not; use mixed_float16"):
+        Session(mlp(), policy="c=f16,o=f16")
+    with pytest.raises(PolicyError, match=r"^device '-1' is no GPU's number; count from 0$"):
+        Session(mlp(), device=-1, providers=[CUDA, CPU])
+
+
+# -- the switch ----------------------------------------------------------------------------------------
+
+
+def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv(IGNORE_PERFORMANCE, "1")
+    assert amp_rewrite.enable_mixed_precision_graph_rewrite() is None
+    assert Session(mlp()).converted
+    assert not Session(mlp(), policy="float32").converted
+    amp_rewrite.disable_mixed_precision_graph_rewrite()
+    assert not Session(mlp()).converted
+
+
+def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv(IGNORE_PERFORMANCE, "1")
+    Session(mlp())
+    Session(mlp(), policy="mixed_float16")
+    with pytest.warns(UserWarning, match="^1 session was opened before the mixed precision graph rewrite"):
+        amp_rewrite.enable_mixed_precision_graph_rewrite()
+
+
+def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv(IGNORE_PERFORMANCE, "1")
+    machine.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    with amp_rewrite.policy_scope("mixed_float16"):
+        assert Session(mlp()).converted
+        with pytest.raises(PolicyError, match="the policy is set to 'mixed_float16', and one of the two is enough"):
+            amp_rewrite.enable_mixed_precision_graph_rewrite()
+    assert not Session(mlp()).converted
+
+
+def test_a_loss_scale_without_an_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^loss scale 8 has no optimizer to go with; give opt, or leave it out$"):
+        amp_rewrite.enable_mixed_precision_graph_rewrite(None, 8)  # type: ignore[call-overload]
+    assert not process.rewrites()
+
+
+# -- providers -----------------------------------------------------------------------------------------
+
+
+def test_a_provider_that_was_asked_for_and_does_not_open_is_told() -> None:
+    session = quietly(mlp(), providers=[CUDA, CPU])
+    assert session.notes == (f"the model runs on {CPU}: {NO_GPU.absence}",)
+    assert (session.provider, session.get_providers()) == (CPU, [CPU])
+
+
+def test_a_gpu_on_which_cuda_does_not_open_is_told_even_if_no_provider_was_named(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(home, "hardware", lambda: T4)
+    machine.setattr(home, "libraries", lambda _: ())
+    assert quietly(mlp()).notes == (
+        f"the model runs on {CPU}: CUDAExecutionProvider does not open, onnxruntime does not say why; `amp-rewrite"
+        " doctor` tells what is missing",
+    )
+
+
+def test_without_another_provider_to_fall_back_to_there_is_no_session() -> None:
+    with pytest.raises(ModelError, match=r"^CUDAExecutionProvider cannot be opened on this machine"):
+        Session(mlp(), providers=[CUDA])
+    with pytest.raises(PolicyError, match=r"^providers is empty; leave it out, or name at least CPUExecutionProvider$"):
+        Session(mlp(), providers=[])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"use_tf32": "0", "device_id": "0", "cudnn_conv_algo_search": "EXHAUSTIVE", "enable_cuda_graph": "0"}),
+        ({"tf32": True, "device": 2}, {"use_tf32": "1", "device_id": "2"}),
+        ({"providers": [(CUDA, {"use_tf32": 1, "prefer_nhwc": 1}), CPU]}, {"use_tf32": "1", "prefer_nhwc": "1"}),
+    ],
+)
+def test_settings_reach_the_provider_and_the_callers_win(
+    machine: pytest.MonkeyPatch, options: dict[str, Any], expected: dict[str, str]
+) -> None:
+    seen = spied(machine)
+    quietly(mlp(), **options)
+    assert expected.items() <= seen[0][CUDA].items()
+    assert seen[0][CPU] == {}
+
+
+def test_a_free_dimension_is_no_reason_to_measure_every_convolution_anew(machine: pytest.MonkeyPatch) -> None:
+    seen = spied(machine)
+    quietly(CNN)
+    assert seen[0][CUDA]["cudnn_conv_algo_search"] == "HEURISTIC"
+
+
+def test_a_conversion_is_made_for_the_provider_that_runs_it(machine: pytest.MonkeyPatch) -> None:
+    if not has_provider(TENSORRT):
+        pytest.skip("this onnxruntime is built without TensorRT")
+    session = quietly(mlp(), providers=[TENSORRT, CPU], policy="mixed_float16", ignore_performance=True)
+    assert session.report is not None and session.report.model.target == "tensorrt"
+    assert [note.partition(";")[0] for note in session.notes] == [
+        f"the model runs on {CPU}: onnxruntime cannot open the model: it cannot load the libraries of TensorRT"
+    ]
+
+
+def spied(machine: pytest.MonkeyPatch) -> list[dict[str, dict[str, str]]]:
+    """The provider options of each model that is opened."""
+    seen = []
+    opened = Runner.open
+
+    def spy(*arguments: Any, **options: Any) -> Runner:
+        seen.append(options["provider_options"])
+        return opened(*arguments, **options)
+
+    machine.setattr(Runner, "open", spy)
+    return seen
+
+
+# -- the cache -----------------------------------------------------------------------------------------
+
+
+def count(machine: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each conversion from now on."""
+    made: list[str] = []
+    convert = amp_rewrite.convert
+
+    def counted(model: Any, **options: Any) -> Any:
+        made.append(options["to"].spelling)
+        return convert(model, **options)
+
+    machine.setattr(home, "convert", counted)
+    return made
+
+
+def test_a_model_is_converted_once(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = count(machine)
+    options = {"policy": "mixed_float16", "ignore_performance": True, "cache": tmp_path / "own"}
+    first, second = quietly(CNN, **options), quietly(CNN.read_bytes(), **options)
+    assert len(made) == 1
+    assert (second.converted, second.notes) == (True, ())
+    assert (first.report, second.report) == (first.report,) * 2
+    np.testing.assert_array_equal(*(s.run({"image": IMAGES})["probability"] for s in (first, second)))
+
+
+def test_whatever_the_result_depends_on_is_converted_anew(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = count(machine)
+    (tmp_path / "l.yaml").write_text("deny: [{op: Relu, because: a}]")
+    base = {"policy": "mixed_float16", "ignore_performance": True}
+    differing: list[dict[str, Any]] = [
+        {},
+        {"keep": "op=Relu"},
+        {"keep": ["op=Relu"], "io": "low"},
+        {"safety": "none"},
+        {"lists": tmp_path / "l.yaml"},
+        {"level": "tensor-cores-only"},
+        {"target": "onnx"},
+        {"target": Target.TENSORRT},
+        {"lists": {"base": "empty", "allow": ["MatMul"]}},
+        {"lists": {"base": "empty", "allow": ["MatMul"]}, "policy": "mixed_bfloat16"},
+    ]
+    for options in differing:
+        quietly(mlp(), **{**base, **options})
+    machine.setenv("AMP_REWRITE_DENYLIST_ADD", "Relu")
+    quietly(mlp(), **base)
+    (tmp_path / "l.yaml").write_text("deny: [{op: Relu, because: a}, {op: Tanh, because: b}]")
+    quietly(mlp(), **base, lists=tmp_path / "l.yaml")
+    assert len(made) == len(differing) + 2
+
+
+def test_without_a_cache_nothing_is_kept(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = count(machine)
+    for nothing in (None, False):
+        assert quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=nothing).converted
+    assert len(made) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_unchanged_is_hashed_for_the_first_session_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = mlp()
+    weight = np.random.default_rng(0).standard_normal((2, 1 << 14)).astype(np.float32)  # stays in its file
+    proto.graph.node.add(op_type="MatMul", input=["y", "wide"], output=["z"])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "wide"))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 1 << 14]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    hashed = []
+    monkeypatch.setattr(digest, "digest_of", lambda model: hashed.append(model) or digest_of(model))
+    later = tmp_path.stat().st_mtime_ns + 3600 * 10**9
+    monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: later))
+
+    for _ in range(3):
+        file, cache = tmp_path / "m.onnx", tmp_path / "cache"
+        assert quietly(file, policy="mixed_float16", ignore_performance=True, cache=cache).converted
+
+    assert len(hashed) == 2  # what was given, and what is kept of it
+    assert len(list((tmp_path / "cache" / "models-1").iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=tmp_path / "file")
+    assert session.converted
+    assert session.notes == (
+        f"the model is converted anew each time: {tmp_path}/file/models-1: Not a directory; name a folder that can be"
+        " written",
+    )
+
+
+def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    machine.setattr(Path, "home", homeless)
+    machine.delenv("XDG_CACHE_HOME", raising=False)
+    machine.setattr(home, "chosen_cache", chosen_cache)
+    session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
+    assert session.converted
+    assert session.notes == (
+        "the model is converted anew each time: this user has no home folder to keep it in; set XDG_CACHE_HOME, or give"
+        " cache='folder' or cache=None",
+    )
+    assert quietly(mlp()).notes == ()  # who converts nothing misses no cache
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threads": -1}, "threads is -1; give how many may work on one op, at most 1024, or 0 for one per core"),
+        (
+            {"threads": 1025},
+            "threads is 1025; give how many may work on one op, at most 1024, or 0 for one per core",
+        ),
+        ({"threads": "all"}, "threads is 'all'; give how many may work on one op, at most 1024, or 0 for one per core"),
+        ({"ignore_performance": "no"}, "ignore_performance is 'no'; give True or False"),
+        ({"tf32": "off"}, "tf32 is 'off'; give True or False"),
+        ({"cuda_graph": 2}, "cuda_graph is 2; give True or False"),
+        ({"providers": CPU}, f"providers is the text {CPU!r}; give a list, as in [{CPU!r}]"),
+        (
+            {"providers": [None]},
+            f"None is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})",
+        ),
+        (
+            {"providers": [(CPU, {}, 1)]},
+            f"({CPU!r}, {{}}, 1) is no provider; name one, as in {CPU!r}, or give it with options, as in"
+            f" ({CPU!r}, {{}})",
+        ),
+        (
+            {"providers": [(CPU, None)]},
+            f"({CPU!r}, None) is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})",
+        ),
+        ({"cache": 3}, "cache is 3; give a folder, a Cache, True for the user's own, or None"),
+        ({"cache": ""}, "cache is ''; give a folder, a Cache, True for the user's own, or None"),
+    ],
+)
+def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Session(mlp(), **given)
+    assert str(error.value) == message
+
+
+# -- running -------------------------------------------------------------------------------------------
+
+
+def test_a_session_runs_as_onnxruntimes_own_does() -> None:
+    session = Session(mlp())
+    x = np.eye(2, dtype=np.float32)
+    (listed,) = session.run(None, {"x": x})
+    (named,) = session.run(["y"], {"x": x})
+    np.testing.assert_array_equal(listed, session.run({"x": x})["y"])
+    np.testing.assert_array_equal(named, listed)
+    assert [(port.name, port.type, port.shape) for port in session.get_inputs()] == [("x", "tensor(float)", [2, 2])]
+    assert [port.name for port in session.get_outputs()] == ["y"]
+    np.testing.assert_array_equal(session.inner.run(None, {"x": x})[0], listed)
+
+
+def test_what_is_bound_can_be_fed_again_and_does_not_change_what_was_given() -> None:
+    x = np.eye(2, dtype=np.float32)
+    binding = Session(mlp()).bind({"x": x})
+    first = binding.arrays()["y"]
+    binding.feed({"x": 2 * x})
+    np.testing.assert_array_equal(binding.arrays()["y"], 2 * first)
+    np.testing.assert_array_equal(x, np.eye(2))
+    np.testing.assert_array_equal(first, [[1, 2], [3, 4]])
+
+
+LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h) => (bfloat16[2] c, float16[2] i)
+    { c = Identity (b)  i = Identity (h) }"""
+
+
+def test_low_types_are_bound_from_arrays_and_come_back_as_such() -> None:
+    b, h = np.array([1, 2.5], ml_dtypes.bfloat16), np.float16([3, 4])
+    found = Session(onnx.parser.parse_model(LOW)).bind({"b": b, "h": h}).arrays()
+    np.testing.assert_array_equal(found["c"], b)
+    np.testing.assert_array_equal(found["i"], h)
+    assert (found["c"].dtype, found["i"].dtype) == (ml_dtypes.bfloat16, np.float16)
+
+
+def test_results_are_written_into_what_is_given() -> None:
+    session = Session(mlp())
+    import onnxruntime
+
+    room = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32))
+    session.bind({"x": np.eye(2, dtype=np.float32)}, {"y": room}).run()
+    np.testing.assert_array_equal(room.numpy(), [[1, 2], [3, 4]])
+
+
+@pytest.mark.torch
+def test_tensors_of_torch_are_bound_without_a_copy() -> None:
+    torch = pytest.importorskip("torch")
+    b, h = torch.tensor([1, 2.5], dtype=torch.bfloat16), torch.tensor([3, 4], dtype=torch.float16)
+    binding = Session(onnx.parser.parse_model(LOW)).bind({"b": b, "h": h})
+    b += 1
+    found = binding.run()
+    assert torch.equal(torch.from_dlpack(found["c"]), torch.tensor([2, 3.5], dtype=torch.bfloat16))
+    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; give tensor\.detach\(\)\.contiguous\(\)$"):
+        Session(mlp()).bind({"x": torch.eye(2, requires_grad=True)})
+    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*contiguous"):
+        Session(mlp()).bind({"x": torch.arange(4.0).reshape(2, 2).T})
+
+
+@pytest.mark.parametrize(
+    ("feeds", "outputs", "message"),
+    [
+        ({"q": IMAGES}, None, "the model has no input 'q'; it has 'x'"),
+        ({"x": IMAGES}, ["q"], "the model has no output 'q'; it has 'y'"),
+        ({}, None, "nothing is fed to input 'x'; give an array for each of ['x']"),
+        ([IMAGES], None, "inputs are fed by name, and this is list; give {name: array}"),
+        (
+            {"x": np.zeros((2, 2), np.float16)},
+            None,
+            "input 'x' is float32, and this is float16[2, 2]; cast it",
+        ),
+    ],
+)
+def test_what_cannot_be_bound_is_told(feeds: Any, outputs: list[str] | None, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        Session(mlp()).bind(feeds, outputs)
+    assert str(error.value) == message
+
+
+def test_what_is_fed_again_must_have_the_shape_and_type_that_was_bound() -> None:
+    binding = Session(mlp()).bind({"x": np.eye(2, dtype=np.float32)})
+    with pytest.raises(ModelError) as error:
+        binding.feed({"x": np.eye(3, dtype=np.float32)})
+    assert str(error.value) == (
+        "input 'x' was bound as float32[2, 2], and this is float32[3, 3]; bind again for another shape"
+    )
+    with pytest.raises(ModelError, match=r"^input 'z' is not bound; bound are 'x'$"):
+        binding.feed({"z": np.eye(2, dtype=np.float32)})
+
+
+def test_a_cuda_graph_needs_cuda() -> None:
+    with pytest.raises(ModelError, match=f"^a CUDA graph needs {CUDA}"):
+        Session(mlp(), providers=[(CUDA, {"enable_cuda_graph": 1}), CPU])
+    with pytest.raises(ModelError) as error:
+        Session(mlp(), cuda_graph=True)
+    assert str(error.value) == (
+        f"a CUDA graph needs {CUDA}, and the model runs on {CPU}: {NO_GPU.absence}; leave cuda_graph out"
+    )
+
+
+# -- on a CUDA provider that computes nothing ----------------------------------------------------------
+
+ON_CUDA = """
+import ml_dtypes, numpy as np, onnx.parser, sys
+from amp_rewrite import ModelError, Session
+low, mlp, free = (onnx.parser.parse_model(text) for text in sys.argv[1:4])
+b, h = np.array([1, 2.5], ml_dtypes.bfloat16), np.float16([3, 4])
+binding = Session(low).bind({"b": b, "h": h})
+found = binding.arrays()
+print(binding.device, found["c"].tolist(), found["c"].dtype, found["i"].tolist())
+binding.feed({"b": b + b})
+print(binding.arrays()["c"].tolist(), b.tolist())
+session = Session(mlp, policy="mixed_float16", ignore_performance=True, cache=None, cuda_graph=True)
+print(session.notes, session.converted, session.get_providers())
+print(list(session.bind({"x": np.eye(2, dtype=np.float32)}).given_outputs))
+for attempt in (lambda: session.run({}), lambda: Session(free, cuda_graph=True).bind({"x": np.zeros(2, np.float32)})):
+    try:
+        attempt()
+    except ModelError as error:
+        print(error)
+"""
+FREE = '<ir_version: 10, opset_import: ["": 20]> g (float[n] x) => (float[n] y) { y = Relu (x) }'
+
+
+@pytest.mark.stub
+def test_on_cuda_values_are_bound_on_the_device_and_a_graph_needs_fixed_addresses() -> None:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", ON_CUDA, LOW, MLP, FREE],
+        env={**os.environ, "LD_LIBRARY_PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == [
+        "cuda [1.0, 2.5] bfloat16 [3.0, 4.0]",
+        "[2.0, 5.0] [1.0, 2.5]",
+        "() True ['CUDAExecutionProvider', 'CPUExecutionProvider']",
+        "['y']",
+        "a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()",
+        "the shape of output 'y' is not known before it is run, and a CUDA graph writes to fixed addresses; give"
+        " outputs={'y': tensor}",
+    ], done.stderr

@@ -1,0 +1,327 @@
+"""Calibrating whole models: the same numbers as from dumped activations, shards, half models, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from numpy.typing import NDArray
+
+from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibrate, convert, emulate
+from amp_rewrite.evidence.ranges import Range, key
+from amp_rewrite.files.fingerprint import fingerprint
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.runtime.runner import Runner
+from support.cases import feeds
+from support.corpus import EXPORTED, text_model
+from support.paths import ROOT, TESTS
+
+BATCHES = {name: ROOT / name.replace(".onnx", ".npz") for name in EXPORTED}
+WITH_BATCH = [name for name, path in BATCHES.items() if path.exists()]
+NET = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[n,2] x) => (float[n,2] y) <float[2,2] w = {1, 0.5, -2, 1e-6}> { h = MatMul (x, w) y = Exp (h) }
+""")
+ONE, TWO = ({"x": np.float32([[1, 2]])}, {"x": np.float32([[3e4, 0], [0, -1e-3]])})
+
+
+def batch_of(name: str) -> dict[str, NDArray[np.float32]]:
+    with np.load(BATCHES[name]) as stored:
+        return {key: stored[f"input/{key}"] for key in (k[6:] for k in stored.files if k.startswith("input/"))}
+
+
+def dumped(view: View, batch: dict[str, NDArray[np.float32]], to: DType) -> dict[str, Range]:
+    """The ranges of all floating tensors of the main graph, from their values themselves."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(view.model.proto)
+    given = {out.name for out in proto.graph.output}
+    wanted = {v.name: t.dtype for v, t in zip(view.values, view.types, strict=True) if not v.scope and _float(t)}
+    for name, dtype in wanted.items():
+        if name not in given:
+            proto.graph.output.append(onnx.helper.make_tensor_value_info(name, dtype.code, None))
+    found = Runner.open(replace(view.model, proto=proto), optimized=False).run(batch, list(wanted))
+    return {n: Range().merge(Fit.of([np.asarray(array).reshape(-1)], to)) for n, array in found.items()}
+
+
+def _float(found: object) -> bool:
+    return found is not None and found.container == "tensor" and found.dtype is not None and found.dtype.floating  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", WITH_BATCH)
+def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
+    path = ROOT / name
+    batch = batch_of(name)
+
+    found = calibrate(path, batch)
+
+    view = View.of(Model.load(path))
+    expected = dumped(view, batch, DType.FLOAT16)
+    assert {k: r for k, r in found.values.items() if ":" not in k or k in expected} == expected
+    assert found.untapped == {}
+
+
+def test_bfloat16_has_bounds_of_its_own() -> None:
+    x = np.float32([[1e38, 1e-38], [3.4e38, 1e-45]])
+
+    found = calibrate(NET, {"x": x}, to="bfloat16")
+
+    assert found.to == "bfloat16"
+    assert found.values["x"] == Range(4, 0, float(x.max()), float(x.min()), overflow=1, flushed=1, subnormal=1)
+
+
+def test_several_batches_are_one_range() -> None:
+    found = calibrate(NET, [ONE, TWO])
+
+    assert found.batches == 2
+    x = np.concatenate([ONE["x"], TWO["x"]])
+    assert found.values["x"] == Range().merge(Fit.of([x.reshape(-1)], DType.FLOAT16))
+    assert (found.values["y"].nonfinite, found.values["y"].count) == (2, 6)  # exp(30 000) and exp(15 000)
+
+
+def test_shards_merged_are_the_whole() -> None:
+    whole = calibrate(NET, [ONE, TWO])
+
+    assert calibrate(NET, ONE).merge(calibrate(NET, TWO)) == replace(whole, origin=calibrate(NET, ONE).origin)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [("tests/models/if_dynamo20.onnx", 1), ("tests/models/loop_ts16.onnx", 2), ("tests/models/cnn_ts13.onnx", 9)],
+)
+def test_chunks_change_no_number(name: str, chunk: int) -> None:
+    path = ROOT / name
+    ranges = calibrate(path, batch_of(name))
+
+    assert calibrate(path, batch_of(name), chunk=chunk) == ranges
+
+
+def test_progress_counts_runs_of_all_sessions() -> None:
+    told: list[tuple[int, int]] = []
+
+    calibrate(NET, [ONE, TWO], chunk=2, progress=lambda done, total: told.append((done, total)))
+
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_constants_count_once_per_batch() -> None:
+    one = calibrate(NET, ONE).values["w"]
+
+    assert one == Range(4, absmax=2.0, absmin=float(np.float32(1e-6)), subnormal=1)
+    assert calibrate(NET, [ONE, TWO]).values["w"] == one.merge(one)
+
+
+def test_it_says_of_what_model_and_what_data() -> None:
+    found = calibrate(NET, ONE)
+
+    expected = fingerprint(Model.load(NET))
+    assert (found.model, found.graph, found.weights) == ("net", expected.graph, expected.weights)
+    assert (found.random, found.batches) == (False, 1)
+    found.check(Model.load(NET))
+
+
+def test_random_data_is_said_to_be_random() -> None:
+    model = Model.load(NET)
+
+    found = calibrate(model, Feed.randomly(model, batches=3, shapes={"x": (5, 2)}, seed=4))
+
+    assert (found.random, found.origin, found.batches, found.values["x"].count) == (True, "random, seed 4", 3, 30)
+
+
+def test_a_callable_is_read_once_for_each_session() -> None:
+    passes = []
+
+    def batches() -> Iterator[dict[str, NDArray[np.float32]]]:
+        passes.append(1)
+        yield ONE
+
+    calibrate(NET, batches)
+    once = len(passes)
+    calibrate(NET, batches, chunk=1)
+
+    assert len(passes) - once == once + 2  # x, h and y apart: two sessions more
+
+
+def test_a_model_without_floats_has_no_ranges() -> None:
+    model = text_model("strings_and_integers")
+
+    found = calibrate(model, feeds(model))
+
+    assert (found.values, found.untapped, found.batches) == ({}, {}, 1)
+
+
+def test_functions_are_looked_into_as_a_conversion_does() -> None:
+    model = text_model("local_function")
+
+    found = calibrate(model, feeds(model))
+
+    view = convert(model).view
+    floats = [v.id for v in view.values if _float(view.types[v.id])]
+    assert [key(view, v) for v in floats if found.of(view, v) is None] == []
+
+
+FUNCTIONS = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[n,2] x) => (float[n,2] y, float[n,2] z) <float[2,2] w = {1, 0.5, -2, 1}> {
+        a = MatMul (x, w)
+        b = Mish (a)
+        c = MatMul (b, w)
+        d = Selu (c)
+        e = MatMul (d, w)
+        f = Elu (e)
+        y = MatMul (f, w)
+        g = Mish (e)
+        z = MatMul (g, w)
+    }
+"""
+
+
+def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
+    """What the runtime computes as a function body is painted as one, and has ranges of its own."""
+    batch = {"x": np.float32([[1, 2], [-3, 4]])}
+    ranges = calibrate(onnx.parser.parse_model(FUNCTIONS), batch)
+
+    for lists in ({}, {"deny": ["Elu"]}, {"deny": ["Mish"]}, {"deny": ["Selu", "Mish"]}):
+        found = convert(onnx.parser.parse_model(FUNCTIONS), ranges=ranges, lists=lists)
+        assert not [f for f in found.report.findings if f.kind == "unseen"], lists
+        view = found.view
+        measured = {view.value_name(v.id): ranges.of(view, v.id) for v in view.values}
+        held = dumped(view, batch, DType.FLOAT16)
+        inside = [name for name in held if "/" in name and view.constant(_value(view, name)) is None]
+        assert {name: measured[name] for name in inside} == {name: held[name] for name in inside}
+        assert bool(inside) == ("Mish" not in lists.get("deny", []))
+
+
+def _value(view: View, name: str) -> int:
+    return next(v.id for v in view.values if v.name == name)
+
+
+def test_bodies_of_equal_path_share_one_range_for_each_name() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (bool c, float[1] x) => (float[1] y, float[1] z) {
+            [p] y = If (c) <else_branch = e () => (float[1] w) { w = Neg (x) }, then_branch = t () => (float[1] u) {
+                [q] u = If (c) <then_branch = a () => (float[1] v) { v = Exp (x) },
+                                else_branch = b () => (float[1] w) { w = Neg (x) }>
+            }>
+            [other] z = If (c) <then_branch = d () => (float[1] v) { v = Mul (x, x) },
+                                else_branch = f () => (float[1] w) { w = Neg (x) }>
+        }
+    """)
+    model.graph.node[1].name = "p/then_branch/q"
+
+    found = calibrate(model, {"c": np.array(True), "x": np.float32([3])})
+
+    assert found.values["p/then_branch/q/then_branch:v"] == Range(2, absmax=float(np.exp(np.float32(3))), absmin=9.0)
+
+
+# -- models that are half already ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", ["keep", "low"])
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["bert_ts13", "if_ts13", "loop_dynamo21", "gpt2_dynamo18"])
+def test_a_half_model_is_measured_in_its_widened_twin(name: str, to: str, io: str) -> None:
+    batch = batch_of(f"tests/models/{name}.onnx")
+    half = convert(TESTS / "models" / f"{name}.onnx", to=to, io=io, target="onnx").result
+
+    found = calibrate(half, batch, to=to)
+
+    twin = View.of(emulate(half, rounding=False, io="float32"))
+    fed = next(iter(Feed.of(batch, twin.model)))
+    expected = dumped(twin, fed, DType.parse(to))
+    assert {k: r for k, r in found.values.items() if ":" not in k or k in expected} == expected
+    view = View.of(half)
+    assert [key(view, v.id) for v in view.values if _float(view.types[v.id]) and found.of(view, v.id) is None] == []
+
+
+def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float16[n] x) => (float16[n] y) {
+            a = Constant <value_float = 300.0> ()
+            b = Cast <to = 10> (a)
+            h = Mul (x, b)
+            y = Div (h, b)
+        }
+    """)
+
+    found = calibrate(model, {"x": np.float16([1000])})
+
+    assert (found.values["h"].absmax, found.values["h"].overflow) == (300_000.0, 1)
+    assert found.values["y"].absmax == 1000.0
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"to": "float32"}, "cannot lower to float32; use float16 or bfloat16"),
+        ({"chunk": 0}, "0 taps in a session measure nothing; use a chunk of 1 or more"),
+        ({"threads": 0}, "0 threads compute nothing; use 1 or more, or leave it out for one per core"),
+        ({"threads": -1}, "-1 threads compute nothing; use 1 or more, or leave it out for one per core"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(more: dict[str, object], message: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        calibrate(NET, ONE, **more)  # type: ignore[arg-type]
+
+    assert str(refused.value) == message
+
+
+def test_nonfinite_data_needs_to_be_allowed() -> None:
+    data = {"x": np.float32([[np.inf, 1]])}
+
+    with pytest.raises(FeedError):
+        calibrate(NET, data)
+
+    assert calibrate(NET, data, allow_nonfinite=True).values["x"] == Range(2, 1, 1.0, 1.0)
+
+
+def test_data_of_other_names_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", z=ONE["x"])
+
+    with pytest.raises(FeedError):
+        calibrate(NET, tmp_path / "d.npz")
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+CHAIN = """
+import resource
+import numpy as np
+from onnx import TensorProto, helper
+import amp_rewrite
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(40)]
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("v0", "v40"))
+model = helper.make_model(
+    helper.make_graph(nodes, "g", [x], [y]), ir_version=10, opset_imports=[helper.make_opsetid("", 20)]
+)
+batch = {"v0": np.ones(1 << 22, np.float32)}  # 16 MiB
+amp_rewrite.calibrate(model, {"v0": np.ones(8, np.float32)})
+before = peak()
+found = amp_rewrite.calibrate(model, batch)
+print(len(found.values), peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
+def test_no_more_values_are_alive_than_without_taps() -> None:
+    """41 values of 16 MiB: a tap holds its value's magnitudes and a mask, so that six times 16 MiB are room enough."""
+    done = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True, timeout=120, check=True)
+
+    values, mebibytes = map(int, done.stdout.split())
+    assert values == 41
+    assert mebibytes < 6 * 16

@@ -1,0 +1,445 @@
+"""Where an error comes in: own and accumulated errors against numpy, the first jump, and what matches what."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import amp_rewrite
+from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.instrument.error_nodes import Apart, Gauge, read
+from amp_rewrite.evidence.instrument.shadow import Bench, own_errors
+from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
+from amp_rewrite.evidence.locate import Located, Spot, locate
+from amp_rewrite.files.model import Model
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
+from support.cases import feeds
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+RNG = np.random.default_rng(7)
+W1, W2 = (RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 4)))
+X = {"x": RNG.standard_normal((5, 8)).astype(np.float32)}
+HALF = np.float16
+# Statistics are sums of float32 squares over at most 80 elements; a sum of n terms is off by n roundings at most.
+SUMMED = 80 * 2.0**-24
+
+
+def parsed(body: str, signature: str, constants: str = "", opset: int = 20) -> onnx.ModelProto:
+    held = f"<{constants}>" if constants else ""
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {signature} {held} {{ {body} }}')
+
+
+def mlp() -> onnx.ModelProto:
+    """h = x @ w1, r = Relu(h), y = r @ w2, all in float32."""
+    model = parsed(
+        "[first] h = MatMul (x, w1) [act] r = Relu (h) [second] y = MatMul (r, w2)", "(float[N,8] x) => (float[N,4] y)"
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, n) for n, w in (("w1", W1), ("w2", W2)))
+    return model
+
+
+def low(value: np.ndarray) -> np.ndarray:
+    return value.astype(HALF).astype(np.float32)
+
+
+def error(value: np.ndarray, reference: np.ndarray) -> float:
+    noise, signal = ((v.astype(np.float64) ** 2).sum() for v in (value - reference, reference))
+    return math.sqrt(noise / signal)
+
+
+def fixture(name: str) -> dict[str, np.ndarray]:
+    with np.load(MODELS / f"{name}.npz") as stored:
+        return {k.removeprefix("input/"): stored[k] for k in stored.files if k.startswith("input/")}
+
+
+# -- numbers ---------------------------------------------------------------------------------------------
+
+
+def test_own_and_accumulated_errors_are_those_that_numpy_computes() -> None:
+    model = mlp()
+    converted = amp_rewrite.convert(model).result
+    located = locate(model, converted, X)
+    x = X["x"]
+    h = x @ W1
+    r = np.maximum(h, 0)
+    y = r @ W2
+    own = [error(low(low(x) @ low(W1)), h), 0.0, error(low(low(r) @ low(W2)), y)]  # Relu selects, and adds nothing
+    h_low = low(low(x) @ low(W1))
+    y_low = low(np.maximum(h_low, 0) @ low(W2))
+    accumulated = [error(h_low, h), error(np.maximum(h_low, 0), r), error(y_low, y)]
+    assert [row.op for row in located.rows] == ["first", "act", "second"]
+    # float32 products of other libraries round otherwise, which half precision shows in a rare last bit: 1 in 2^11.
+    assert [row.own for row in located.rows] == pytest.approx(own, rel=0.02)
+    assert [row.accumulated for row in located.rows] == pytest.approx(accumulated, rel=0.02)
+    assert [row.absmax for row in located.rows] == pytest.approx([np.abs(v).max() for v in (h, r, y)], rel=1e-5)
+    assert (located.matched, located.matchable, located.first_jump) == (3, 3, None)
+
+
+def test_own_errors_are_by_name_and_say_the_same() -> None:
+    model = Model.load(mlp())
+    converted = amp_rewrite.convert(model.proto)
+    feed = Feed.of(X, model)
+    own = own_errors(converted.view.model, converted.result, feed)
+    assert own == {row.op: row.own for row in locate(model, converted.result, X).rows if row.op != "act"}
+    assert set(own) == {op.name for op in converted.view.ops} - {"act"}
+
+
+def test_batches_count_together() -> None:
+    model = mlp()
+    converted = amp_rewrite.convert(model).result
+    whole = locate(model, converted, X)
+    parts = locate(model, converted, [{"x": X["x"][i : i + 1]} for i in range(5)])
+    for one, other in zip(whole.rows, parts.rows, strict=True):
+        assert (other.own, other.accumulated) == pytest.approx((one.own, one.accumulated), rel=2 * SUMMED + 1e-4)
+        assert (other.max_abs, other.absmax) == pytest.approx((one.max_abs, one.absmax), rel=1e-3)
+    assert parts.fed.batches == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["bert_dynamo20", "cnn_ts13", "gpt2_dynamo18", "if_ts13", "loop_dynamo21", "lstm_ts13"]
+)
+def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: str) -> None:
+    path = MODELS / f"{name}.onnx"
+    converted = amp_rewrite.convert(path).result
+    fed = fixture(name)
+    located = locate(path, converted, fed)
+    assert located.matched == located.matchable
+    a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
+    bench = Bench.of(Model.load(path), converted)
+    drift = bench.drift(Feed.of(fed, Model.load(path)))
+    theirs = {bench.pairing.reference.value_name(w): drift[v] for v, w in bench.pairing.measured.items()}
+    compared = [out for out in a if out in theirs]
+    assert compared
+    for out in compared:
+        # The merged graph is not optimized, so float32 sums come in another order, now and then across a rounding.
+        assert theirs[out].error(0) == pytest.approx(error(np.asarray(b[out]), np.asarray(a[out])), rel=0.1, abs=1e-6)
+
+
+def test_chunks_change_nothing() -> None:
+    model = Model.load(MODELS / "cnn_ts13.onnx")
+    converted = amp_rewrite.convert(MODELS / "cnn_ts13.onnx").result
+    feed = Feed.of(fixture("cnn_ts13"), model)
+    bench = Bench.of(model, converted)
+    runs: list[tuple[int, int]] = []
+    for measure in (bench.own, bench.drift):
+        assert measure(feed, chunk=3) == measure(feed, progress=lambda *done: runs.append(done))
+    assert runs == [(1, 1), (1, 1)]
+
+
+def test_only_six_numbers_per_value_leave_the_runtime() -> None:
+    model = Model.load(mlp())
+    bench = Bench.of(model, amp_rewrite.convert(model.proto).result)
+    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.pairing.measured))):
+        measuring = build(bench.pairing, bench.low, values)
+        twin = emulate(measuring.model, io="float32")
+        assert [v.size for v in Runner.open(measuring.on(twin)).run(X).values()] == [6 * len(values)]  # type: ignore[union-attr]
+
+
+# -- findings ----------------------------------------------------------------------------------------------
+
+SCALED = parsed(
+    "[up] p = Mul (x, a) [down] y = Mul (p, b)",
+    "(float[3] x) => (float[3] y)",
+    "float a = {300}, float b = {0.00390625}",
+)
+SCALED_HALF = parsed(
+    "h = Cast <to = 10> (x) [up] p = Mul (h, a) [down] q = Mul (p, b) y = Cast <to = 1> (q)",
+    "(float[3] x) => (float[3] y)",
+    "float16 a = {23728}, float16 b = {7168}",  # the bits of 300 and 1/256
+)
+OVERFLOWING = {"x": np.float32([1, 300, 1000])}
+
+
+def test_an_overflow_is_the_first_jump() -> None:
+    located = locate(SCALED, SCALED_HALF, OVERFLOWING)
+    up = Spot("up", "Mul", "float16", math.inf, math.inf, 0.0, 300000.0, overflows=True)
+    # What `down` reads overflows when it is rounded for it; 1 * 300 / 256 does not.
+    down = Spot("down", "Mul", "float16", math.inf, math.inf, 0.0, 1171.875, overflows=True)
+    assert (located.rows, located.first_jump) == ((up, down), up)
+
+
+def test_without_an_overflow_nothing_jumps() -> None:
+    located = locate(SCALED, SCALED_HALF, {"x": np.float32([1, 2, 3])})
+    assert (located.first_jump, [row.own for row in located.rows]) == (None, [0.0, 0.0])
+
+
+def test_an_op_that_is_wrong_is_where_the_error_jumps_though_it_is_float32() -> None:
+    wrong = parsed(
+        "[a] p = Exp (x) [b] q = Mul (p, c) [d] y = Neg (q)", "(float[3] x) => (float[3] y)", "float c = {3}"
+    )
+    right = parsed(
+        "[a] p = Exp (x) [b] q = Mul (p, c) [d] y = Neg (q)", "(float[3] x) => (float[3] y)", "float c = {2}"
+    )
+    located = locate(right, wrong, {"x": np.float32([1, 2, 3])})
+    assert located.first_jump == located.rows[1]
+    assert [(row.op, row.own, row.accumulated) for row in located.rows] == [
+        ("a", None, 0.0),
+        ("b", None, pytest.approx(0.5)),
+        ("d", None, pytest.approx(0.5)),
+    ]
+    assert located.top(3) == ()
+
+
+def test_an_op_with_a_body_is_measured_as_a_whole() -> None:
+    model = parsed(
+        "[pick] y = If (c) <then_branch = t () => (float[2] u) {[inside] u = MatMul (m, x)},"
+        " else_branch = e () => (float[2] v) {v = Neg (x)}>",
+        "(float[2] x, bool c) => (float[2] y)",
+        "float[2,2] m = {1.1, 2.2, 3.3, 4.4}",
+    )
+    converted = amp_rewrite.convert(model).result
+    fed = {"x": np.float32([1.1, 2.2]), "c": np.array(True)}
+    located = locate(model, converted, fed)
+    m = np.float32([[1.1, 2.2], [3.3, 4.4]])
+    expected = error(low(low(m) @ low(fed["x"])), m @ fed["x"])
+    assert [(row.op, row.own) for row in located.rows] == [("pick", pytest.approx(expected, rel=0.02))]
+
+
+def test_weights_are_taken_as_the_candidate_has_them() -> None:
+    model = mlp()
+    converted = amp_rewrite.convert(model).result
+    spoilt = Model.load(converted.to_proto())
+    for tensor in spoilt.proto.graph.initializer:
+        if list(tensor.dims) == [8, 16]:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(W1.astype(HALF) * HALF(1.5), tensor.name))
+    own = {row.op: row.own or 0.0 for row in locate(model, spoilt, X).rows}
+    assert own["first"] == pytest.approx(0.5, rel=0.01)
+    assert own["second"] < 1e-3
+
+
+def test_a_candidate_that_holds_no_low_type_is_not_called_emulated() -> None:
+    text = locate(mlp(), mlp(), X, names=("a.onnx", "b.onnx")).text()
+    assert "  candidate  b.onnx: float32\n" in text
+
+
+def test_what_draws_random_numbers_is_told_of_both() -> None:
+    random = parsed("h = Relu (x) y = RandomNormalLike (h)", "(float[5,8] x) => (float[5,8] y)")
+    assert len([note for note in locate(random, random, X).notes if "draws random numbers" in note]) == 2
+
+
+def test_a_reference_that_is_half_is_measured_against_its_float32_twin() -> None:
+    located = locate(SCALED_HALF, SCALED_HALF, OVERFLOWING)
+    assert located.notes == (
+        "the reference is float16: the reference is its float32 twin, in which nothing is rounded",
+    )
+    assert located.first_jump is not None
+    assert (located.first_jump.op, located.first_jump.overflows) == ("up", True)
+
+
+def test_values_without_elements_or_without_size_give_no_error() -> None:
+    model = parsed(
+        "[some] k = Compress <axis = 0> (x, c) [m] h = MatMul (k, w) [z] y = Concat <axis = 0> (h, x)",
+        "(float[3,2] x, bool[3] c) => (float[N,2] y)",
+        "float[2,2] w = {1, 2, 3, 4}",
+    )
+    converted = amp_rewrite.convert(model).result
+    none, one = np.zeros(3, bool), np.array([True, False, False])
+    ones, zeros = np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32)
+    located = locate(model, converted, [{"x": ones, "c": none}, {"x": zeros, "c": one}])
+    assert [(row.op, row.own, row.accumulated) for row in located.rows if row.op == "m"] == [("m", 0.0, 0.0)]
+
+
+# -- matching ------------------------------------------------------------------------------------------------
+
+
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    edges = {v.name for v in (*out.graph.input, *out.graph.output)}
+    for node in out.graph.node:
+        node.name = f"other_{node.name}"
+        for names in (node.input, node.output):
+            names[:] = [n if n in edges else f"other_{n}" for n in names]
+    for tensor in out.graph.initializer:
+        tensor.name = f"other_{tensor.name}"
+    del out.graph.value_info[:]
+    return out
+
+
+def test_ops_are_matched_by_structure_where_names_differ() -> None:
+    model = mlp()
+    converted = amp_rewrite.convert(model).result
+    same = locate(model, converted, X)
+    other = locate(model, renamed(converted.to_proto()), X)
+    assert (other.rows, other.matched) == (same.rows, 3)
+
+
+def test_values_of_one_name_and_another_shape_do_not_match() -> None:
+    signature, shape = "(float[2,3] x) => (float[2,3] y)", "int64[2] s = {2, 3}"
+    body = "[e] e = Exp (x) [t] h = Transpose <perm = [{}]> (e) [r] r = Reshape (h, s) [n] y = Neg (r)"
+    a, b = (parsed(body.format(perm), signature, shape) for perm in ("0, 1", "1, 0"))
+    located = locate(a, b, {"x": np.float32([[1, 2, 3], [4, 5, 6]])})
+    assert (located.matched, located.matchable, [row.op for row in located.rows]) == (3, 4, ["e", "r", "n"])
+
+
+ODD = ["initializers_as_inputs_ir3", "overridable_initializer", "sequences", "local_function"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_value_matches_in_models_of_odd_forms(name: str) -> None:
+    model = Model.load(MODELS.parent / "models_text" / f"{name}.onnxtxt")
+    converted = amp_rewrite.convert(model.proto, level="lower-all", target="onnx").result
+    located = locate(model, converted, feeds(model.proto))
+    assert located.matched == located.matchable > 0
+    # Few ops on values of about 1: a handful of roundings of 2^-11 each.
+    assert max(row.accumulated for row in located.rows) < 0.005
+
+
+def test_models_that_match_by_name_alone_are_refused() -> None:
+    a, b = (
+        parsed(f"[t] y = Transpose <perm = [{perm}]> (x)", "(float[2,3] x) => (float[N,M] y)")
+        for perm in ("0, 1", "1, 0")
+    )
+    with pytest.raises(ModelError, match="1 value of the two models match by name, and none of them by shape"):
+        locate(a, b, {"x": np.ones((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("b", "message"),
+    [
+        (
+            parsed("[other] z = Exp (v)", "(float[3] v) => (float[3] z)"),
+            "no value of the two models matches: their ops have neither names nor structure in common",
+        ),
+        (
+            parsed("[up] p = Mul (x, a) [down] y = Mul (p, a)", "(float[3] x, float a) => (float[3] y)"),
+            "the candidate has an input 'a', and the reference has none of that name",
+        ),
+        (
+            parsed("[up] p = Mul (x, a) [down] y = Mul (p, a)", "(float[3] x) => (float[3] y)", "float a = {1}", 17),
+            "the two models import ai.onnx opsets 20 and 17, and values are compared in one graph; bring both to one"
+            " with onnx.version_converter",
+        ),
+    ],
+)
+def test_models_that_cannot_be_compared_inside_are_refused(b: onnx.ModelProto, message: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        locate(SCALED, b, OVERFLOWING)
+    assert str(refused.value) == message
+
+
+def test_models_without_floats_are_refused() -> None:
+    whole = parsed("y = Neg (x)", "(int64[3] x) => (int64[3] y)")
+    with pytest.raises(ModelError) as refused:
+        locate(whole, whole, {"x": np.array([1, 2, 3])})
+    assert str(refused.value) == ("the candidate's main graph computes no floating value; there is nothing to compare")
+
+
+def test_models_before_where_are_refused() -> None:
+    old = parsed("y = Relu (x)", "(float[3] x) => (float[3] y)", opset=8)
+    with pytest.raises(ModelError, match=r"import ai\.onnx opset 8, and values are compared from 9 on"):
+        locate(old, old, OVERFLOWING)
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "//reference/", "//candidate/"])
+def test_names_of_the_models_do_not_meet_ours(prefix: str) -> None:
+    model = parsed("n = Exp (x) y = Neg (n)", "(float[3] x) => (float[3] y)")
+    for node in model.graph.node:
+        node.input[:] = [prefix + n if n == "n" else n for n in node.input]
+        node.output[:] = [prefix + n if n == "n" else n for n in node.output]
+    located = locate(model, model, {"x": np.float32([1, 2, 3])})
+    assert [row.accumulated for row in located.rows] == [0.0, 0.0]
+
+
+# -- gauge ---------------------------------------------------------------------------------------------------
+
+
+def test_measurements_merge_and_scale() -> None:
+    one, other = Apart(1.0, 2.0, 3.0, 4.0, 0), Apart(0.5, 5.0, 1.0, 12.0, 0)
+    assert one.merge(other) == Apart(1.0, 5.0, 4.0, 16.0, 0)
+    assert [one.merge(other).error(0.0), Apart(noise=4.0).error(0.5), Apart().error(0.0)] == [0.5, 4.0, 0.0]
+    assert Apart(lost=1).error(1.0) == math.inf
+
+
+def gauged(value: list[float], reference: list[float], *, is_low: bool) -> Apart:
+    gauge = Gauge("g/", amp_rewrite.DType.FLOAT16)
+    nodes = [*gauge.nodes(0, "v", "r", is_low=is_low), *gauge.packed([gauge.row(0)], "out")]
+    v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
+    out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
+    graph = onnx.helper.make_graph(nodes, "g", [v, r], [out], gauge.initializers)
+    opsets = [onnx.helper.make_opsetid("", 20)]
+    runner = Runner.open(Model.load(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)))
+    (found,) = read(runner.run({"v": np.float32(value), "r": np.float32(reference)})["out"])  # type: ignore[arg-type]
+    return found
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "is_low", "expected"),
+    [
+        ([3.0, 4.5], [3.0, 4.0], True, Apart(0.5, 4.0, 0.25, 25.0)),
+        ([], [], True, Apart()),
+        ([INF, NAN, 1.0], [1.0, 2.0, 1.0], True, Apart(0.0, 2.0, 0.0, 6.0, lost=2)),
+        ([INF, NAN, 1.0], [INF, INF, NAN], True, Apart()),
+        ([INF], [70000.0], True, Apart(0.0, 70000.0, 0.0, 0.0, lost=1)),
+        # A mask that saturates in half is a mask, and weighs nothing beside what it masks.
+        ([-65504.0, 2.0], [-3e38, 1.0], True, Apart(1.0, np.float32(3e38).item(), 1.0, 1.0)),
+        ([-3e38, 2.0], [-3e38, 1.0], False, Apart(1.0, np.float32(3e38).item(), 1.0, 1.0)),
+        ([1.0], [-3e38], True, Apart(65505.0, np.float32(3e38).item(), 65505.0**2, 0.0)),
+        ([80000.0], [70000.0], False, Apart(10000.0, 70000.0, 1e8, 4.9e9)),
+        ([1e-30], [2e-30], True, Apart(1e-30, 2e-30, 1e-60, 4e-60)),
+    ],
+)
+def test_the_gauge_reads_what_is_there(
+    value: list[float], reference: list[float], is_low: bool, expected: Apart
+) -> None:
+    found = gauged(value, reference, is_low=is_low)
+    for part in ("max_abs", "absmax", "noise", "signal", "lost"):
+        # Squares under 2^-24 of the unit's may vanish: the unit is 2^-14 at least.
+        assert getattr(found, part) == pytest.approx(getattr(expected, part), rel=1e-6, abs=1e-38)
+
+
+# -- text and JSON --------------------------------------------------------------------------------------------
+
+
+def two() -> Iterator[Located]:
+    yield locate(SCALED, SCALED_HALF, OVERFLOWING, names=("a.onnx", "b.onnx"))
+    yield locate(SCALED, SCALED_HALF, {"x": np.float32([1, 2, 3])}, names=("a.onnx", "b.onnx"))
+
+
+def test_the_text_names_the_jump_and_the_ops_that_add_most() -> None:
+    jumping, calm = two()
+    assert jumping.text(top=1) == (
+        "b.onnx against a.onnx\n"
+        "  reference  a.onnx\n"
+        "  candidate  b.onnx: float16 emulated\n"
+        "  data       the arrays given: 1 batch\n"
+        "  matched    2 of 2 values (100 %)\n"
+        "\n"
+        "the error first jumps at\n"
+        "  op  type  runs as  adds  off by  max abs  largest value\n"
+        "  up  Mul   float16   inf     inf        0          3e+05  overflows\n"
+        "\n"
+        "ops that add most\n"
+        "  op  type  runs as  adds  off by  max abs  largest value\n"
+        "  up  Mul   float16   inf     inf        0          3e+05  overflows\n"
+    )
+    assert "the error jumps nowhere\n" in calm.text()
+
+
+def test_the_json_has_a_version_and_spells_infinities_out() -> None:
+    jumping, _ = two()
+    found = json.loads(jumping.to_json())
+    up = {
+        "op": "up",
+        "kind": "Mul",
+        "dtype": "float16",
+        "own": "inf",
+        "accumulated": "inf",
+        "max_abs": 0.0,
+        "absmax": 300000.0,
+        "overflows": True,
+    }
+    assert (found["schema"], found["low"], found["first_jump"], found["rows"][0]) == (1, "float16", up, up)
+    assert [len(json.loads(jumping.to_json(top=n))["rows"]) for n in (1, 2, 3)] == [1, 2, 2]

@@ -1,0 +1,407 @@
+"""Ranges as data: merging, the file and what is wrong with one, the table, and of which model they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from amp_rewrite import EvidenceError, Model, Ranges, View
+from amp_rewrite.dtypes import DType
+from amp_rewrite.evidence.ranges import MAX_BYTES, Range, key
+from amp_rewrite.files.fingerprint import fingerprint
+from support.corpus import text_model, with_everything_beside_the_graph
+from support.paths import ROOT
+
+X = Range(count=10, nonfinite=1, absmax=7e4, absmin=1e-9, overflow=2, flushed=1, subnormal=3)
+Y = Range(count=4, absmax=2.0, absmin=0.5)
+RANGES = Ranges(
+    to="float16",
+    values={"x": X, "loop/body:y": Y, "z": Range()},
+    batches=2,
+    origin="d.npz",
+    random=False,
+    model="net.onnx",
+    graph="a" * 64,
+    weights="b" * 64,
+    untapped={"s": "it is no tensor but seq(float32); tensors taken out of it are tapped"},
+    tool="0.1.0",
+)
+TEXT = """{
+ "schema": 1,
+ "model": "net.onnx",
+ "graph": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+ "weights": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+ "tool": "0.1.0",
+ "to": "float16",
+ "batches": 2,
+ "origin": "d.npz",
+ "random": false,
+ "values": {
+  "x": {"count": 10, "nonfinite": 1, "absmax": 70000.0, "absmin": 1e-09, "overflow": 2, "flushed": 1, "subnormal": 3},
+  "loop/body:y": {"count": 4, "nonfinite": 0, "absmax": 2.0, "absmin": 0.5, "overflow": 0, "flushed": 0, "subnormal": 0},
+  "z": {"count": 0, "nonfinite": 0, "absmax": 0.0, "absmin": 0.0, "overflow": 0, "flushed": 0, "subnormal": 0}
+ },
+ "untapped": {
+  "s": "it is no tensor but seq(float32); tensors taken out of it are tapped"
+ }
+}
+"""  # noqa: E501
+
+
+# -- merging -------------------------------------------------------------------------------------------------
+
+
+def test_ranges_merge_to_what_both_saw() -> None:
+    assert X.merge(Y) == Range(14, 1, 7e4, 1e-9, 2, 1, 3)
+    assert X.merge(Range()) == Range().merge(X) == X
+
+
+def test_a_range_says_how_far_the_value_may_grow() -> None:
+    assert (Y.headroom(DType.FLOAT16), Range().headroom(DType.FLOAT16)) == (32752.0, float("inf"))
+
+
+def test_files_merge_value_by_value() -> None:
+    other = replace(
+        RANGES,
+        values={"x": Y, "s": Y},
+        origin="random, seed 0",
+        random=True,
+        untapped={"t": "its element type is not known"},
+        tool="0.2.0",
+    )
+
+    assert RANGES.merge(other) == replace(
+        RANGES,
+        values={"x": X.merge(Y), "loop/body:y": Y, "z": Range(), "s": Y},
+        batches=4,
+        origin="d.npz; random, seed 0",
+        random=True,
+        untapped={"t": "its element type is not known"},
+        tool="0.1.0; 0.2.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "fact"),
+    [
+        ({"to": "bfloat16"}, "type float16 and bfloat16"),
+        ({"graph": "c" * 64}, "graph aaaaaaaaaaaa and cccccccccccc"),
+        ({"weights": "c" * 64}, "weights bbbbbbbbbbbb and cccccccccccc"),
+    ],
+)
+def test_what_differs_is_not_merged(changed: dict[str, Any], fact: str) -> None:
+    with pytest.raises(EvidenceError) as refused:
+        RANGES.merge(replace(RANGES, **changed))
+
+    assert str(refused.value) == (
+        f"ranges of models or types that differ are not merged: {fact}; calibrate again in one way"
+    )
+
+
+# -- the file ------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_one_value_a_line_and_comes_back_equal() -> None:
+    assert RANGES.to_json() == TEXT
+    assert Ranges.from_json(TEXT, "r.json") == RANGES
+    assert list(Ranges.from_json(TEXT, "r.json").values) == list(RANGES.values)
+
+
+def test_the_schema_in_the_docs_describes_the_file() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    schema = json.loads((ROOT / "docs" / "ranges.schema.json").read_text("utf-8"))
+    content = json.loads(TEXT)
+
+    jsonschema.validate(content, schema)
+    del content["values"]["x"]["absmin"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(content, schema)
+
+
+def test_every_finite_float_comes_back_equal() -> None:
+    values = {"x": Range(1, absmax=DType.DOUBLE.max, absmin=5e-324), "y": Range(1, absmax=0.1, absmin=0.1)}
+    ranges = replace(RANGES, values=values)
+
+    assert Ranges.from_json(ranges.to_json(), "r.json") == ranges
+
+
+def test_a_saved_file_is_loaded_again_and_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    RANGES.save(path)
+    assert Ranges.load(path) == RANGES
+
+    with pytest.raises(EvidenceError) as refused:
+        RANGES.save(path)
+    assert str(refused.value) == f"{path} exists; name another output, or replace it with --overwrite"
+
+    os.link(path, tmp_path / "old.json")
+    replace(RANGES, batches=3).save(path, overwrite=True)
+    assert (Ranges.load(path).batches, Ranges.load(tmp_path / "old.json").batches) == (3, 2)  # replaced, not rewritten
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["old.json", "r.json"]
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    RANGES.save(path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EvidenceError) as failed:
+        replace(RANGES, batches=3).save(path, overwrite=True)
+
+    assert str(failed.value) == f"cannot write {path}: No space left on device; nothing was changed"
+    assert [(file.name, Ranges.load(file).batches) for file in tmp_path.iterdir()] == [("r.json", 2)]
+
+
+def test_a_new_file_may_be_read_by_whom_any_new_file_may(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    RANGES.save(tmp_path / "r.json")
+
+    assert stat.S_IMODE((tmp_path / "r.json").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("place", "fact"),
+    [
+        ("none/r.json", "cannot write {}: the folder {parent} does not exist; make it first"),
+        (".", "cannot write {}: it is a folder; name a file"),
+    ],
+)
+def test_places_that_cannot_be_written(tmp_path: Path, place: str, fact: str) -> None:
+    path = tmp_path / place
+
+    with pytest.raises(EvidenceError) as refused:
+        RANGES.save(path)
+
+    assert str(refused.value) == fact.format(path, parent=path.parent)
+
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("edit", "fact"),
+    [
+        (lambda d: d.pop("batches"), "the whole lacks the field 'batches'; calibrate again"),
+        (lambda d: d.update(more=1), "the whole has an unknown field 'more'; calibrate again"),
+        (lambda d: d.update(schema=2), "schema is 2, this version reads 1; calibrate again"),
+        (lambda d: d.update(to="float32"), "to is 'float32', which is no low type; calibrate again"),
+        (lambda d: d.update(to="f16"), "to is 'f16', which is no low type; calibrate again"),
+        (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is no low type; calibrate again"),
+        (lambda d: d.update(batches=-1), "batches must be a whole number from 0 to 2^63; calibrate again"),
+        (lambda d: d.update(batches=True), "batches must be a whole number from 0 to 2^63; calibrate again"),
+        (lambda d: d.update(random=1), "random must be true or false; calibrate again"),
+        (lambda d: d.update(model=None), "model must be text; calibrate again"),
+        (lambda d: d.update(model="\ud800"), "model must be text; calibrate again"),
+        (lambda d: d.update(values=[]), "values must be an object; calibrate again"),
+        (lambda d: d["values"].update(x=3), "values.x must be an object; calibrate again"),
+        (lambda d: d["values"]["x"].pop("absmin"), "values.x lacks the field 'absmin'; calibrate again"),
+        (lambda d: d["values"]["x"].update(q=1), "values.x has an unknown field 'q'; calibrate again"),
+        (lambda d: d["values"]["x"].update(count=1.5), "values.x.count must be a whole number from 0 to 2^63;"
+         " calibrate again"),
+        (lambda d: d["values"]["x"].update(count=2**63), "values.x.count must be a whole number from 0 to 2^63;"
+         " calibrate again"),
+        (lambda d: d["values"]["x"].update(absmax=-1), "values.x.absmax must be a finite number that is not negative;"
+         " calibrate again"),
+        (lambda d: d["values"]["x"].update(absmax=10**400), "values.x.absmax must be a finite number that is not"
+         " negative; calibrate again"),
+        (lambda d: d["values"]["x"].update(absmax="7"), "values.x.absmax must be a finite number that is not negative;"
+         " calibrate again"),
+        (lambda d: d["values"]["x"].update(overflow=11), "values.x counts more than its 10 elements; calibrate again"),
+        (lambda d: d["values"]["x"].update(absmin=8e4), "values.x.absmin is larger than its absmax; calibrate again"),
+        (lambda d: d["untapped"].update(s=1), "untapped.s must be text; calibrate again"),
+    ],
+)  # fmt: skip
+def test_a_file_that_was_tampered_with_is_refused_by_name(edit: Edit, fact: str) -> None:
+    content = json.loads(TEXT)
+    edit(content)
+
+    with pytest.raises(EvidenceError) as refused:
+        Ranges.from_json(json.dumps(content), "r.json")
+
+    assert str(refused.value) == f"r.json: {fact}"
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (b"[]", "the whole must be an object; calibrate again"),
+        (b"[" * 100_000, "nested too deeply, so not a file of ranges"),
+        (TEXT.replace("70000.0", "NaN").encode(), "not JSON (NaN is not a JSON number); name a file that calibrate"
+         " wrote"),
+        (TEXT.replace("70000.0", "1e999").encode(), "values.x.absmax must be a finite number that is not negative;"
+         " calibrate again"),
+    ],
+)  # fmt: skip
+def test_content_that_is_no_file_of_ranges(content: bytes, fact: str) -> None:
+    with pytest.raises(EvidenceError) as refused:
+        Ranges.from_json(content, "r.json")
+
+    assert str(refused.value) == f"r.json: {fact}"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{", b'{"schema": ' + b"9" * 5000 + b"}"])
+def test_content_that_is_no_json_is_one_line(content: bytes) -> None:
+    with pytest.raises(EvidenceError) as refused:
+        Ranges.from_json(content, "r.json")
+
+    assert str(refused.value).startswith("r.json: not JSON (")
+    assert str(refused.value).endswith("); name a file that calibrate wrote")
+
+
+def test_what_is_no_file_and_what_is_too_large_are_refused(tmp_path: Path) -> None:
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    facts = []
+    for path in (tmp_path / "none.json", tmp_path, large):
+        with pytest.raises(EvidenceError) as refused:
+            Ranges.load(path)
+        facts.append(str(refused.value).replace(str(tmp_path), "T"))
+
+    assert facts == [
+        "cannot read T/none.json: there is no such file; name a file that calibrate wrote",
+        "cannot read T: it is no regular file; name a file that calibrate wrote",
+        "T/large.json: larger than 256 MiB, so not a file of ranges",
+    ]
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_largest_first_and_says_what_was_not_seen() -> None:
+    assert (
+        RANGES.text()
+        == """\
+net.onnx: ranges for float16
+  data       d.npz, 2 batches
+  values     2 seen, 1 not seen, 1 not tapped
+  overflow   1 value beyond 65504
+  nonfinite  1 value with infinity or NaN
+
+  absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements  value
+   7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10  x
+       2  3.28e+04       0.5         -          -        -          -         4  loop/body:y
+
+not seen: a branch not taken, a loop of no trips, or an empty tensor
+  z
+
+not tapped
+  s  it is no tensor but seq(float32); tensors taken out of it are tapped"""
+    )
+
+
+def test_the_table_may_be_cut() -> None:
+    lines = replace(RANGES, values={"x": X, "y": Y}, untapped={}, random=True).text(top=1).splitlines()
+
+    assert lines[1] == "  data       d.npz, 2 batches; random data is not real data"
+    assert lines[-2:] == [
+        "   7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10  x",
+        "  … 1 more",
+    ]
+
+
+def test_the_table_shows_no_control_characters_of_a_file() -> None:
+    text = replace(RANGES, model="\x1b[31m", origin="\x1b", values={"\x1b]0;x": X}, untapped={"\x1b": "\n"}).text()
+
+    assert "\x1b" not in text
+
+
+# -- of which model ------------------------------------------------------------------------------------------
+
+NET = """<ir_version: 10, opset_import: ["" : 20]>
+net (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Mul (x, w) }"""
+
+
+def net(text: str = NET) -> Model:
+    return Model.load(onnx.parser.parse_model(text))
+
+
+def test_keys_name_bodies_by_their_path() -> None:
+    view = View.of(Model.load(text_model("if_in_loop")))
+
+    names = [key(view, value.id) for value in view.values]
+
+    assert {name for name in names if ":" in name} >= {"loop/body:s", "loop/body/choice/then_branch:t"}
+
+
+def test_ranges_are_those_of_one_model() -> None:
+    found = fingerprint(net())
+    ranges = replace(RANGES, graph=found.graph, weights=found.weights)
+    ranges.check(net())
+
+    others = [net(NET.replace("Mul", "Add")), net(NET.replace("{1, 2}", "{1, 3}"))]
+    facts = []
+    for other in others:
+        with pytest.raises(EvidenceError) as refused:
+            ranges.check(other)
+        facts.append(str(refused.value))
+
+    assert facts == [
+        f"the ranges are of another model, net.onnx: graph {found.graph[:12]} and {fingerprint(others[0]).graph[:12]}"
+        " differ; calibrate again on this one",
+        f"the ranges are of another model, net.onnx: weights {found.weights[:12]} and"
+        f" {fingerprint(others[1]).weights[:12]} differ; calibrate again on this one",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        (NET.replace("{1, 2}", "{1, 3}"), ["weights"]),
+        (NET.replace("Mul", "Add"), ["graph"]),
+        (NET.replace("x", "q"), ["graph"]),
+        (NET.replace(": 20", ": 21"), ["graph"]),
+        (NET.replace("w", "v"), ["graph", "weights"]),
+        (NET, []),
+    ],
+)
+def test_a_fingerprint_tells_graphs_and_weights_apart(changed: str, differs: list[str]) -> None:
+    one, two = fingerprint(net()), fingerprint(net(changed))
+
+    assert [part for part in ("graph", "weights") if getattr(one, part) != getattr(two, part)] == differs
+
+
+def test_what_is_said_about_a_model_does_not_count() -> None:
+    model = with_everything_beside_the_graph()
+    quiet = onnx.ModelProto()
+    quiet.CopyFrom(model)
+    for name in ("producer_name", "producer_version", "doc_string", "model_version", "metadata_props"):
+        quiet.ClearField(name)
+    for name in ("doc_string", "value_info", "metadata_props"):
+        quiet.graph.ClearField(name)
+    quiet.graph.node[0].ClearField("doc_string")
+    quiet.graph.node[0].ClearField("metadata_props")
+    quiet.graph.input[0].ClearField("doc_string")
+
+    assert fingerprint(Model.load(quiet)) == fingerprint(Model.load(model))
+
+
+def test_a_fingerprint_does_not_depend_on_how_a_model_was_loaded(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float32)
+    proto = onnx.parser.parse_model(NET)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "v"))
+    Model.load(proto).save(tmp_path / "one.onnx", external_data=False)
+    Model.load(proto).save(tmp_path / "two.onnx", external_data=True)
+
+    found = [fingerprint(Model.load(m)) for m in (proto, tmp_path / "one.onnx", tmp_path / "two.onnx")]
+
+    assert found[0] == found[1] == found[2]
+    weight[-1, -1] += 1
+    proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight, "v"))
+    assert fingerprint(Model.load(proto)).weights != found[0].weights

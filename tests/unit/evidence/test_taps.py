@@ -1,0 +1,385 @@
+"""Taps: what they count, in which graphs, and that they change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from numpy.typing import NDArray
+
+from amp_rewrite import DType, Feed, Model, ModelError, View, emulate
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, merged, neutral, ranges
+from amp_rewrite.evidence.instrument.taps import Taps, tapped
+from amp_rewrite.evidence.ranges import Range, key
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.runtime.runner import Runner
+from support.cases import feeds
+from support.corpus import TEXT_MODELS, text_model
+
+INF, NAN = np.inf, np.nan
+HALF = 2.0**-25  # rounds to zero in float16; anything above to the smallest number, 2**-24
+NORMAL = 2.0**-14 - 2.0**-25  # rounds to the smallest normal float16; anything below to a subnormal number
+LIMIT = 65520.0  # rounds to infinity in float16; anything below to 65504
+
+
+def above(x: float) -> float:
+    return float(np.nextafter(np.float32(x), np.float32(INF)))
+
+
+def below(x: float) -> float:
+    return float(np.nextafter(np.float32(x), np.float32(0)))
+
+
+def view_of(text: str, opset: int = 20) -> View:
+    return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')))
+
+
+def measured(view: View, *batches: dict[str, Any], to: DType = DType.FLOAT16) -> dict[str, Range]:
+    """The ranges of all taps over batches, by key."""
+    made = tapped(view, Taps.of(view).taps, to)
+    runner = Runner.open(made.model, outputs_only=(made.rows,), optimized=False)
+    rows = neutral(len(made.values))
+    for batch in batches:
+        rows = merged(rows, np.asarray(runner.run(batch)[made.rows]))
+    return {key(view, v): found for v, found in zip(made.values, ranges(rows), strict=True)}
+
+
+def seen(*arrays: NDArray[Any], to: DType = DType.FLOAT16) -> Range:
+    return Range().merge(Fit.of([array.reshape(-1) for array in arrays], to))
+
+
+# -- counting ------------------------------------------------------------------------------------------------
+
+EDGES: dict[str, Sequence[float]] = {
+    "ordinary": [1.0, -2.0, 3.5],
+    "negative zero": [-0.0, 0.0, 1.0],
+    "zeros alone": [0.0, -0.0],
+    "half the smallest": [HALF, -HALF, 1.0],
+    "above half the smallest": [above(HALF), 1.0],
+    "largest subnormal": [below(NORMAL), 1.0],
+    "smallest normal": [NORMAL, 1.0],
+    "all small": [1e-7, 2e-6, -3e-8],
+    "zeros and small ones": [0.0, 1e-30, 1e-6, 1.0],
+    "float32 subnormal": [1e-45, 1.0],
+    "zeros and float32 subnormals": [0.0, 3e-45, -1e-40, 1.0],
+    "zeros and large ones": [0.0, 3.0, -7.0, 60000.0],
+    "zeros and what barely survives": [0.0, above(HALF), -HALF, 1.0],
+    "zeros and what bfloat16 holds as subnormal": [0.0, 2.0**-130, 1.0],
+    "zeros and what bfloat16 barely holds": [0.0, 2.0**-120, above(2.0**-120), 2.0**-134],
+    "largest that fits": [below(LIMIT), 1.0],
+    "smallest that overflows": [-LIMIT, 1.0],
+    "overflow and zeros": [0.0, 1e5, 1e-30, 1e-6],
+    "infinite": [INF, 1.0, -INF],
+    "infinite alone": [-INF],
+    "not a number": [NAN, 1.0, -2.0, 0.0],
+    "not a number last": [3.0, 70000.0, 1e-7, NAN],
+    "not a number alone": [NAN],
+    "everything": [NAN, INF, 0.0, 1e-45, 1e-7, 1.0, 1e5, -3e38],
+    "a sum beyond float32": [3e38, 3e38, 1.0],
+}
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=lambda to: to.spelling)
+@pytest.mark.parametrize("name", ["float", "double"])
+@pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
+def test_a_tap_counts_what_a_walk_over_the_values_counts(values: Sequence[float], name: str, to: DType) -> None:
+    view = view_of(f"g ({name}[n] x) => ({name}[n] y) {{ y = Identity (x) }}")
+    x = np.array(values, np.float32 if name == "float" else np.float64)
+
+    assert measured(view, {"x": x}, to=to) == {"x": seen(x, to=to)}
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=lambda to: to.spelling)
+@pytest.mark.parametrize("name", ["float", "double"])
+@pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
+def test_behind_a_relu_zeros_are_passed_over_and_nothing_else(values: Sequence[float], name: str, to: DType) -> None:
+    view = view_of(f"g ({name}[n] x) => ({name}[n] y) {{ y = Relu (x) }}", 14)
+    x = np.array(values, np.float32 if name == "float" else np.float64)
+    given = Runner.open(view.model, optimized=False).run({"x": x})["y"]  # what becomes of NaN is the runtime's
+
+    assert measured(view, {"x": x}, to=to)["y"] == seen(np.asarray(given), to=to)
+
+
+def test_one_step_to_either_side_of_a_bound_is_counted_there() -> None:
+    """In a tensor with zeros and in one without, whose counts are made in different ways."""
+    near = [bound * (1 + k * 2.0**-23) for bound in (HALF, NORMAL, 2.0**-14) for k in (-2, -1, 0, 1, 2)]
+    for x in (np.float32(near[10:]), np.float32(near[7:]), np.float32([*near, 0.0])):
+        view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
+        assert measured(view, {"x": x}) == {"x": seen(x)}
+
+
+def test_the_bounds_of_float16_are_those_of_rounding_to_nearest_even() -> None:
+    x = np.float32([HALF, above(HALF), below(NORMAL), NORMAL, below(LIMIT), LIMIT])
+
+    with np.errstate(over="ignore"):
+        rounded = x.astype(np.float16)
+
+    assert [rounded[0] == 0, rounded[1] > 0, rounded[2] < 2**-14, rounded[3] == 2**-14] == [True] * 4
+    assert [float(rounded[4]), float(rounded[5])] == [65504.0, INF]
+    found = measured(view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }"), {"x": x})["x"]
+    assert (found.flushed, found.subnormal, found.overflow) == (1, 2, 1)
+
+
+def test_batches_are_merged_and_an_empty_one_adds_nothing() -> None:
+    view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
+    batches = [np.float32([1, 2e5]), np.float32([]), np.float32([NAN, 0, 1e-6])]
+
+    assert measured(view, *({"x": x} for x in batches)) == {"x": seen(*batches)}
+
+
+def test_no_element_at_all_is_a_count_of_zero() -> None:
+    view = view_of("g (float[n,3] x) => (float[n,3] y) { y = Identity (x) }")
+
+    assert measured(view, {"x": np.zeros((0, 3), np.float32)}) == {"x": Range()}
+
+
+def test_a_single_number_without_axes_is_measured() -> None:
+    view = view_of("g (float x) => (float y) { y = Exp (x) }")
+
+    assert measured(view, {"x": np.array(0, np.float32)}) == {"x": seen(np.float32([0])), "y": seen(np.float32([1]))}
+
+
+def test_more_ones_than_float32_can_count_are_counted() -> None:
+    """A sum of 2^24 + 3 ones is no float32."""
+    view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
+    x = np.ones((1 << 24) + 4, np.float32)
+    x[0] = 1e-6
+
+    assert measured(view, {"x": x})["x"] == Range(x.size, absmax=1.0, absmin=float(x[0]), subnormal=1)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12, 13, 17, 18, 21, 23])
+def test_every_opset_that_has_what_taps_are_made_of(opset: int) -> None:
+    x = np.float32([[0, 1e-6, 2], [NAN, INF, 7e4]])
+
+    assert measured(view_of("g (float[2,n] x) => (float[2,n] y) { y = Neg (x) }", opset), {"x": x}) == {"x": seen(x)}
+
+
+def test_older_opsets_are_refused_with_the_way_out() -> None:
+    view = view_of("g (float[n] x) => (float[n] y) { y = Exp (x) }", 8)
+
+    with pytest.raises(ModelError) as refused:
+        tapped(view, Taps.of(view).taps, DType.FLOAT16)
+
+    assert str(refused.value) == (
+        "the model imports ai.onnx opset 8, and ranges are measured from opset 9 on; raise it with"
+        " onnx.version_converter"
+    )
+
+
+def test_what_is_left_in_a_low_type_is_measured_as_it_is() -> None:
+    view = view_of("g (float16[n] x, bfloat16[n] b) => (float16[n] y, bfloat16[n] c) { y = Neg (x) c = Neg (b) }")
+    x, b = np.float16([0, 1e-7, 3]), np.array([1e30, 0, 2], DType.BFLOAT16.numpy)
+
+    assert measured(view, {"x": x, "b": b}) == {"x": seen(x), "b": seen(b)}
+
+
+# -- what is tapped ------------------------------------------------------------------------------------------
+
+
+def named(view: View, taps: Taps) -> tuple[list[str], dict[str, str], list[str]]:
+    def name(value: int) -> str:
+        return key(view, value)  # type: ignore[arg-type]
+
+    copies = {name(copy): name(source) for copy, source in taps.copies.items()}
+    return [name(v) for v in taps.taps], copies, [name(v) for v in taps.constants]
+
+
+def test_copies_have_the_range_of_their_source_and_integers_have_none() -> None:
+    view = view_of("""g (float[2,3] x, int64[2] s) => (float[6] f, float[3,2] g, int64[2] t) <float[3] w = {1, 2, 3}> {
+        n = Neg (x)
+        r = Reshape (n, s)
+        f = Relu (r)
+        g = Transpose (x)
+        u = Unsqueeze <axes: ints = [0]> (w)
+        t = Identity (s)
+    }""", 11)  # fmt: skip
+
+    assert named(view, Taps.of(view)) == (["x", "f"], {"n": "x", "r": "x", "g": "x", "u": "w"}, ["w"])
+
+
+def test_a_copy_in_a_body_is_measured_there_because_the_body_may_not_run() -> None:
+    view = view_of("""g (bool c, float[2] x) => (float[2] y) {
+        [choice] y = If (c) <then_branch = t () => (float[2] a) { a = Identity (x) },
+                             else_branch = e () => (float[2] b) { b = Exp (x) }>
+    }""")  # fmt: skip
+    x = np.float32([1, 2])
+
+    assert measured(view, {"c": np.array(True), "x": x}) == {
+        "x": seen(x),
+        "choice/then_branch:a": seen(x),
+        "choice/else_branch:b": Range(),
+        "y": seen(x),
+    }
+
+
+def test_an_overridable_initializer_is_measured_and_others_are_constants() -> None:
+    model = text_model("overridable_initializer")
+    view = View.of(Model.load(model))
+    taps, _, constants = named(view, Taps.of(view))
+
+    inputs = {v.name for v in model.graph.input}
+    initializers = {t.name for t in model.graph.initializer}
+    assert initializers & inputs <= set(taps)
+    assert set(constants) == initializers - inputs
+
+
+SEQUENCES = """g (float[2] a, float[2] b) => (float[n] y, float[2] z) {
+    s = SequenceConstruct (a, b)
+    y = ConcatFromSequence <axis = 0> (s)
+    zero = Constant <value_int = 0> ()
+    z = SequenceAt (s, zero)
+}"""
+
+
+def test_sequences_are_untapped_and_what_is_taken_out_of_them_is_not() -> None:
+    view = view_of(SEQUENCES)
+    a, b = np.float32([1, 2]), np.float32([3, 4e5])
+
+    assert Taps.of(view).untapped == {"s": "it is no tensor but seq(float32); tensors taken out of it are tapped"}
+    assert measured(view, {"a": a, "b": b}) == {"a": seen(a), "b": seen(b), "y": seen(a, b), "z": seen(a)}
+
+
+def test_bodies_that_nothing_is_carried_out_of_are_untapped_by_name() -> None:
+    view = view_of("""g (float[1,3,2] x) => (float[1,3,2] y) {
+        [old] y = Scan <num_scan_inputs = 1, body = b (float[2] e) => (float[2] f) { f = Exp (e) }> ("", x)
+    }""", 8)  # fmt: skip
+    reason = "it is in a body of 'old', and nothing is carried out of Scan-8"
+
+    assert Taps.of(view).untapped == {"old/body:e": reason, "old/body:f": reason}
+
+
+# -- bodies --------------------------------------------------------------------------------------------------
+
+LOOP = """g (int64 trips, float[2] x) => (float[2] y, float[k,2] all) {
+    yes = Constant <value_int = 1> ()
+    go = Cast <to = 9> (yes)
+    [loop] y, all = Loop (trips, go, x) <body = b (int64 i, bool on, float[2] s) => (bool on2, float[2] t, float[2] u) {
+        on2 = Identity (on)
+        t = Mul (s, s)
+        u = Exp (s)
+    }>
+}"""
+
+
+def test_a_loops_trips_are_merged() -> None:
+    x = np.float32([2, 0.5])
+    s = [x, x**2, x**4]
+
+    found = measured(view_of(LOOP), {"trips": np.array(3), "x": x})
+
+    assert found["loop/body:s"] == seen(*s)
+    assert found["loop/body:t"] == seen(*(v**2 for v in s)) == replace(found["loop/body:t"], absmax=256.0)
+    assert found["loop/body:u"] == found["all"]
+    assert found["y"] == seen(x**8)
+
+
+def test_a_loop_of_no_trips_saw_nothing() -> None:
+    x = np.float32([2, 0.5])
+
+    found = measured(view_of(LOOP), {"trips": np.array(0), "x": x})
+
+    assert {name: found[name] for name in ("loop/body:s", "loop/body:t", "loop/body:u", "all", "y")} == {
+        **dict.fromkeys(("loop/body:s", "loop/body:t", "loop/body:u", "all"), Range()),
+        "y": seen(x),
+    }
+
+
+def test_a_branch_inside_a_loop_is_measured_in_the_trips_that_take_it() -> None:
+    view = view_of("""g (int64 trips, float[1] x) => (float[1] y) {
+        yes = Constant <value_int = 1> ()
+        go = Cast <to = 9> (yes)
+        ten = Constant <value_floats = [10.0]> ()
+        [loop] y = Loop (trips, go, x) <body = b (int64 i, bool on, float[1] s) => (bool on2, float[1] t) {
+            on2 = Identity (on)
+            big = Greater (s, ten)
+            [pick] t = If (big) <then_branch = p () => (float[1] same) { same = Identity (s) },
+                                 else_branch = q () => (float[1] more) { more = Mul (s, s) }>
+        }>
+    }""")  # fmt: skip
+    found = measured(view, {"trips": np.array(5), "x": np.float32([2])})
+
+    assert found["loop/body/pick/else_branch:more"] == seen(np.float32([4, 16]))
+    assert found["loop/body/pick/then_branch:same"] == seen(np.float32([16, 16, 16]))
+
+
+def test_a_scans_slices_and_states_are_merged() -> None:
+    view = view_of("""g (float[2] start, float[3,2] x) => (float[2] end, float[3,2] y) {
+        [scan] end, y = Scan (start, x) <num_scan_inputs = 1, scan_output_directions = [1],
+            body = b (float[2] s, float[2] e) => (float[2] t, float[2] f) { t = Add (s, e) f = Exp (t) }>
+    }""")  # fmt: skip
+    start, x = np.float32([0, 0]), np.float32([[1, 2], [3, 4], [5, 1e-6]])
+    t = start + np.cumsum(x, 0, dtype=np.float32)
+
+    found = measured(view, {"start": start, "x": x})
+
+    assert found["scan/body:e"] == seen(x)
+    assert found["scan/body:s"] == seen(start, t[0], t[1])
+    assert found["scan/body:t"] == seen(t)
+    assert found["scan/body:f"] == found["y"]
+
+
+def test_the_elements_of_a_sequence_map_are_merged() -> None:
+    view = view_of("""g (float[2] a, float[3] b) => (float[n] y) {
+        two = Constant <value_float = 2.0> ()
+        s = SequenceConstruct (a, b)
+        [map] t = SequenceMap (s) <body = m (float[k] e) => (float[k] f) { f = Mul (e, two) }>
+        y = ConcatFromSequence <axis = 0> (t)
+    }""", 17)  # fmt: skip
+    a, b = np.float32([1, 0]), np.float32([4e4, -1e-6, 3])
+
+    found = measured(view, {"a": a, "b": b})
+
+    assert found["map/body:e"] == seen(a, b)
+    assert found["map/body:f"] == found["y"] == seen(2 * a, 2 * b)
+
+
+# -- the model around them -----------------------------------------------------------------------------------
+
+
+WITHOUT_TAPS = {"custom_domain", "strings_and_integers", "function_of_integers", "random_normal_like"}
+"""They do not run, have no floats, or give other numbers each time."""
+
+
+@pytest.mark.parametrize("name", [name for name in TEXT_MODELS if name not in WITHOUT_TAPS])
+def test_taps_change_no_output(name: str) -> None:
+    view = View.of(emulate(text_model(name), rounding=False, io="float32"))
+    batch = Feed.of(feeds(text_model(name)), view.model)
+    plain = Runner.open(view.model, optimized=False).run(next(iter(batch)))
+
+    made = tapped(view, Taps.of(view).taps, DType.FLOAT16)
+    found = Runner.open(made.model, optimized=False).run(next(iter(batch)))
+
+    rows = np.asarray(found.pop(made.rows))
+    assert rows.shape == (WIDTH * len(made.values),)
+    assert list(found) == list(plain)
+    for output, given in plain.items():
+        np.testing.assert_equal(found[output], given)
+
+
+def test_the_models_proto_stays_as_it_is() -> None:
+    model = text_model("if_in_loop")
+    before = model.SerializeToString(deterministic=True)
+    view = View.of(Model.load(model))
+
+    tapped(view, Taps.of(view).taps, DType.FLOAT16)
+
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_new_names_avoid_those_of_the_model() -> None:
+    view = view_of("g (float[n] tap_1, float[n] tap__rows) => (float[n] y) { y = Add (tap_1, tap__rows) }")
+    x, z = np.float32([1]), np.float32([2])
+
+    assert measured(view, {"tap_1": x, "tap__rows": z}) == {"tap_1": seen(x), "tap__rows": seen(z), "y": seen(x + z)}
+
+
+def test_a_tapped_model_passes_the_full_checker() -> None:
+    for name in ("if_in_loop", "scan", "captures"):
+        view = View.of(Model.load(text_model(name)))
+        onnx.checker.check_model(tapped(view, Taps.of(view).taps, DType.FLOAT16).model.proto, full_check=True)

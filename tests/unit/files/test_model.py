@@ -1,0 +1,303 @@
+"""Models in and out: what is loaded, what stays in its file, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import types
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import wire
+from amp_rewrite.files.model import HEAVY, Model, baked
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.files.tensors import is_stub
+from support.paths import TESTS
+from support.weights import external, model, one, plain, scatter, values
+
+MODELS = sorted((TESTS / "models").glob("*.onnx"))
+
+
+@pytest.fixture
+def inline(tmp_path: Path) -> Path:
+    path = tmp_path / "inline.onnx"
+    onnx.save_model(model(), path)
+    return path
+
+
+@pytest.fixture
+def scattered(tmp_path: Path) -> Path:
+    path = tmp_path / "scattered.onnx"
+    scatter(model(), path)
+    return path
+
+
+def heavy(proto: onnx.ModelProto) -> list[str]:
+    return [t.name or "constant" for t in wire.tensors(proto) if is_stub(t)]
+
+
+def tensor(found: Model, name: str) -> onnx.TensorProto:
+    return next(t for t in wire.tensors(found.proto) if t.name == name)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_an_exported_model_reads_as_onnx_reads_it(path):
+    assert Model.load(path).to_proto() == onnx.load(path)
+
+
+def test_only_light_tensors_are_read_from_an_inline_model(inline):
+    found = Model.load(inline)
+    assert heavy(found.proto) == ["body", "constant", "heavy", "big", "tied", "moment", "constant"]
+    assert found.path == inline
+    assert found.to_proto() == onnx.load(inline) == model()
+
+
+def test_only_light_tensors_are_read_from_external_data(scattered):
+    found = Model.load(scattered)
+    assert heavy(found.proto) == ["body", "constant", "heavy", "big", "tied", "lone", "moment", "constant"]
+    assert found.to_proto() == loaded_by_onnx(scattered)
+
+
+def loaded_by_onnx(path: Path) -> onnx.ModelProto:
+    """onnx.load, and the tensors that it forgets: those of training graphs, in old versions of functions too."""
+    out = onnx.load(path)
+    for found in wire.tensors(out):
+        if is_stub(found):
+            onnx.external_data_helper.load_external_data_for_tensor(found, str(path.parent))
+            found.data_location = onnx.TensorProto.DEFAULT
+            del found.external_data[:]
+    return out
+
+
+def test_light_external_tensors_are_in_memory_so_that_shapes_are_known(scattered):
+    shape = tensor(Model.load(scattered), "shape")
+    assert numpy_helper.to_array(shape).tolist() == [2, -1]
+
+
+def test_bytes_and_protos_are_taken_as_they_are(inline):
+    proto = onnx.load(inline)
+    before = proto.SerializeToString(deterministic=True)
+    assert Model.load(inline.read_bytes()).proto == proto
+    found = Model.load(proto)
+    assert found.proto is proto
+    assert found.to_proto() is not proto
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_a_proto_with_external_data_needs_its_folder_and_is_not_changed(scattered):
+    proto = onnx.load(scattered, load_external_data=False)
+    before = proto.SerializeToString(deterministic=True)
+    with pytest.raises(ModelError, match="give the folder"):
+        Model.load(proto)
+    with pytest.raises(ModelError, match="give the folder"):
+        Model.load(scattered.read_bytes())
+    expected = loaded_by_onnx(scattered)
+    assert Model.load(proto, folder=scattered.parent).to_proto() == expected
+    assert Model.load(scattered.read_bytes(), folder=scattered.parent).to_proto() == expected
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_a_path_may_have_its_data_in_another_folder(scattered, tmp_path):
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    scattered.rename(moved / "m.onnx")
+    with pytest.raises(ModelError, match="No such file"):
+        Model.load(moved / "m.onnx")
+    assert heavy(Model.load(str(moved / "m.onnx"), folder=str(tmp_path)).proto)
+
+
+def test_whatever_has_a_model_proto_is_a_model():
+    program = types.SimpleNamespace(model_proto=model())
+    assert Model.load(program).proto == model()
+
+
+def test_a_model_is_given_back_as_it_is():
+    found = Model.load(model())
+    assert Model.load(found) is found
+
+
+def test_an_onnx_ir_model_is_a_model(scattered):
+    onnx_ir = pytest.importorskip("onnx_ir")
+    proto = one(numpy_helper.from_array(values(90, 90), "w"))
+    external(proto.graph.initializer[0], "lone90.bin")
+    (scattered.parent / "lone90.bin").write_bytes(values(90, 90).tobytes())
+    onnx.save_model(proto, scattered.parent / "ir.onnx")
+    found = Model.load(onnx_ir.load(scattered.parent / "ir.onnx"))
+    np.testing.assert_array_equal(found.array(tensor(found, "w")), values(90, 90))
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ModelError, match="cannot load a model from int; give a path, bytes, a ModelProto"):
+        Model.load(3)
+
+
+@pytest.mark.parametrize("suffix", [".onnxtxt", ".textproto", ".json"])
+def test_text_formats_are_read_by_their_suffix(tmp_path, suffix):
+    path = tmp_path / f"m{suffix}"
+    proto = one(numpy_helper.from_array(values(3), "w"))
+    if suffix == ".onnxtxt":
+        del proto.graph.initializer[:]
+    onnx.save_model(proto, path)
+    assert Model.load(path).proto.graph.node == proto.graph.node
+    path.write_text("hello")
+    with pytest.raises(ModelError, match=r"^[^\n]*is not a model in \w+ format[^\n]*$"):
+        Model.load(path)
+
+
+def no_opset() -> bytes:
+    proto = model()
+    del proto.opset_import[:]
+    return proto.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (b"", "is empty"),
+        (b"hello, world\n", "is not an ONNX model"),
+        (b"\x80\x04\x95pickle", "is not an ONNX model"),
+        (b"\x08\x0a", "holds no graph"),
+        (no_opset(), "imports no opset"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a Git LFS pointer"),
+        (model().SerializeToString()[:-1], "truncated at byte"),
+        (model().SerializeToString()[:100_000], "truncated at byte"),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused_in_one_line(tmp_path, content, fact):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"^[^\n]*m\.onnx[^\n]*{fact}[^\n]*$"):
+        Model.load(path)
+
+
+def test_a_path_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, fact in (
+        (tmp_path / "m.onnx", "No such file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "regular"),
+    ):
+        with pytest.raises(ModelError, match=f"cannot read {path}: .*{fact}"):
+            Model.load(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_refused(inline):
+    inline.chmod(0)
+    with pytest.raises(ModelError, match="Permission denied"):
+        Model.load(inline)
+
+
+def test_a_heavy_tensor_whose_bytes_do_not_fit_is_refused(tmp_path):
+    proto = one(numpy_helper.from_array(values(9000), "w"))
+    proto.graph.initializer[0].dims[0] = 9001
+    onnx.save_model(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"tensor 'w' of .* has 36000 bytes, but its dims \[9001\] .* need 36004"):
+        Model.load(tmp_path / "m.onnx")
+
+
+def test_damaged_files_are_refused_or_read_but_nothing_else_happens(tmp_path):
+    proto = one(numpy_helper.from_array(values(HEAVY // 4 + 1), "w"))
+    content = proto.SerializeToString()
+    path = tmp_path / "m.onnx"
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(content)
+        for at in rng.integers(0, 120, 2):
+            damaged[-int(at) if at > 60 else int(at)] = rng.integers(256)
+        path.write_bytes(bytes(damaged[: rng.integers(len(damaged))]) if rng.random() < 0.3 else damaged)
+        try:
+            found = Model.load(path)
+            for each in wire.tensors(found.proto):
+                found.array(each)
+        except ModelError as error:
+            refused += 1
+            assert "\n" not in str(error).split("tensor ")[0]
+    assert refused > 100
+
+
+def test_values_are_read_when_asked_for(inline, scattered):
+    for path in (inline, scattered):
+        found = Model.load(path)
+        np.testing.assert_array_equal(found.array(tensor(found, "heavy")), values(65, 64))
+        chunks = list(found.chunks(tensor(found, "heavy"), 1000))
+        assert [c.size for c in chunks] == [1000] * 4 + [160]
+        np.testing.assert_array_equal(np.concatenate(chunks), values(65, 64).ravel())
+
+
+def test_a_stub_survives_being_copied_and_renamed(inline):
+    found = Model.load(inline)
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor(found, "heavy"))
+    copy.name = "other"
+    np.testing.assert_array_equal(Model(onnx.ModelProto()).array(copy), values(65, 64))
+
+
+def test_fit_and_baked_agree_for_stubs_and_for_memory(inline):
+    lazy, eager = Model.load(inline), Model.load(model())
+    fits = [m.fit(tensor(m, "big"), DType.FLOAT16) for m in (lazy, eager)]
+    assert fits[0] == fits[1] == Fit.of([values(600, 600, seed=1).ravel()], DType.FLOAT16)
+    low = [baked(tensor(m, "big"), DType.FLOAT16, name="low", model=m) for m in (lazy, eager)]
+    assert [is_stub(t) for t in low] == [True, False]
+    expected = values(600, 600, seed=1).astype(np.float16)
+    for found in low:
+        np.testing.assert_array_equal(lazy.array(found), expected)
+        assert lazy.fit(found, DType.FLOAT16).flushed == 0
+    with pytest.raises(ModelError, match="tensor 'shape' is int64"):
+        lazy.fit(tensor(lazy, "shape"), DType.FLOAT16)
+
+
+def test_nbytes_counts_all_tensors_and_pending_casts(inline):
+    found = Model.load(inline)
+    before = found.nbytes
+    assert before == Model.load(model()).nbytes
+    proto = found.to_proto()
+    assert before == sum(len(t.raw_data) for s in (False, True) for t in wire.tensors(proto, sparse=s)) + 20_000 + 2 + (
+        tensor(found, "words").ByteSize()
+    )
+    big = tensor(found, "big")
+    big.CopyFrom(baked(big, DType.BFLOAT16, model=found))
+    assert found.nbytes == before - 600 * 600 * 2
+
+
+def test_more_than_protobuf_can_hold_is_not_made_a_proto(tmp_path):
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[600_000_000])
+    external(tensor, "sparse.bin")
+    with (tmp_path / "sparse.bin").open("wb") as file:
+        file.truncate(2_400_000_000)
+    onnx.save_model(one(tensor), tmp_path / "m.onnx")
+    found = Model.load(tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"2400000000 bytes .*; use save\(path\)"):
+        found.to_proto()
+    with pytest.raises(ModelError, match="more than protobuf can read; use external data"):
+        found.save(tmp_path / "out.onnx", external_data=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "sparse.bin"]
+
+
+def test_two_models_of_one_file_do_not_disturb_each_other(inline):
+    first, second = Model.load(inline), Model.load(inline)
+    tensor(first, "heavy").name = "renamed"
+    assert second.to_proto() == model()
+    assert plain(second.to_proto()) == plain(onnx.load(io.BytesIO(inline.read_bytes())))
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_an_opset_that_no_one_knows_is_refused(version):
+    proto = one(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    proto.opset_import[0].version = version
+    with pytest.raises(ModelError, match=f"imports ai.onnx opset {version}, and onnx .* knows 1 to"):
+        Model.load(proto)
+
+
+def test_a_graph_without_outputs_is_refused():
+    proto = one(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    del proto.graph.output[:]
+    with pytest.raises(ModelError, match="has no outputs"):
+        Model.load(proto)

@@ -1,0 +1,101 @@
+"""Skeletons: light, and as good as the model for onnx's checker and shape inference."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, parser, shape_inference
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import wire
+from amp_rewrite.files.model import Model
+from support.paths import TESTS
+from support.weights import model, scatter, values
+
+MODELS = sorted((TESTS / "models").glob("*.onnx"))
+
+
+def inferred(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    found = shape_inference.infer_shapes(proto, strict_mode=True, check_type=True, data_prop=True)
+    return {v.name: v.type for v in [*found.graph.value_info, *found.graph.output]}
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_shape_inference_sees_the_same_types_and_shapes(path):
+    found = Model.load(path).skeleton()
+    onnx.checker.check_model(found, full_check=True)
+    assert inferred(found) == inferred(onnx.load(path))
+
+
+def test_heavy_tensors_are_gone_wherever_they_lay(tmp_path):
+    scatter(model(), tmp_path / "m.onnx")
+    for found in (Model.load(tmp_path / "m.onnx"), Model.load(model())):
+        light = found.skeleton()
+        assert max(t.ByteSize() for t in wire.tensors(light) if t.data_type != TensorProto.STRING) < 1 << 14
+        assert not any(t.data_location for t in wire.tensors(light))
+        onnx.checker.check_model(light, full_check=True)
+        assert inferred(light).items() >= inferred(found.to_proto()).items()
+
+
+def test_skeletons_do_not_change_the_model():
+    proto = model()
+    Model.load(proto).skeleton()
+    assert proto == model()
+
+
+def test_a_model_with_nothing_heavy_is_copied():
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Abs (x) }'
+    )
+    found = Model.load(proto).skeleton()
+    assert found == proto and found is not proto
+
+
+@pytest.mark.parametrize(("opset", "ir"), [(7, 3), (9, 4), (10, 5), (11, 6), (13, 7), (21, 10)])
+def test_bodies_of_every_opset_pass_the_checker(opset, ir):
+    given, body = (", float[200,200] w", "w") if ir < 4 else ("", "body")  # there, initializers are inputs
+    proto = parser.parse_model(
+        f"""<ir_version: {ir}, opset_import: ["" : {opset}]>
+        g (float[2,200] x, bool c{given}) => (float[A,B] y) {{
+          a = MatMul (x, w)
+          y = If (c) <then_branch = t () => (float[A,B] p) {{ p = MatMul (a, {body}) }},
+                      else_branch = e () => (float[A,B] q) {{ k = Constant () q = MatMul (a, k) }}>
+        }}"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(values(200, 200), "w"))
+    then, other = (a.g for a in proto.graph.node[-1].attribute)
+    if ir >= 4:
+        then.initializer.append(numpy_helper.from_array(values(200, 200), "body"))
+    constant = other.node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
+    constant.t.CopyFrom(numpy_helper.from_array(values(200, 200)))
+    found = Model.load(proto).skeleton()
+    onnx.checker.check_model(found, full_check=True)
+    assert inferred(found) == inferred(proto)
+    assert not any(t.data_location for t in wire.tensors(found))
+
+
+def test_a_wrong_type_is_still_seen():
+    proto = model()
+    heavy = next(t for t in proto.graph.initializer if t.name == "heavy")
+    heavy.CopyFrom(numpy_helper.from_array(values(65, 64).astype("float16"), "heavy"))
+    with pytest.raises(shape_inference.InferenceError):
+        inferred(Model.load(proto).skeleton())
+
+
+def test_tensor_attributes_of_other_ops_become_zeros(tmp_path):
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17, "own" : 1]> g (float[N] x) => (float[N] y) { y = own.Table (x) }'
+    )
+    table = proto.graph.node[0].attribute.add(name="table", type=onnx.AttributeProto.TENSOR)
+    table.t.CopyFrom(numpy_helper.from_array(values(100, 100)))
+    onnx.save_model(proto, tmp_path / "m.onnx")
+    found = Model.load(tmp_path / "m.onnx").skeleton()
+    onnx.checker.check_model(found, full_check=True)
+    assert found.graph.node[0].attribute[0].t.raw_data == bytes(40_000)
+
+
+def test_an_unresolved_tensor_of_unknown_type_is_refused():
+    proto = model()
+    proto.graph.initializer.add(name="w", data_type=99, dims=[9], data_location=TensorProto.EXTERNAL)
+    with pytest.raises(ModelError, match="give the folder"):
+        Model.load(proto)

@@ -1,0 +1,423 @@
+"""Saving: what is written, and that it is whole or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import store, wire
+from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.tensors import is_stub
+from support.paths import ROOT, TESTS
+from support.weights import model, one, plain, scatter, values
+
+MODELS = sorted((TESTS / "models").glob("*.onnx"))
+
+
+@pytest.fixture
+def inline(tmp_path: Path) -> Path:
+    path = tmp_path / "in" / "inline.onnx"
+    path.parent.mkdir()
+    onnx.save_model(model(), path)
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def data_file(path: Path) -> Path:
+    (found,) = path.parent.glob(f"{path.stem}.*.data")
+    return found
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_an_exported_model_is_the_same_after_saving_both_ways(path, tmp_path):
+    expected = plain(onnx.load(path))
+    first, second = tmp_path / "first.onnx", tmp_path / "second.onnx"
+    Model.load(path).save(first, external_data=True)
+    onnx.checker.check_model(first, full_check=True)
+    assert plain(onnx.load(first)) == expected
+    Model.load(first).save(second, external_data=False)
+    assert plain(onnx.load(second)) == expected
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("kind", ["inline", "scattered", "memory"])
+def test_nothing_is_lost_or_changed(tmp_path, inline, kind, external):
+    source = inline
+    if kind == "scattered":
+        source = inline.parent / "scattered.onnx"
+        scatter(model(), source)
+    found = Model.load(model()) if kind == "memory" else Model.load(source)
+    before = files(inline.parent)
+    out = tmp_path / "out" / "m.onnx"
+    out.parent.mkdir()
+    found.save(out, external_data=external)
+    assert plain(Model.load(out).to_proto()) == plain(Model.load(source).to_proto())
+    if kind != "memory" and not external:
+        assert Model.load(out).to_proto() == Model.load(source).to_proto()
+    assert len(list(out.parent.iterdir())) == 1 + external
+    assert files(inline.parent) == before
+
+
+def test_an_unchanged_inline_model_is_written_in_the_same_bytes(tmp_path, inline):
+    Model.load(inline).save(tmp_path / "m.onnx")
+    assert onnx.load(tmp_path / "m.onnx") == onnx.load(inline)
+    Model.load(tmp_path / "m.onnx").save(tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "m.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_same_model_gives_the_same_bytes(tmp_path, inline, external):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Model.load(inline).save(tmp_path / name / "m.onnx", external_data=external)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_the_data_file_is_named_by_its_content_and_aligned(tmp_path, inline):
+    out = tmp_path / "m.onnx"
+    Model.load(inline).save(out, external_data=True)
+    found = data_file(out)
+    assert found.name == f"m.{hashlib.sha256(found.read_bytes()).hexdigest()[:16]}.data"
+    saved = onnx.load(out, load_external_data=False)
+    entries = {t.name: {e.key: e.value for e in t.external_data} for t in wire.tensors(saved) if is_stub(t)}
+    assert entries.keys() == {"heavy", "typed", "big", "tied", "body", "moment", ""}
+    assert {e["location"] for e in entries.values()} == {found.name}
+    assert int(entries["big"]["offset"]) % 4096 == 0
+    assert all(int(e["offset"]) % 64 == 0 for e in entries.values())
+
+
+def test_light_tensors_lists_of_integers_and_strings_stay_in_the_model_file(tmp_path):
+    proto = one(numpy_helper.from_array(values(255), "light"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.arange(1000), "shape"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(["x" * 5000], object), "words"))
+    Model.load(proto).save(tmp_path / "m.onnx", external_data=True)
+    assert files(tmp_path).keys() == {"m.onnx"}
+    assert onnx.load(tmp_path / "m.onnx") == proto
+
+
+def test_tied_stubs_are_written_once(tmp_path, inline):
+    found = Model.load(inline)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(found.proto)
+    big = next(t for t in proto.graph.initializer if t.name == "big")
+    for name in ("tied1", "tied2"):
+        proto.graph.initializer.add().CopyFrom(baked(big, DType.FLOAT16, name=name, model=found))
+    proto.graph.initializer.add().CopyFrom(baked(big, DType.BFLOAT16, name="other", model=found))
+    out = tmp_path / "m.onnx"
+    Model(proto).save(out, external_data=True)
+    saved = {t.name: t for t in onnx.load(out, load_external_data=False).graph.initializer}
+    offsets = [{e.key: e.value for e in saved[n].external_data}["offset"] for n in ("big", "tied1", "tied2", "other")]
+    assert offsets[1] == offsets[2] and len(set(offsets)) == 3
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
+def test_pending_casts_are_done(tmp_path, to, external):
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-7, 6e-8, 1e-42, 7e4, -7e4, 65519, 3.4e38], np.float32)
+    weights = np.concatenate([special, values(5_000_000) * 1e-4])  # more than one chunk
+    onnx.save_model(one(numpy_helper.from_array(weights, "w")), tmp_path / "in.onnx")
+    found = Model.load(tmp_path / "in.onnx")
+    proto = found.to_proto()
+    proto.graph.initializer[0].CopyFrom(baked(found.proto.graph.initializer[0], to, model=found))
+    Model(proto).save(tmp_path / "out.onnx", external_data=external)
+    with np.errstate(all="ignore"):
+        expected = weights.astype(to.numpy)
+        over = np.isinf(expected) & np.isfinite(weights)
+        expected[over] = np.copysign(to.max, weights[over]).astype(to.numpy)
+    saved = Model.load(tmp_path / "out.onnx").to_proto().graph.initializer[0]
+    assert (saved.name, saved.data_type, list(saved.dims)) == ("w", to.code, [weights.size])
+    np.testing.assert_array_equal(np.frombuffer(saved.raw_data, "u2"), expected.view("u2"))
+
+
+def test_external_data_is_the_default_from_a_size_on(tmp_path, inline, monkeypatch):
+    found = Model.load(inline)
+    found.save(tmp_path / "small.onnx")
+    assert not list(tmp_path.glob("*.data"))
+    monkeypatch.setattr(store, "LARGEST_INLINE", found.nbytes - 1)
+    found.save(tmp_path / "large.onnx")
+    assert data_file(tmp_path / "large.onnx")
+
+
+def test_progress_grows_to_its_total(tmp_path, inline):
+    seen: list[tuple[int, int]] = []
+    for external in (False, True):
+        seen.clear()
+        Model.load(inline).save(
+            tmp_path / f"{external}.onnx", external_data=external, progress=lambda *step: seen.append(step)
+        )
+        assert seen == sorted(seen) and len({total for _, total in seen}) == 1
+        assert seen[-1][0] >= 0.9 * seen[-1][1]
+
+
+def test_an_existing_output_is_only_replaced_when_asked(tmp_path, inline):
+    found = Model.load(inline)
+    before = files(tmp_path)
+    with pytest.raises(ModelError, match=r"inline\.onnx exists; name another output, or replace it with --overwrite"):
+        found.save(inline)
+    (tmp_path / "dangling").symlink_to("nothing")
+    with pytest.raises(ModelError, match="exists"):
+        found.save(tmp_path / "dangling")
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("alias", ["same", "symlink", "hardlink"])
+def test_the_output_may_be_the_input_when_asked(tmp_path, inline, alias, external):
+    out = inline
+    if alias == "symlink":
+        out = tmp_path / "link.onnx"
+        out.symlink_to(inline)
+    elif alias == "hardlink":
+        out = tmp_path / "link.onnx"
+        out.hardlink_to(inline)
+    found = Model.load(out)
+    found.save(out, overwrite=True, external_data=external)
+    assert plain(Model.load(out).to_proto()) == plain(model())
+    assert not out.is_symlink()
+    heavy = next(t for t in found.proto.graph.initializer if t.name == "heavy")
+    if alias != "same":
+        assert onnx.load(inline) == model()
+    if alias == "symlink":
+        assert found.array(heavy).shape == (65, 64)
+    else:
+        with pytest.raises(ModelError, match="has changed since the model was loaded"):
+            found.array(heavy)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_old_data_file_is_removed_after_the_model_and_no_other(tmp_path, inline, external):
+    out = tmp_path / "m.onnx"
+    Model.load(inline).save(out, external_data=True)
+    old = data_file(out)
+    others = [f"m.{'0' * 16}.data", f"n.{'0' * 16}.data", "m.data"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"kept")
+    found = Model.load(out)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(found.proto)
+    heavy = next(t for t in proto.graph.initializer if t.name == "heavy")
+    heavy.CopyFrom(baked(heavy, DType.FLOAT16, model=found))
+    Model(proto, out).save(out, overwrite=True, external_data=external)
+    assert not old.exists()
+    assert all((tmp_path / name).read_bytes() == b"kept" for name in others)
+    saved = Model.load(out).to_proto()
+    assert plain(saved).graph.initializer[-1] == plain(model()).graph.initializer[-1]
+
+
+def test_a_data_file_that_stays_the_same_is_kept(tmp_path, inline):
+    out = tmp_path / "m.onnx"
+    for _ in range(2):
+        Model.load(inline).save(out, overwrite=True, external_data=True)
+        assert plain(Model.load(out).to_proto()) == plain(model())
+    assert data_file(out)
+
+
+def test_a_foreign_data_file_is_never_removed(tmp_path):
+    out = tmp_path / "m.onnx"
+    scatter(model(), out)
+    Model.load(out).save(out, overwrite=True)
+    assert {"lone.bin", "a.bin", "sub/b.bin"} < files(tmp_path).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("missing/m.onnx", "the folder .*missing does not exist"),
+        ("in", "is a folder"),
+        ("pipe", "not a regular file"),
+        ("m.json", "only the binary format"),
+        ("x" * 300 + ".onnx", "File name too long"),
+        ("\udcff.onnx", "not Unicode"),
+        ("in/inline.onnx/m.onnx", "does not exist"),
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_refused(tmp_path, inline, name, fact):
+    os.mkfifo(tmp_path / "pipe")
+    before = files(tmp_path)
+    with pytest.raises(ModelError, match=f"^cannot write .*{fact}"):
+        Model.load(inline).save(tmp_path / name, overwrite=True)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("call", range(1, 4))
+@pytest.mark.parametrize("name", ["replace", "fsync"])
+def test_a_failure_leaves_the_old_model_and_nothing_else(tmp_path, inline, monkeypatch, name, call, external):
+    out = tmp_path / "m.onnx"
+    changed = model()
+    next(t for t in changed.graph.initializer if t.name == "big").doc_string = "old"
+    Model.load(changed).save(out, external_data=True)
+    before = files(tmp_path)
+    count = 0
+    real = getattr(os, name)
+
+    def fail(*args: object, **kwargs: object) -> object:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, fail)
+    weights = Model.load(inline)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(weights.proto)
+    big = next(t for t in proto.graph.initializer if t.name == "big")
+    big.CopyFrom(baked(big, DType.FLOAT16, model=weights))
+    if call <= 1 + external:  # of the data file and of the model; the third is that of the folder
+        with pytest.raises(ModelError, match=r"cannot write .*m\.onnx: Input/output error; nothing was changed"):
+            Model(proto).save(out, overwrite=True, external_data=external)
+        assert files(tmp_path) == before
+    else:
+        Model(proto).save(out, overwrite=True, external_data=external)
+        assert len(list(tmp_path.iterdir())) == (3 if external else 2)
+
+
+def test_an_interrupt_leaves_nothing(tmp_path, inline):
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    before = files(tmp_path)
+    for external in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            Model.load(inline).save(tmp_path / "m.onnx", external_data=external, progress=stop)
+    assert files(tmp_path) == before
+
+
+@pytest.fixture
+def full(tmp_path: Path):
+    """A disk of one megabyte."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    done = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    if not done or done.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_full_disk_leaves_the_old_model_and_nothing_else(full, inline, external):
+    out = full / "m.onnx"
+    Model.load(one(numpy_helper.from_array(values(1000), "w"))).save(out, external_data=True)
+    before = files(full)
+    with pytest.raises(ModelError, match=r"cannot write .*m\.onnx: No space left on device; nothing was changed"):
+        Model.load(inline).save(out, overwrite=True, external_data=external)
+    assert files(full) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_refused(tmp_path, inline):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    with pytest.raises(ModelError, match="Permission denied"):
+        Model.load(inline).save(folder / "m.onnx")
+
+
+def test_an_input_that_changed_meanwhile_is_refused(tmp_path, inline):
+    found = Model.load(inline)
+    inline.write_bytes(inline.read_bytes()[:-1] + b"x")
+    os.utime(inline, ns=(1, 1))
+    with pytest.raises(ModelError, match="has changed since the model was loaded"):
+        found.save(tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_tensor_whose_bytes_do_not_fit_is_not_written_outside(tmp_path):
+    proto = one(numpy_helper.from_array(values(9000), "w"))
+    proto.graph.initializer[0].dims[0] = 9001
+    with pytest.raises(ModelError, match="tensor 'w' has 36000 bytes, but its dims and type need 36004"):
+        Model.load(proto).save(tmp_path / "m.onnx", external_data=True)
+    assert not list(tmp_path.iterdir())
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model, baked
+import onnx
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+source, target, external = sys.argv[1:]
+before = peak()
+model = Model.load(source)
+proto = onnx.ModelProto()
+proto.CopyFrom(model.proto)
+for tensor in proto.graph.initializer:
+    model.fit(tensor, DType.FLOAT16)
+    tensor.CopyFrom(baked(tensor, DType.FLOAT16, model=model))
+model = Model(proto)
+model.skeleton()
+model.save(target, external_data=external == "True")
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("external", [False, True])
+def test_a_model_of_256_mib_is_lowered_in_less_than_80(tmp_path, external):
+    proto = one(numpy_helper.from_array(np.full((64, 1 << 20), 1e-3, np.float32), "w"))
+    onnx.save_model(proto, tmp_path / "in.onnx", save_as_external_data=external, location="w.bin")
+    run = [sys.executable, "-c", MEMORY, tmp_path / "in.onnx", tmp_path / "out.onnx", str(external)]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    # A chunk is 16 MiB; the cast holds it, its low copy and masks of it.
+    assert int(done.stdout) < 80
+
+
+def test_what_is_left_of_a_replaced_model_is_its_foreign_data_alone(tmp_path, inline):
+    out = tmp_path / "m.onnx"
+    Model.load(inline).save(out, external_data=True)
+    assert store.foreign_data(out) == []
+    proto = onnx.load(inline)
+    onnx.save(proto, out, save_as_external_data=True, location="shared.bin", size_threshold=0)
+    assert store.foreign_data(out) == [tmp_path / "shared.bin"]
+    (tmp_path / "shared.bin").unlink()
+    assert store.foreign_data(out) == store.foreign_data(tmp_path / "none.onnx") == []
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_system_is_told_early_and_once_of_each_byte_and_may_refuse(
+    tmp_path, inline, monkeypatch, external, refused
+):
+    expected = tmp_path / "expected" / "out.onnx"
+    expected.parent.mkdir()
+    Model.load(inline).save(expected, external_data=external)
+    told: list[tuple[int, int, int]] = []
+
+    def advise(descriptor: int, at: int, count: int, advice: int) -> None:
+        told.append((at, count, os.fstat(descriptor).st_size))
+        assert advice == os.POSIX_FADV_DONTNEED
+        if refused:
+            raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(store, "_BEGUN_AT", 256)
+    out = tmp_path / "out.onnx"
+    Model.load(inline).save(out, external_data=external)
+    written = data_file(out) if external else out
+    assert written.read_bytes() == (data_file(expected) if external else expected).read_bytes()
+    first = [turn for turn in told if turn[0] == 0]
+    assert len(first) == 1 + external  # one file after the other
+    ends = [0, *(at + count for at, count, _ in told)]
+    assert all(at in (0, end) for (at, _, _), end in zip(told, ends, strict=False))
+    assert all(count >= 256 and size >= at + count for at, count, size in told)

@@ -1,0 +1,144 @@
+"""Tensors whose bytes lie in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import tensors
+from amp_rewrite.files.tensors import Source, Sources
+from unit.files.test_casting import edges
+
+
+def stub(folder: Path, values: np.ndarray, *, skip: int = 8) -> TensorProto:
+    """A stub whose bytes lie in a file of their own, after `skip` others."""
+    tensor = numpy_helper.from_array(values, "w")
+    file = folder / "w.bin"
+    file.write_bytes(b"\xff" * skip + tensor.raw_data)
+    kind = tensors.dtype(tensor)
+    place = Source(str(file), skip, len(tensor.raw_data), kind, tensors.stamp(file.stat()), False)
+    tensors.make_stub(tensor, place)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", ml_dtypes.bfloat16, "int64", "bool", "complex64", ml_dtypes.float8_e5m2]
+)
+def test_a_stub_reads_as_what_it_was(tmp_path, dtype):
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    with Sources() as sources:
+        found = tensors.array(stub(tmp_path, values), sources)
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4])
+def test_packed_values_read_as_what_they_were(tmp_path, dtype):
+    values = np.array([1, 2, 3, 4, 5], dtype)
+    tensor = stub(tmp_path, values)
+    with Sources() as sources:
+        np.testing.assert_array_equal(tensors.array(tensor, sources), values)
+        assert [c.tolist() for c in tensors.chunks(tensor, 2, sources)] == [[1, 2], [3, 4], [5]]
+        assert tensors.materialized(tensor, sources) == numpy_helper.from_array(values, "w")
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (7,), (2, 4)])
+def test_chunks_cover_the_tensor_in_order(tmp_path, shape):
+    values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    for tensor in (stub(tmp_path, values), numpy_helper.from_array(values)):
+        with Sources() as sources:
+            found = list(tensors.chunks(tensor, 3, sources))
+            assert tensors.array(tensor, sources).shape == shape
+        assert all(0 < c.size <= 3 for c in found)
+        np.testing.assert_array_equal(np.concatenate([np.empty(0), *found]), values.ravel())
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
+def test_baking_a_stub_and_baking_values_in_memory_give_the_same_values(tmp_path, to):
+    values = edges(to)
+    lazy = stub(tmp_path, values)
+    lazy.doc_string = "kept"
+    eager = numpy_helper.from_array(values, "w")
+    with Sources() as sources:
+        first = tensors.baked(lazy, to, name="v", sources=sources)
+        second = tensors.baked(eager, to, name="v", sources=sources)
+        assert tensors.is_stub(first) and not tensors.is_stub(second)
+        assert (first.name, first.data_type, first.doc_string) == ("v", to.code, "kept")
+        assert tensors.nbytes(first) == tensors.nbytes(second) == 2 * values.size
+        np.testing.assert_array_equal(
+            tensors.array(first, sources).view("u2"), numpy_helper.to_array(second).view("u2")
+        )
+        assert b"".join(map(bytes, tensors.payload(first, sources))) == second.raw_data
+
+
+def test_baking_twice_rounds_twice_as_asked(tmp_path):
+    value = np.array([1 + 2.0**-8 + 2.0**-12], np.float32)
+    with Sources() as sources:
+        once = tensors.baked(stub(tmp_path, value), DType.BFLOAT16, sources=sources)
+        again = tensors.baked(once, DType.FLOAT16, sources=sources)
+        assert tensors.array(again, sources).tolist() == [1 + 2.0**-7]
+
+
+@pytest.mark.parametrize("value", [np.array([1], np.int64), np.array(["a"], object)])
+def test_only_floating_tensors_are_baked(value):
+    tensor = numpy_helper.from_array(value, "n")
+    with (
+        Sources() as sources,
+        pytest.raises(ModelError, match=r"tensor 'n' is .*; only floating types cast to float16"),
+    ):
+        tensors.baked(tensor, DType.FLOAT16, sources=sources)
+
+
+def test_a_file_that_changed_since_is_not_read(tmp_path):
+    tensor = stub(tmp_path, np.ones(4, np.float32))
+    other = tmp_path / "other"
+    other.write_bytes(bytes(24))
+    other.replace(tmp_path / "w.bin")
+    with Sources() as sources, pytest.raises(ModelError, match=r"w\.bin has changed since .*; load it again"):
+        tensors.array(tensor, sources)
+
+
+def test_a_file_that_became_a_link_is_not_followed(tmp_path):
+    tensor = stub(tmp_path, np.ones(4, np.float32))
+    (tmp_path / "w.bin").rename(tmp_path / "moved")
+    (tmp_path / "w.bin").symlink_to("moved")
+    with Sources() as sources, pytest.raises(ModelError, match=r"cannot read .*w\.bin"):
+        tensors.array(tensor, sources)
+
+
+def test_more_files_than_are_kept_open_are_read(tmp_path):
+    stubs = []
+    for n in range(100):
+        (tmp_path / str(n)).mkdir()
+        stubs.append(stub(tmp_path / str(n), np.array([n], np.float32)))
+    open_before = len(list(Path("/dev/fd").iterdir()))
+    with Sources() as sources:
+        assert [float(tensors.array(t, sources)[0]) for t in stubs * 2] == [*range(100)] * 2
+        assert len(list(Path("/dev/fd").iterdir())) <= open_before + 32
+    assert len(list(Path("/dev/fd").iterdir())) == open_before
+
+
+def test_external_data_that_nobody_resolved_is_refused():
+    tensor = TensorProto(name="w", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    with Sources() as sources, pytest.raises(ModelError, match="tensor 'w' has external data that was not resolved"):
+        tensors.array(tensor, sources)
+
+
+def test_values_that_do_not_fill_their_dims_are_an_error():
+    tensor = TensorProto(name="w", data_type=1, dims=[3], raw_data=bytes(8))
+    with Sources() as sources, pytest.raises(ModelError, match="tensor 'w' cannot be read"):
+        tensors.array(tensor, sources)
+
+
+def test_strings_pass():
+    tensor = onnx.helper.make_tensor("s", TensorProto.STRING, [2], [b"a", b"b"])
+    with Sources() as sources:
+        assert tensors.array(tensor, sources).tolist() == ["a", "b"]

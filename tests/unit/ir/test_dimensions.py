@@ -1,0 +1,149 @@
+"""Dimensions by name: what is followed through shapes that a model computes, and that it is what really runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
+from amp_rewrite.ir.shapes.symbolic import Dim, Size, countable, minus, over, plus, product, renamed, times
+from amp_rewrite.ir.view import MAIN, View
+from support.paths import TESTS
+
+MODELS = sorted((TESTS / "models").glob("*.onnx"))
+NUMBERS = """int64 i0 = {0}, int64 i1 = {1}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
+    int64[1] most = {9223372036854775807}, int64[1] rest = {-1}, int64[1] eight = {8}, int64[2] ones = {1, 1},
+    float[1,32] table = {""" + ",".join(["0"] * 32) + "}"  # fmt: skip
+SHAPE = "s = Shape (x)  b = Gather (s, i0)  n = Gather (s, i1)  b1 = Unsqueeze (b, zero)  n1 = Unsqueeze (n, zero)  "
+PAIR = "float[b,n,32] x, float[b,m,32] w"
+ONE = "float[b,n,32] x, float[1,1] w"
+X1 = "float[b,n,32] x, float[1,1] x1"
+DOUBLE = ("b", times("n", 2), 16)
+KEPT = """t = Concat <axis = 0> (b1, rest)  f = ConstantOfShape <value = int64[1] {1}> (two)  g = Mul (f, rest)
+    h = Equal (t, g)  w = Where (h, f, t)  """
+"""How exporters write the -1 of an expansion that keeps what there is."""
+
+
+def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
+    """The dimensions of y; those that were made up are "?"."""
+    head = '<ir_version: 10, opset_import: ["": 18]>'
+    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}> {{ {body} }}")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    found = known_dims(View.of(Model.load(model)))[MAIN, "y"]
+    return tuple("?" if isinstance(d, str) and d.startswith(MADE_UP) else d for d in found)
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "expected"),
+    [
+        (SHAPE + "t = Concat <axis = 0> (b1, n1, rest, eight)  y = Reshape (x, t)", "", ("b", "n", 4, 8)),
+        (SHAPE + "t = Concat <axis = 0> (n1, rest)  y = Reshape (x, t)", "", ("n", times("b", 32))),
+        (SHAPE + "r = Range (i0, n, i1)  y = Cast <to = 1> (r)", "", ("n",)),
+        (SHAPE + "y = Slice (table, zero, n1, one, one)", "", (1, "?")),
+        (SHAPE + "p = Slice (table, zero, n1, one, one)  y = Add (w, p)", "float[b,n,32] x, float[b,n] w", ("b", "n")),
+        (SHAPE + "c = Concat <axis = 1> (x, w)  y = Slice (c, n1, most, one, one)", PAIR, ("b", "m", 32)),
+        ("y = Concat <axis = 1> (x, w)", PAIR, ("b", plus("n", "m"), 32)),
+        ("y = Add (x, w)", "float[b,n,32] x, float[n,1] w", ("b", "n", 32)),
+        ("y = Add (x, w)", "float[b,n,32] x, float[m,32] w", ("b", "?", 32)),
+        ("t = Transpose <perm = [0, 2, 1]> (x)  y = MatMul (x, t)", "", ("b", "n", "n")),
+        (SHAPE + "t = Concat <axis = 0> (b1, n1)  y = Expand (i, t)", "float[b,n,32] x, float[1,1] i", ("b", "n")),
+        (SHAPE + KEPT + "y = Expand (u, w)", "float[b,n,32] x, float[1,7] u", ("b", 7)),
+        (SHAPE + KEPT.replace("(f, rest)", "(f, two)") + "y = Expand (x1, w)", X1, ("?", "?")),
+        ("a, y = Split <axis = 2, num_outputs = 2> (x)", "", ("b", "n", 16)),
+        ("y = ReduceMean <keepdims = 0> (x, one)", "", ("b", 32)),
+        ("y = Tile (x, t)", "float[b,n,32] x, int64[3] t", ("?", "?", "?")),
+        ("y = Reshape (x, t)", "float[b,n,32] x, int64[2] t", ("?", "?")),
+        (SHAPE + "m = Mul (n1, two)  t = Concat <axis = 0> (b1, m, rest)  y = Reshape (x, t)", "", DOUBLE),
+        (SHAPE + "m = Div (n1, two)  t = Concat <axis = 0> (b1, m)  y = Expand (w, t)", ONE, ("b", "?")),
+    ],
+)  # fmt: skip
+def test_a_dimension_keeps_its_name_through_what_a_shape_is_computed_by(
+    body: str, inputs: str, expected: tuple[Dim, ...]
+) -> None:
+    assert followed(body, inputs or "float[b,n,32] x") == tuple("?" if d is None else d for d in expected)
+
+
+def test_what_two_unknown_lengths_broadcast_to_is_the_same_each_time() -> None:
+    body = "a = Add (x, w)  c = Add (w, x)  y = Concat <axis = 0> (a, c)"
+    assert followed(body, "float[b,n] x, float[m] w")[1] == "?"
+
+
+def test_a_length_that_may_be_less_is_not_taken_for_the_whole() -> None:
+    """A must-fail twin: 32 positions cut at n are n only where the model then adds n of something to them."""
+    cut = SHAPE + "p = Slice (table, zero, n1, one, one)  "
+    assert followed(cut + "y = Add (p, w)", "float[b,n,32] x, float[1,1] w") == (1, "?")
+    assert followed(cut + "y = Add (p, w)", "float[b,n,32] x, float[1,m] w") == (1, "?")
+
+
+def test_another_name_for_what_is_known_is_the_same_name() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[b,n] x) => (float[c,n] y, float[c,n] z) {'
+        "h = Relu (x)  y = Relu (h)  z = LpNormalization (y) }"
+    )
+    found = known_dims(View.of(Model.load(model)))
+    assert (found[MAIN, "y"], found[MAIN, "z"]) == (("b", "n"), ("b", "n"))
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (plus("a", 0), "a"),
+        (plus(2, 3), 5),
+        (minus(plus("a", "b"), "b"), "a"),
+        (times("a", 1), "a"),
+        (times(plus("a", "b"), "c"), plus(times("c", "b"), times("a", "c"))),
+        (over(times("a", 12), times("a", 4)), 3),
+        (over(plus(times("a", "b"), "b"), "b"), plus("a", 1)),
+        (over("a", 2), None),
+        (over("a", plus("a", "b")), None),
+        (over("a", 0), None),
+        (product(("a", None)), None),
+        (renamed(times("a", "b"), {"a": 3}), times("b", 3)),
+        (str(plus(times("a", 2), "b")), "2*a + b"),
+        (countable(minus("a", "b")), False),
+        (countable(minus("a", -2)), True),
+        (plus("a", "b") == Size(((("a",), 1), (("b",), 1))), True),
+    ],
+)
+def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected: object) -> None:
+    assert made == expected
+
+
+def test_sums_that_grow_without_end_are_let_go() -> None:
+    assert product(plus(f"a{i}", f"b{i}") for i in range(4)) is None
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_what_is_followed_is_what_runs(path: Path) -> None:
+    """Every dimension of the main graph that is known by numbers and the inputs' names, in exported models."""
+    model = onnx.load(path)
+    found = {name: dims for (scope, name), dims in known_dims(View.of(Model.load(path))).items() if scope == MAIN}
+    stated = {output.name for output in model.graph.output}
+    made = [name for node in model.graph.node for name in node.output if name in found]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made if name not in stated)
+    with np.load(path.with_suffix(".npz")) as stored:
+        feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    shapes = {name: np.shape(array) for name, array in zip(made, session.run(made, feed), strict=True)}
+    sizes = {
+        d.dim_param: size
+        for formal in model.graph.input
+        for d, size in zip(formal.type.tensor_type.shape.dim, feed[formal.name].shape, strict=True)
+    }
+    followed = {name: tuple(renamed(d, sizes) for d in found[name]) for name in made}
+    wrong = {
+        name: (followed[name], shapes[name])
+        for name in made
+        if any(isinstance(d, int) and d != size for d, size in zip(followed[name], shapes[name], strict=True))
+    }
+    assert wrong == {}
+    assert any(isinstance(d, int) for dims in followed.values() for d in dims)

@@ -1,0 +1,481 @@
+"""Small models, one trap each: what is lowered, what the rewrite emits, and that it computes what it did."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.pipeline.convert import Converted, convert
+from support import cases, corpus, objections
+from support.counting import lowered_ops
+
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+
+LOWERED = {
+    "batch_norm_training": ("first second", 4, 1),
+    "capture_of_lowered": ("before", 2, 1),
+    "captures": ("outer weighed with_float with_lowered", 5, 2),
+    "cast_like": ("first like second sum", 2, 0),
+    "casts_that_fold": ("first raise second", 2, 0),
+    "constant_floats": ("first moved scaled second", 2, 2),
+    "constant_of_shape": ("first moved ones scaled second zeros", 2, 0),
+    "custom_domain": ("first last reads_known", 4, 0),
+    "double_island": ("first narrow second", 2, 0),
+    "dropout_training": ("dropped first second", 2, 0),
+    "eye_like": ("first second", 4, 0),
+    "function_of_integers": ("", 0, 0),
+    "half_island": ("second", 2, 0),
+    "if_branches_apart": ("after before lowered", 4, 0),
+    "if_in_loop": ("deep mine outer", 4, 1),
+    "initializers_as_inputs_ir3": ("first second", 2, 2),
+    "input_is_output": ("lowered", 2, 0),
+    "layer_norm_mean": ("first norm second", 2, 3),
+    "local_function": ("first inside__1 relu__1 second", 4, 1),
+    "loop_all_allowed": ("after allow before clear", 6, 1),
+    "loop_from_deny": ("allow", 2, 0),
+    "names_of_ours": ("x_float16_2_cast x_float16_cast", 4, 0),
+    "no_node_names": ("MatMul_0 MatMul_3 Relu_2", 4, 0),
+    "optionals": ("first second", 4, 0),
+    "output_also_read": ("first gray second", 3, 0),
+    "overridable_initializer": ("first second", 3, 1),
+    "qdq13": ("first second", 4, 1),
+    "qdq19": ("first second", 4, 1),
+    "qdq21": ("first second", 4, 1),
+    "random_normal_like": ("first second", 4, 0),
+    "resize10": ("first second wider", 2, 1),
+    "resize11": ("first second wider", 2, 1),
+    "resize13": ("first second wider", 2, 1),
+    "resize19": ("first second wider", 2, 1),
+    "rotary": ("project", 2, 1),
+    "rounding_pair": ("first", 1, 0),
+    "same_names_in_branches": ("after before inner inner last", 7, 0),
+    "scan": ("sum weighed weighed_again", 3, 1),
+    "sequence_input": ("second", 2, 0),
+    "sequences": ("count first item longer pair second", 3, 0),
+    "strings_and_integers": ("", 0, 0),
+    "tied_weights": ("first second turned", 2, 1),
+    "upsample9": ("first second", 4, 1),
+    "value_info": ("first gray second third", 4, 1),
+    "weight_is_output": ("lowered", 2, 1),
+    "weight_read_by_both": ("lowered", 2, 1),
+    "weight_shared_with_branch": ("after before inner", 4, 1),
+}
+"""By model: the lowered ops, the inserted Casts, the baked constants; at default options."""
+
+RANDOM = {"dropout_training", "random_normal_like"}
+FOREIGN = {"custom_domain"}
+BOUND = 16 * DType.FLOAT16.eps
+"""Of the largest output: a handful of roundings of half an eps each, none amplified."""
+
+every_model = pytest.mark.parametrize("name", corpus.TEXT_MODELS)
+
+
+@cache
+def converted(name: str) -> Converted:
+    """A text model converted at default options. Shared: never change it."""
+    return convert(corpus.text_model(name))
+
+
+def tensor(model: ModelProto, name: str) -> TensorProto:
+    return next(t for t in model.graph.initializer if t.name == name)
+
+
+def node(model: ModelProto, name: str) -> object:
+    return next(n for g in objections.graphs(model.graph) for n in g.node if n.name == name)
+
+
+def attribute(model: ModelProto, name: str, key: str) -> object:
+    return helper.get_node_attr_value(node(model, name), key)
+
+
+@every_model
+def test_the_right_ops_are_lowered_with_as_few_casts_as_can_be(name: str) -> None:
+    result = converted(name)
+    ops, casts, bakes = LOWERED[name]
+    assert " ".join(lowered_ops(result.view, result.coloring)) == ops
+    assert (len(result.plan.casts), len(result.plan.bakes)) == (casts, bakes)
+
+
+@pytest.mark.parametrize("name", [name for name in corpus.TEXT_MODELS if name not in FOREIGN])
+def test_the_model_computes_what_it_did(name: str) -> None:
+    """The CPU provider computes most half ops in float32: this finds wrong wiring, not lost digits."""
+    model = corpus.text_model(name)
+    feeds = cases.feeds(model)
+    after = objections.run(converted(name).model, feeds)
+    if name not in RANDOM:
+        assert objections.of_outputs(objections.run(model, feeds), after, bound=BOUND) == []
+
+
+def test_a_constant_of_python_floats_becomes_a_half_tensor() -> None:
+    result = converted("constant_floats").model
+    assert attribute(result, "factor", "value").data_type == HALF
+    assert attribute(result, "offsets", "value").data_type == HALF
+
+
+def test_a_constant_of_shape_states_its_type_even_where_it_did_not() -> None:
+    result = converted("constant_of_shape").model
+    assert numpy_helper.to_array(attribute(result, "zeros", "value")).dtype == np.float16
+    assert numpy_helper.to_array(attribute(result, "ones", "value")).tolist() == [1.0]
+
+
+def test_tied_weights_stay_tied() -> None:
+    result = converted("tied_weights").model
+    assert [(t.name, t.data_type) for t in result.graph.initializer] == [("w", HALF)]
+
+
+def test_a_weight_that_a_float_op_reads_too_keeps_its_float_copy_under_its_own_name() -> None:
+    result = converted("weight_read_by_both").model
+    assert sorted((t.name, t.data_type) for t in result.graph.initializer) == [("w", FLOAT), ("w_float16", HALF)]
+    assert list(node(result, "stays").input) == ["w"]
+
+
+def test_a_weight_that_is_an_output_stays_float32_there() -> None:
+    result = converted("weight_is_output").model
+    assert tensor(result, "w").data_type == FLOAT
+    assert objections.of_io(corpus.text_model("weight_is_output"), result) == []
+
+
+def test_a_branch_and_the_main_graph_share_one_low_copy_of_a_weight() -> None:
+    result = converted("weight_shared_with_branch").model
+    assert sorted((t.name, t.data_type) for t in result.graph.initializer) == [("w", FLOAT), ("w_float16", HALF)]
+    assert list(node(result, "inner").input) == ["a", "w_float16"]
+    assert list(node(result, "plain").input) == ["w"]
+
+
+def test_a_captured_value_is_cast_once_outside_the_loop() -> None:
+    result = converted("captures").model
+    outside = [n.input[0] for n in result.graph.node if n.op_type == "Cast"]
+    inside = [n.input[0] for n in attribute(result, "loop", "body").node if n.op_type == "Cast"]
+    assert (sorted(outside), inside) == (["a", "e", "x"], ["s", "r"])
+
+
+def test_a_float_op_in_a_loop_reads_a_captured_low_value_through_one_cast_outside() -> None:
+    result = converted("capture_of_lowered").model
+    body = attribute(result, "loop", "body")
+    assert [n.op_type for n in body.node] == ["Identity", "Exp", "Add"]
+    assert [n.name for n in result.graph.node if n.op_type == "Cast"] == ["x_float16_cast", "a_float32_cast"]
+
+
+@pytest.mark.parametrize("name", ["loop_from_deny", "loop_all_allowed"])
+def test_the_state_of_a_loop_keeps_one_type(name: str) -> None:
+    result = converted(name).model
+    body = attribute(result, "loop", "body")
+    types = objections.inferred_types(result)
+    assert types["s_in"] == types["s_out"] == types["s"] == {FLOAT}
+    assert [v.type.tensor_type.elem_type for v in (body.input[2], body.output[1])] == [FLOAT, FLOAT]
+
+
+def test_a_loop_that_starts_from_a_deny_op_casts_in_its_body_only() -> None:
+    result = converted("loop_from_deny").model
+    assert [n.op_type for n in result.graph.node] == ["Exp", "Loop", "Pow"]
+    assert [n.op_type for n in attribute(result, "loop", "body").node] == ["Identity", "Sqrt", "Cast", "MatMul", "Cast"]
+
+
+def test_branches_of_an_if_end_in_one_type() -> None:
+    result = converted("if_branches_apart").model
+    ends = [
+        attribute(result, "choice", side).output[0].type.tensor_type.elem_type
+        for side in ("then_branch", "else_branch")
+    ]
+    assert ends == [FLOAT, FLOAT]
+    assert objections.inferred_types(result)["c"] == {FLOAT}
+
+
+def test_new_names_avoid_those_of_the_user() -> None:
+    result = converted("names_of_ours").model
+    assert objections.of_names(result) == []
+    assert [v.name for v in result.graph.output] == ["y", "x_float16"]
+
+
+def test_the_low_copy_of_a_weight_is_declared_where_the_weight_is() -> None:
+    """Who reads declarations finds the copy as it finds the weight."""
+    text = """g (float[2,2] x) => (float[2,2] y, float[2,2] z)
+    <float[2,2] both = {1,0,0,1}, float[2,2] low = {1,0,0,1}, float[2,2] both, float[2,2] low>
+    { a = MatMul (x, both)  y = MatMul (a, low)  z = Pow (x, both) }"""
+    result = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>{text}')).model
+    declared = {info.name: info.type.tensor_type for info in result.graph.value_info}
+    held = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
+    assert held == {name: declared[name].elem_type for name in ("both", "both_float16", "low")}
+    assert {len(declared[name].shape.dim) for name in held} == {2}
+
+
+def test_an_initializer_that_ir_3_lists_as_an_input_is_baked_and_still_listed() -> None:
+    result = converted("initializers_as_inputs_ir3").model
+    listed = {v.name: v.type.tensor_type.elem_type for v in result.graph.input}
+    assert {t.name: t.data_type for t in result.graph.initializer} == {n: c for n, c in listed.items() if n != "x"}
+    assert tensor(result, "w").data_type == HALF
+    assert tensor(result, "v").data_type == FLOAT
+
+
+def test_an_initializer_that_a_caller_may_override_is_cast_and_not_baked() -> None:
+    result = converted("overridable_initializer").model
+    assert tensor(result, "w").data_type == FLOAT
+    assert tensor(result, "v").data_type == HALF
+    model = corpus.text_model("overridable_initializer")
+    feeds = {**cases.feeds(model), "w": np.full((8, 8), 0.5, np.float32)}
+    before, after = objections.run(model, feeds), objections.run(result, feeds)
+    assert objections.of_outputs(before, after, bound=BOUND) == []
+
+
+@pytest.mark.parametrize("source", ["half", "int"])
+def test_a_cast_that_the_user_lowers_still_serves_a_float_reader(source: str) -> None:
+    model = cases.build("f=Cast[to=float](n);a=MatMul(f,f);d=Exp(f)", ["a", "d"], types={"n": source})
+    result = convert(model, lower=["f"]).model
+    assert objections.of_casts(result) == []
+    feeds = cases.feeds(model)
+    assert objections.of_outputs(objections.run(model, feeds), objections.run(result, feeds), bound=BOUND) == []
+
+
+def test_inputs_and_outputs_are_lowered_on_request_even_where_a_caller_may_override() -> None:
+    model = corpus.text_model("overridable_initializer")
+    result = convert(model, io="low").model
+    assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [HALF] * 3
+    assert tensor(result, "w").data_type == HALF
+    assert objections.of_checker(result) == objections.of_loading(result) == objections.of_casts(result) == []
+
+
+def test_a_sparse_weight_is_cast() -> None:
+    model = corpus.with_sparse_weight()
+    result = convert(model)
+    assert [t.values.data_type for t in result.model.graph.sparse_initializer] == [FLOAT]
+    assert list(lowered_ops(result.view, result.coloring)) == ["first", "second", "turned"]
+    feeds = cases.feeds(model)
+    assert objections.of_outputs(objections.run(model, feeds), objections.run(result.model, feeds), bound=BOUND) == []
+
+
+def test_a_local_function_with_floats_is_inlined_and_one_without_is_not() -> None:
+    assert [f.subject for f in converted("local_function").report.findings if f.kind == "inlined"] == [
+        "here::Block",
+        "here::Plain",
+    ]
+    untouched = corpus.text_model("function_of_integers")
+    assert converted("function_of_integers").model.SerializeToString() == untouched.SerializeToString()
+
+
+def test_of_two_local_functions_only_the_one_with_floats_is_inlined() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "here" : 1]>'
+        "g (float[2,2] x, int64[2] n) => (float[2,2] y, int64[2] m) <int64[2] k>"
+        "{ y = here.Product (x, x)  k = here.Double (n)  m = Identity (k) }"
+        '<domain: "here", opset_import: ["" : 17]> Product (p, q) => (r) { r = MatMul (p, q) }'
+        '<domain: "here", opset_import: ["" : 17]> Double (p) => (r) { r = Add (p, p) }'
+    )
+    result = convert(model)
+    assert [f.subject for f in result.report.findings if f.kind == "inlined"] == ["here::Product"]
+    assert [node.op_type for node in result.model.graph.node if node.domain] == ["Double"]
+    assert objections.of_checker(result.model) == objections.of_loading(result.model) == []
+
+
+def with_function_of_another_opset(body: str, call: str) -> ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20, "here" : 1]>'
+        f"g (float[2,2] x) => (float[2,2] y) {{ a = MatMul (x, x)  y = {call} (a) }}"
+        f'<domain: "here", opset_import: ["" : 18]> F (p) => (r) {{ {body} }}'
+    )
+
+
+@pytest.mark.parametrize(("call", "ops"), [("here.F", ["MatMul", "MatMul", "Relu"]), ("Neg", ["MatMul", "Neg"])])
+def test_a_function_may_import_another_opset_in_which_its_ops_are_the_same(call: str, ops: list[str]) -> None:
+    """IR.md, "Model Local Functions"."""
+    model = with_function_of_another_opset("q = MatMul (p, p)  r = Relu (q)", call)
+    onnx.checker.check_model(model, full_check=True)
+    result = convert(model)
+    assert [node.op_type for node in result.model.graph.node if node.op_type != "Cast"] == ops
+    assert objections.of_checker(result.model) == objections.of_loading(result.model) == []
+    assert [f.opset_import[0].version for f in model.functions] == [18]
+
+
+def test_a_function_of_an_opset_in_which_its_ops_are_others_is_refused() -> None:
+    """Cast has another version in 20. onnx's checker refuses the model, too."""
+    model = with_function_of_another_opset("r = Cast <to = 1> (p)", "here.F")
+    with pytest.raises(onnx.checker.ValidationError, match="not compatible"):
+        onnx.checker.check_model(model)
+    with pytest.raises(ModelError, match=r"Model has functions with incompatible opset versions\.$"):
+        convert(model)
+
+
+def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] x) => (float[2,2] d)'
+        "{ [a] a = MatMul (x, x)  [b] b = my.Foo (a)  [c] c = MatMul (b, b)  [d] d = my.Bar (c) }"
+    )
+    report = convert(model).report
+    row = next(row for row in report.rows if row.name == "c")
+    assert (row.dtype, row.rule, row.because) == ("unknown", "unknown_type", "b")
+    assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 1)
+
+
+def test_a_shape_alone_makes_no_cast_of_an_input_that_is_fed_in_half() -> None:
+    model = cases.build("s=Shape(x);a=MatMul(x,x)", ["s", "a"])
+    plan = convert(model, io="low").plan
+    assert plan.casts == ()
+
+
+def test_the_shape_of_a_weight_keeps_no_float32_copy_of_it() -> None:
+    model = cases.build("s=Shape(w);a=MatMul(x,w)", ["s", "a"], constants={"w": np.ones((8, 8))})
+    result = convert(model)
+    assert [t.data_type for t in result.model.graph.initializer] == [HALF]
+    assert result.report.totals.weights_after < result.report.totals.weights_before
+
+
+def test_the_shape_of_a_weight_that_float32_ops_read_is_taken_of_the_float32_copy() -> None:
+    model = cases.build("s=Shape(w);a=MatMul(x,w);d=Exp(w)", ["s", "a", "d"], constants={"w": np.ones((8, 8))})
+    assert list(node(convert(model).model, "s").input) == ["w"]
+
+
+def test_a_cast_like_becomes_the_cast_that_it_is_and_reads_no_activation() -> None:
+    model = cases.build("a=MatMul(x,x);c=CastLike(n,a);b=MatMul(c,a)", ["b"], types={"n": "int"})
+    result = convert(model)
+    assert (node(result.model, "c").op_type, list(node(result.model, "c").input)) == ("Cast", ["n"])
+    assert attribute(result.model, "c", "to") == HALF
+    assert len(result.plan.casts) == 2
+    untouched = cases.build("c=CastLike(n,x);d=Exp(c)", ["d"], types={"n": "int"})
+    assert convert(untouched).model == untouched
+
+
+NUMBERS = "s=Shape(x);c=Cast[to=float](s);p=Pow(c,k);r=ReduceProd[keepdims=0](p);a=MatMul(x,x);m=Mul(a,r);b=MatMul(m,m)"
+
+
+def test_a_denied_number_of_the_shape_does_not_keep_the_data_it_scales_in_float32() -> None:
+    model = cases.build(NUMBERS, ["b"], constants={"k": -0.5})
+    safe = convert(model)
+    assert list(lowered_ops(safe.view, safe.coloring)) == ["a", "b", "m"]
+    plain = convert(model, lists=["tensorflow"], safety="none", target="onnx")
+    assert list(lowered_ops(plain.view, plain.coloring)) == ["a", "b"]
+
+
+def test_a_denied_value_of_the_data_does() -> None:
+    model = cases.build(NUMBERS.replace("Cast[to=float](s)", "ReduceMean[keepdims=0](x)"), ["b"], constants={"k": -0.5})
+    result = convert(model)
+    assert list(lowered_ops(result.view, result.coloring)) == ["a", "b"]
+
+
+def test_the_ratio_of_dropout_stays_float32() -> None:
+    result = converted("dropout_training").model
+    assert list(node(result, "dropped").input) == ["a", "ratio", "training"]
+    assert tensor(result, "ratio").data_type == FLOAT
+
+
+def test_the_statistics_of_layer_normalization_stay_float32() -> None:
+    types = objections.inferred_types(converted("layer_norm_mean").model)
+    assert (types["n"], types["m"], types["s"]) == ({HALF}, {FLOAT}, {FLOAT})
+
+
+@pytest.mark.parametrize("name", ["resize10", "resize11", "resize13", "resize19"])
+def test_the_scales_of_resize_stay_float32(name: str) -> None:
+    result = converted(name).model
+    assert tensor(result, "scales").data_type == FLOAT
+    assert node(result, "wider").input[-1] == "scales"
+
+
+@pytest.mark.parametrize("name", ["qdq13", "qdq19", "qdq21"])
+def test_quantized_nodes_are_not_touched(name: str) -> None:
+    before, result = corpus.text_model(name), converted(name).model
+    assert tensor(result, "scale").data_type == FLOAT
+    for op in ("quantize", "dequantize"):
+        assert node(result, op).op_type == node(before, op).op_type
+        assert list(node(result, op).attribute) == list(node(before, op).attribute)
+        assert node(result, op).input[1:] == ["scale", "zero"]
+
+
+def test_a_rounding_pair_of_the_user_survives() -> None:
+    result = converted("rounding_pair").model
+    assert list(node(result, "round").input) == ["e"]
+    assert list(node(result, "back").input) == ["h"]
+    assert attribute(result, "back2", "to") == FLOAT
+    assert list(node(result, "after2").input) == ["f2"]
+
+
+def test_casts_of_the_user_that_became_copies_are_folded() -> None:
+    result = converted("casts_that_fold").model
+    names = [n.name for n in result.graph.node]
+    assert "lower" not in names and "raise" not in names
+    assert node(result, "public").op_type in ("Identity", "Cast")
+    assert objections.of_casts(result) == []
+
+
+def test_an_island_of_doubles_is_entered_and_left_without_detour() -> None:
+    result = converted("double_island").model
+    assert list(node(result, "widen").input) == ["a"]
+    assert attribute(result, "widen", "to") == TensorProto.DOUBLE
+    assert attribute(result, "narrow", "to") == HALF
+
+
+def test_an_island_of_halves_is_left_alone() -> None:
+    result = converted("half_island").model
+    for name in ("lower", "inside", "raise"):
+        assert node(result, name) == node(corpus.text_model("half_island"), name)
+
+
+def test_a_sequence_that_leaves_the_model_stays_float32_and_one_between_allow_ops_does_not() -> None:
+    types = objections.inferred_types(converted("sequences").model)
+    assert (types["s"], types["s2"], types["t"], types["kept"]) == ({HALF}, {HALF}, {FLOAT}, {FLOAT})
+
+
+def test_what_an_unknown_op_gives_is_taken_from_value_info_or_not_at_all() -> None:
+    result = converted("custom_domain")
+    assert [f.kind for f in result.report.findings] == ["unknown_type"]
+    assert list(node(result.model, "reads_unknown").input) == ["unknown"]
+    assert list(node(result.model, "custom").input) == ["a_float32"]
+
+
+def test_declared_shapes_are_kept_and_given_to_new_values() -> None:
+    graph = converted("value_info").model.graph
+    declared = {v.name: v.type.tensor_type for v in graph.value_info}
+    assert {n: t.elem_type for n, t in declared.items()} == {
+        **dict.fromkeys("abc", HALF),
+        "d": FLOAT,
+        **dict.fromkeys(("x_float16", "d_float16", "y_float16"), HALF),
+        "c_float32": FLOAT,
+    }
+    assert {t.shape.dim[0].dim_param for t in declared.values()} == {"N"}
+
+
+def test_what_stands_beside_the_graph_is_kept() -> None:
+    model = corpus.with_everything_beside_the_graph()
+    after = convert(model).model
+    assert [p for p in after.metadata_props if p.key != "amp_rewrite"] == list(model.metadata_props)
+    assert [p.key for p in after.metadata_props] == ["licence", "amp_rewrite"]
+    for field in ("training_info", "opset_import", "functions"):
+        assert list(getattr(after, field)) == list(getattr(model, field)), field
+    for field in ("producer_name", "producer_version", "doc_string", "domain", "model_version", "ir_version"):
+        assert getattr(after, field) == getattr(model, field), field
+    for field in ("quantization_annotation", "metadata_props"):
+        assert list(getattr(after.graph, field)) == list(getattr(model.graph, field)), field
+    assert after.graph.doc_string == model.graph.doc_string
+    first = node(after, "first")
+    assert (first.doc_string, first.metadata_props[0].value) == ("words about a node", "layer 1")
+
+
+def test_every_text_model_has_its_row() -> None:
+    assert sorted(LOWERED) == list(corpus.TEXT_MODELS)
+
+
+def test_a_folded_cast_gives_its_float32_readers_a_float32_version() -> None:
+    """The Cast is lowered by force, and what it casts is low; the op that is kept reads the source in float32."""
+    model = cases.build("a=MatMul(x,x);c=Cast[to=float](a);d=Exp(c);e=Relu(c)", ["d", "e"])
+    result = convert(model, level="unsafe-force-all", keep=["d"], target="onnx")
+    assert objections.of_checker(result.model) == objections.of_casts(result.model) == []
+
+
+def test_input_and_scale_of_a_root_mean_square_norm_have_one_type() -> None:
+    graph = "d=Exp(x);n=RMSNormalization(d,w);a=MatMul(n,x)"
+    model = cases.build(graph, ["a"], opset=23, shapes={"w": [8]})
+    assert objections.of_checker(convert(model, to="bfloat16", target="onnx", lower=["n"]).model) == []
+
+
+def test_a_type_that_only_a_reader_told_is_told_again_when_the_reader_is_lowered() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] x) => (float[2,2] y)'
+        "<float[2,2] w = {1, 1, 1, 1}> { t = my.Op (x)  y = MatMul (t, w) }"
+    )
+    once = convert(model)
+    assert list(lowered_ops(once.view, once.coloring)) == ["MatMul_1"]
+    assert objections.of_checker(once.model) == []
+    assert convert(once.model).plan.empty

@@ -1,0 +1,284 @@
+"""Repair: the fewest regions, checked to be needed; what it says; and what it does when there is nothing to find."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+import amp_rewrite.pipeline.repair
+from amp_rewrite.errors import EvidenceError, FeedError, PolicyError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.metric import Difference, criterion
+from amp_rewrite.evidence.trial import Trial
+from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verify import low_types, verify
+from amp_rewrite.files.model import Model
+from amp_rewrite.pipeline.repair import Repaired, repair
+from support.cases import build
+from support.hard_models import HARD
+
+MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
+NEAR: dict[str, Any] = {"metric": "scaled", "at_most": 1e-2}
+"""The largest error may be a hundredth of the largest output: 5 to 10 times what float16 costs these models."""
+
+BROKEN_BY_DATA = ("llama_outlier", "large_logits", "vae_decoder", "offset_norm")
+
+
+@pytest.mark.parametrize("safety", ["default", "none"])
+@pytest.mark.parametrize("name", HARD)
+def test_hard_models_are_repaired_with_most_compute_ops_still_low(name: str, safety: str) -> None:
+    hard = HARD[name]()
+
+    found = repair(hard.model, hard.batch, safety=safety, **NEAR)
+
+    totals = found.converted.report.totals
+    assert (found.solved, found.minimal) == (True, True)
+    assert totals.compute_lowered >= 0.9 * totals.compute_ops
+    assert verify(hard.model, found.converted.result, hard.batch, emulate=True, **NEAR).ok
+
+
+@pytest.mark.parametrize("name", BROKEN_BY_DATA)
+def test_hard_models_are_broken_without_repair(name: str) -> None:
+    hard = HARD[name]()
+    plain = amp_rewrite.convert(hard.model, safety="none")
+
+    assert not verify(hard.model, plain.result, hard.batch, emulate=True, **NEAR).ok
+
+
+def needy(layers: int = 8, needs: tuple[int, ...] = (5,)) -> ModelProto:
+    """A chain in which some layers add 2048 and subtract it again: float16 loses what stood behind the comma."""
+    parts, x = [], "x"
+    for i in range(layers):
+        parts.append(f"m{i}=MatMul({x},w)")
+        x = f"m{i}"
+        if i in needs:
+            parts.append(f"u{i}=Add({x},big);d{i}=Sub(u{i},big)")
+            x = f"d{i}"
+    rng = np.random.default_rng(0)
+    weight = np.linalg.qr(rng.standard_normal((8, 8)))[0].astype(np.float32)
+    parts.append(f"y=MatMul({x},w)")
+    return build(";".join(parts), ["y"], constants={"w": weight, "big": np.float32(2048)})
+
+
+BATCH = {"x": np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)}
+
+
+denied = Verdict(Ran("a", "float32"), Ran("b", "float16"), Fed("d", False, 1), criterion(**NEAR), (), ("denied",))
+
+
+accepted = replace(denied, rows=(Row("y", 0, Difference(1, True, "equal", compared=1)),), refusals=())
+
+
+def repaired(model: ModelProto, **options: Any) -> Repaired:
+    return repair(model, BATCH, target="onnx", **{**NEAR, **options})
+
+
+def test_one_layer_of_many_is_found_and_named() -> None:
+    found = repaired(needy())
+
+    assert (found.solved, found.minimal) == (True, True)
+    assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["u5", "d5"]
+    assert found.trials <= 20
+    assert [step.pinned for step in found.trail[:2]] == [0, found.candidates]
+
+
+def test_without_any_one_of_the_regions_the_outputs_are_not_near_enough() -> None:
+    model = needy(needs=(1, 5))
+    found = repaired(model)
+
+    assert found.minimal
+    for spared in found.regions:
+        names = [region.name for region in found.regions if region is not spared]
+        other = amp_rewrite.convert(model, target="onnx", keep=names)
+        assert not verify(model, other.result, BATCH, emulate=True, **NEAR).ok
+
+
+def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
+    model = needy(needs=())
+    found = repaired(model)
+
+    assert (found.solved, found.minimal, found.regions, found.trials) == (True, True, (), 1)
+    assert found.text().splitlines()[0] == "repair: no region had to be pinned; 1 trial"
+    assert found.converted.report.rows == amp_rewrite.convert(model, target="onnx").report.rows
+
+
+def test_a_budget_that_ends_early_leaves_what_was_found_and_says_so() -> None:
+    found = repaired(needy(needs=(1, 5)), budget=4)
+
+    assert (found.solved, found.minimal, found.trials) == (True, False, 4)
+    assert "perhaps not all are needed; 4 trials" in found.text()
+
+
+def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
+    found = repaired(needy(), budget=1)
+
+    assert not found.solved
+    assert found.text().splitlines()[1] == (
+        "  the budget ended after 1 trial, before a set was found that is near enough; below all is pinned: allow more"
+    )
+
+
+def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "run", lambda self, coloring: replace(denied, fed=Fed("d", False, 1)))
+
+    found = repaired(needy())
+
+    assert (found.solved, found.minimal, len(found.regions)) == (True, False, found.candidates)
+
+
+def test_a_set_that_fails_in_the_real_model_gives_way_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        MODULE, "verify", lambda reference, result, feed, **told: denied if low_types(result) else accepted
+    )
+
+    found = repaired(needy())
+
+    assert (found.solved, len(found.regions)) == (True, found.candidates)
+
+
+def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
+    found = repaired(needy(), lower=["*"])
+
+    assert not found.solved
+    assert found.candidates == 0
+
+
+def test_low_inputs_that_are_too_coarse_are_told() -> None:
+    found = repaired(needy(), io="low", at_most=1e-9)
+
+    assert not found.solved
+    assert found.text().splitlines()[1] == (
+        "  everything that can be pinned is pinned: float32 itself is not nearer, or inputs and outputs are low"
+    )
+
+
+def test_a_half_model_is_repaired_against_its_widened_twin() -> None:
+    half = amp_rewrite.convert(needy(layers=3, needs=(1,)), target="onnx", io="low").model
+
+    found = repaired(half)
+
+    assert found.solved
+    assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["u1", "d1"]
+
+
+def test_what_only_moves_values_of_raised_ops_does_not_round_them_again() -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    chain = build("a=MatMul(x,w);r=Relu(a);t=Transpose(r);y=MatMul(t,w)", ["y"], constants={"w": weight})
+    half = amp_rewrite.convert(chain, target="onnx").model
+
+    found = repaired(half, at_most=1e-6)  # a 500th of what one rounding to float16 costs
+
+    assert found.solved
+    assert {row.dtype for row in found.converted.report.rows if row.op != "Cast"} == {"float32"}
+
+
+def test_the_report_and_the_metadata_say_how_it_was_made() -> None:
+    found = repaired(needy())
+
+    report = found.converted.report
+    assert [row.name for row in report.rows if row.rule == "repair"] == [region.name for region in found.regions]
+    told = [(f.kind, f.subject) for f in report.findings]
+    assert told == [("calibrated", "the arrays given"), ("repaired", "scaled at most 0.01")]
+    entry = next(p.value for p in found.converted.model.metadata_props if p.key == "amp_rewrite")
+    assert entry.endswith(f" repaired=scaled:0.01 regions={len(found.regions)} trials={found.trials}")
+
+
+def test_without_a_tolerance_data_only_guards() -> None:
+    hard = HARD["large_logits"]()
+
+    found = repair(hard.model, hard.batch)
+
+    assert (found.verdict, found.solved, found.regions, found.trials) == (None, True, (), 0)
+    assert {row.rule for row in found.converted.report.rows if row.dtype == "float32"} >= {"overflow"}
+    again = amp_rewrite.convert(hard.model, ranges=found.ranges)
+    assert again.report.rows == found.converted.report.rows
+
+
+def test_several_batches_are_all_looked_at() -> None:
+    small = {"x": BATCH["x"] * 1e-3}
+    model = HARD["large_logits"]()
+
+    found = repair(model.model, [small | {"x": model.batch["x"] * 1e-3}, model.batch], **NEAR)
+
+    assert found.solved
+    assert found.verdict is not None
+    assert found.verdict.fed.batches == 2
+
+
+def test_the_same_is_found_twice() -> None:
+    first, second = repaired(needy(needs=(1, 5))), repaired(needy(needs=(1, 5)))
+
+    assert first.regions == second.regions
+    assert first.trail == second.trail
+    assert first.converted.report == second.converted.report
+
+
+def test_functions_that_are_inlined_are_seen_too() -> None:
+    model = build(
+        "a=MatMul(x,w);b=Mish(a);y=MatMul(b,w)", ["y"], constants={"w": np.eye(8, dtype=np.float32)}, opset=18
+    )
+
+    found = repair(model, BATCH, **NEAR)
+
+    assert found.solved
+    assert not [f for f in found.converted.report.findings if f.kind == "unseen"]
+
+
+def test_progress_counts_stage_by_stage() -> None:
+    told: list[tuple[str, int, int]] = []
+
+    repaired(needy(), progress=lambda *step: told.append(step))
+
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "own errors", "search", "verify"]
+    assert all(0 < done <= total for _, done, total in told)
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_a_number_of_trials() -> None:
+    with pytest.raises(PolicyError) as error:
+        repaired(needy(), budget=0)
+    assert str(error.value) == "a budget of 0 trials finds nothing; use 1 or more"
+
+
+def test_data_must_fit_the_model() -> None:
+    with pytest.raises(FeedError, match="batch 0 has 'z', which is no input"):
+        repair(needy(), {"z": BATCH["x"]}, rtol=0.1)
+
+
+def test_ranges_must_be_those_of_the_model(tmp_path: Path) -> None:
+    other = repair(needy(layers=2), BATCH).ranges
+
+    with pytest.raises(EvidenceError, match="calibrate again on this one"):
+        repaired(needy(), ranges=other)
+
+
+def test_random_data_are_said_to_be_random() -> None:
+    model = needy(needs=())
+    feed = Feed.randomly(Model.load(model))
+
+    found = repair(model, feed, target="onnx", **NEAR)
+
+    assert any("random data is not real data" in f.message for f in found.converted.report.findings)
+    assert "the data are random" in found.text()
+
+
+def test_a_model_in_a_file_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(needy(), path)
+    before = path.read_bytes()
+
+    found = repair(path, BATCH, target="onnx", **NEAR)
+
+    assert found.solved
+    assert found.ranges.model == "net.onnx"
+    assert path.read_bytes() == before

@@ -1,0 +1,300 @@
+"""Models that are half already: what is named is raised to float32, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from support.half_models import HALF, half, raised, rules, told, weights, written
+
+# -- what changes, and what does not -------------------------------------------------------------------
+
+
+def test_a_named_op_computes_in_float32_between_two_casts() -> None:
+    model = half("a = Relu (x)  b = Exp (a)  y = Relu (b)")
+    assert told(raised(model, "op=Exp").model) == [
+        "a = Relu(x)",
+        "a_float32 = Cast<float32>(a)",
+        "b = Exp(a_float32)",
+        "b_float16 = Cast<float16>(b)",
+        "y = Relu(b_float16)",
+    ]
+
+
+def test_raised_ops_beside_each_other_are_joined_without_casts() -> None:
+    model = half("a = Relu (x)  b = Exp (a)  c = Tanh (b)  y = Relu (c)")
+    assert told(raised(model, "op=Exp", "op=Tanh").model) == [
+        "a = Relu(x)",
+        "a_float32 = Cast<float32>(a)",
+        "b = Exp(a_float32)",
+        "c = Tanh(b)",
+        "c_float16 = Cast<float16>(c)",
+        "y = Relu(c_float16)",
+    ]
+
+
+def test_one_cast_serves_all_who_read_a_value_in_a_type() -> None:
+    model = half(
+        "a = Exp (x)  b = Exp (x)  c = Relu (a)  d = Neg (a)  y = Sum (b, c, d)",
+    )
+    assert told(raised(model, "op=Exp").model) == [
+        "x_float32 = Cast<float32>(x)",
+        "a = Exp(x_float32)",
+        "a_float16 = Cast<float16>(a)",
+        "b = Exp(x_float32)",
+        "b_float16 = Cast<float16>(b)",
+        "c = Relu(a_float16)",
+        "d = Neg(a_float16)",
+        "y = Sum(b_float16, c, d)",
+    ]
+
+
+def test_without_keep_a_half_model_comes_back_as_it_is() -> None:
+    model = half("a = MatMul (x, w)  b = Exp (a)  c = Cast <to = 1> (b)  y = Cast <to = 10> (c)")
+    assert written(convert(model).model) == written(model)
+
+
+def test_inputs_and_outputs_keep_their_type() -> None:
+    result = raised(half("y = Exp (x)"), "*").model
+    assert told(result) == [
+        "x_float32 = Cast<float32>(x)",
+        "y_float32 = Exp(x_float32)",
+        "y = Cast<float16>(y_float32)",
+    ]
+    assert {v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)} == {TensorProto.FLOAT16}
+
+
+def test_an_output_that_is_read_inside_too_is_read_before_it_is_rounded() -> None:
+    model = half("a = Exp (x)  y = Tanh (a)", outputs=f"{HALF} y, {HALF} a")
+    assert told(raised(model, "*").model) == [
+        "x_float32 = Cast<float32>(x)",
+        "a_float32 = Exp(x_float32)",
+        "a = Cast<float16>(a_float32)",
+        "y_float32 = Tanh(a_float32)",
+        "y = Cast<float16>(y_float32)",
+    ]
+
+
+def test_what_is_declared_of_a_value_follows() -> None:
+    model = half("a = Exp (x)  y = Relu (a)", held=f"<{HALF} a>")
+    result = raised(model, "op=Exp").model
+    stated = {v.name: v.type.tensor_type.elem_type for v in result.graph.value_info}
+    assert stated == {"x_float32": TensorProto.FLOAT, "a": TensorProto.FLOAT, "a_float16": TensorProto.FLOAT16}
+
+
+def test_an_op_of_float32_in_a_half_model_is_kept_as_ever() -> None:
+    model = half("a = MatMul (x, x)  y = Cast <to = 10> (a)", inputs="float[4,4] x")
+    result = raised(model, "op=MatMul")
+    assert written(result.model) == written(model)
+    assert rules(result)["MatMul_0"] == ("float32", "keep")
+
+
+def test_bfloat16_ops_go_back_to_bfloat16_where_a_model_of_them_is_lowered_to_float16() -> None:
+    model = half("a = Relu (x)  b = Exp (a)  y = Relu (b)", "bfloat16[4,4] x", "bfloat16[4,4] y")
+    result = raised(model, "op=Exp")
+    assert told(result.model) == [
+        "a = Relu(x)",
+        "a_float32 = Cast<float32>(a)",
+        "b = Exp(a_float32)",
+        "b_bfloat16 = Cast<bfloat16>(b)",
+        "y = Relu(b_bfloat16)",
+    ]
+    assert "2 inserted (0 to float16, 1 to float32, 1 to bfloat16)" in result.report.text()
+
+
+def test_raising_and_lowering_meet_in_one_plan() -> None:
+    """The float32 half of the model is lowered by the lists while an op of the other half is raised."""
+    body = "a = MatMul (x, w)  b = Exp (a)  c = Cast <to = 1> (b)  d = MatMul (c, c)  y = Cast <to = 10> (d)"
+    assert told(raised(half(body), "op=Exp").model) == [
+        "a = MatMul(x, w)",
+        "a_float32 = Cast<float32>(a)",
+        "b = Exp(a_float32)",
+        "c = Cast<float16>(b)",
+        "d = MatMul(c, c)",
+        "y = Identity(d)",
+    ]
+
+
+def test_lowered_ops_behind_a_cast_that_goes_read_a_cast_of_its_source() -> None:
+    body = "a = Exp (x)  b = Cast <to = 1> (a)  c = MatMul (b, b)  y = ReduceSum (b)"
+    assert told(raised(half(body, outputs="float[1,1] y, float[4,4] c"), "op=Exp").model) == [
+        "x_float32 = Cast<float32>(x)",
+        "a = Exp(x_float32)",
+        "a_float16 = Cast<float16>(a)",
+        "c_float16 = MatMul(a_float16, a_float16)",
+        "c = Cast<float32>(c_float16)",
+        "y = ReduceSum(a)",
+    ]
+
+
+def test_shape_takes_a_raised_value_as_it_comes() -> None:
+    result = raised(
+        half("a = Exp (x)  s = Shape (a)  y = Tanh (a)", outputs=f"{HALF} y, int64[2] s"), "op=Exp", "op=Tanh"
+    )
+    assert told(result.model) == [
+        "x_float32 = Cast<float32>(x)",
+        "a = Exp(x_float32)",
+        "s = Shape(a)",
+        "y_float32 = Tanh(a)",
+        "y = Cast<float16>(y_float32)",
+    ]
+    assert rules(result)["Shape_1"] == ("float32", "shape_follows")
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+def test_a_weight_is_widened_and_holds_the_same_numbers() -> None:
+    model = half("a = MatMul (x, w)  y = Relu (a)")
+    result = raised(model, "op=MatMul").model
+    assert weights(result) == {"w": "float32"}
+    before, after = (numpy_helper.to_array(m.graph.initializer[0]) for m in (model, result))
+    np.testing.assert_array_equal(after, before.astype(np.float32))
+
+
+def test_a_weight_that_others_read_keeps_its_low_version() -> None:
+    result = raised(half("a = MatMul (x, w)  y = Add (a, w)"), "op=MatMul").model
+    assert weights(result) == {"w": "float16", "w_float32": "float32"}
+    assert told(result)[1:] == [
+        "a = MatMul(x_float32, w_float32)",
+        "a_float16 = Cast<float16>(a)",
+        "y = Add(a_float16, w)",
+    ]
+
+
+def test_a_constant_is_widened_for_its_readers_even_if_it_is_named_itself() -> None:
+    model = half("k = Constant <value = float16[1] {15360}> ()  a = Mul (x, k)  y = Relu (a)")
+    result = raised(model, "op=Constant", "op=Mul")
+    assert result.plan.bakes[0].to is DType.FLOAT
+    (constant,) = [node for node in result.model.graph.node if node.op_type == "Constant"]
+    assert numpy_helper.to_array(constant.attribute[0].t) == np.float32(1)
+    assert raised(model, "op=Constant").plan.empty
+
+
+def test_a_weight_in_a_file_stays_there_and_is_widened_when_it_is_saved(tmp_path: Path) -> None:
+    values = np.linspace(-1, 1, 128 * 128).astype(np.float16).reshape(128, 128)
+    model = half("y = MatMul (x, big)", "float16[4,128] x", "float16[4,128] y", held="<float16[128,128] big>")
+    model.graph.initializer.append(numpy_helper.from_array(values, "big"))
+    onnx.save(model, tmp_path / "half.onnx")
+    raised(tmp_path / "half.onnx", "op=MatMul").save(tmp_path / "raised.onnx")
+    (stored,) = onnx.load(tmp_path / "raised.onnx").graph.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(stored), values.astype(np.float32))
+
+
+# -- the model's own Casts -----------------------------------------------------------------------------
+
+
+def test_a_cast_to_float32_of_what_is_float32_now_goes() -> None:
+    model = half("a = Exp (x)  b = Cast <to = 1> (a)  y = Tanh (b)", outputs="float[4,4] y")
+    assert told(raised(model, "op=Exp").model) == ["x_float32 = Cast<float32>(x)", "a = Exp(x_float32)", "y = Tanh(a)"]
+
+
+def test_a_cast_to_float16_that_only_raised_ops_read_goes_with_its_rounding() -> None:
+    model = half("a = Tanh (x)  b = Cast <to = 10> (a)  c = Exp (b)  y = Relu (c)", inputs="float[4,4] x")
+    assert told(raised(model, "op=Exp").model) == [
+        "a = Tanh(x)",
+        "c = Exp(a)",
+        "c_float16 = Cast<float16>(c)",
+        "y = Relu(c_float16)",
+    ]
+
+
+def test_a_cast_to_float16_stays_for_those_who_read_float16() -> None:
+    model = half("b = Cast <to = 10> (x)  c = Exp (b)  y = Add (b, b)", "float[4,4] x", f"{HALF} y, {HALF} c")
+    assert told(raised(model, "op=Exp").model) == [
+        "b = Cast<float16>(x)",
+        "c_float32 = Exp(x)",
+        "c = Cast<float16>(c_float32)",
+        "y = Add(b, b)",
+    ]
+
+
+def test_one_cast_to_float32_serves_raised_ops_and_those_that_were_float32() -> None:
+    model = half("a = Cast <to = 1> (x)  b = Tanh (a)  y = Exp (x)", outputs=f"{HALF} y, float[4,4] b")
+    assert told(raised(model, "op=Exp").model) == [
+        "x_float32 = Cast<float32>(x)",
+        "b = Tanh(x_float32)",
+        "y_float32 = Exp(x_float32)",
+        "y = Cast<float16>(y_float32)",
+    ]
+
+
+def test_no_rounding_is_left_between_raised_ops() -> None:
+    body = "a = Exp (x)  b = Cast <to = 1> (a)  c = Cast <to = 10> (b)  d = Cast <to = 1> (c)  y = Tanh (d)"
+    assert told(raised(half(body, outputs="float[4,4] y"), "*").model) == [
+        "x_float32 = Cast<float32>(x)",
+        "a = Exp(x_float32)",
+        "y = Tanh(a)",
+    ]
+
+
+def test_a_cast_from_integers_that_only_raised_ops_read_casts_to_float32() -> None:
+    model = half("a = Cast <to = 10> (i)  b = Exp (a)  y = Relu (b)", "int64[4,4] i")
+    result = raised(model, "op=Exp")
+    assert told(result.model)[:2] == ["a = Cast<float32>(i)", "b = Exp(a)"]
+    assert rules(result)["Cast_0"] == ("float32", "existing_cast")
+
+
+def test_what_only_moves_a_cast_value_to_raised_ops_is_raised_so_that_nothing_is_rounded_on_the_way() -> None:
+    body = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Identity (b)  d = Exp (c)  y = Relu (d)"
+    result = raised(half(body, "int64[4,4] i"), "op=Exp")
+    assert told(result.model)[:4] == ["a = Cast<float32>(i)", "b = Transpose(a)", "c = Identity(b)", "d = Exp(c)"]
+    assert rules(result)["Transpose_1"] == ("float32", "raised")
+
+
+def test_what_moves_a_cast_value_to_low_ops_too_or_no_cast_value_stays_low() -> None:
+    read_low = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Exp (b)  y = Sum (b, c)"
+    assert told(raised(half(read_low, "int64[4,4] i"), "op=Exp").model)[:2] == [
+        "a = Cast<float16>(i)",
+        "b = Transpose(a)",
+    ]
+    low_already = "b = Transpose (x)  y = Exp (b)"
+    assert told(raised(half(low_already), "op=Exp").model)[:2] == ["b = Transpose(x)", "b_float32 = Cast<float32>(b)"]
+
+
+def test_casts_from_integers_that_become_alike_become_one() -> None:
+    model = half("a = Cast <to = 10> (i)  b = Cast <to = 10> (i)  c = Exp (a)  y = Add (c, b)", "int64[4,4] i")
+    assert told(raised(model, "op=Exp", "op=Add").model) == [
+        "a = Cast<float32>(i)",
+        "c = Exp(a)",
+        "y_float32 = Add(c, a)",
+        "y = Cast<float16>(y_float32)",
+    ]
+
+
+# -- types in attributes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs"),
+    [
+        ("a = RandomNormal <dtype = 10, shape = [4, 4], seed = 1.0> ()  y = Neg (a)", f"{HALF} x"),
+        ("a = RandomNormalLike <dtype = 10, seed = 1.0> (i)  y = Neg (a)", "int64[4,4] i"),
+        ("a = RandomNormalLike <seed = 1.0> (x)  y = Neg (a)", f"{HALF} x"),
+        ("a = EyeLike <dtype = 10> (x)  y = Neg (a)", f"{HALF} x"),
+        ("a = EyeLike (x)  y = Neg (a)", f"{HALF} x"),
+        ("s = Shape (x)  a = ConstantOfShape <value = float16[1] {15360}> (s)  y = Neg (a)", f"{HALF} x"),
+        ("a = Cast <to = 10> (i)  y = Neg (a)", "int64[4,4] i"),
+    ],
+)
+def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None:
+    result = raised(half(body, inputs), "*").model
+    onnx.checker.check_model(result, full_check=True)
+    view = View.of(Model.load(result))
+    made = next(value.id for value in view.values if value.name == "a")
+    assert view.dtype(made) is DType.FLOAT
+
+
+def test_the_type_that_an_op_computes_in_inside_follows() -> None:
+    body = "y = LayerNormalization <stash_type = 16> (x, k)"
+    model = half(body, "bfloat16[4,4] x, bfloat16[4] k", "bfloat16[4,4] y")
+    (norm,) = [n for n in raised(model, "*").model.graph.node if n.op_type == "LayerNormalization"]
+    assert {a.name: a.i for a in norm.attribute} == {"stash_type": TensorProto.FLOAT}

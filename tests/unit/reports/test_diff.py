@@ -1,0 +1,326 @@
+"""Diffs of reports: which op is which, what counts as which kind of difference, and the four forms."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.diff import KINDS, CastChange, Change, Delta, diff
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.match import common, match
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import CastRow, Header, Row, Totals
+from support.paths import TESTS
+
+GOLDEN = TESTS / "golden"
+FIXTURES = sorted((TESTS / "models").glob("*.onnx"))
+
+
+def report(*rows: Row, casts: Iterable[CastRow] = (), name: str = "m", **header: Any) -> Report:
+    return Report(Header(name, 9, {"ai.onnx": 17}, **header), Totals(), rows, tuple(casts))
+
+
+def chain(*ops: str, dtype: str = "float32", prefix: str = "", named: bool = True) -> Report:
+    """Ops that read one another in a row; "MatMul:first" is an op with a name, "MatMul" has a numbered one."""
+    rows = []
+    for i, op in enumerate(ops):
+        kind, _, name = op.partition(":")
+        reads = (i - 1,) if i else ()
+        rows.append(Row(name or f"{prefix}{kind}_{i}", kind, dtype, named=named, reads=reads))
+    return report(*rows)
+
+
+def inventory(model: onnx.ModelProto) -> Report:
+    return report_of(View.of(Model.load(model)))
+
+
+def only(delta: Delta, **counts: int) -> None:
+    assert dict(delta.counts) == {**dict.fromkeys(KINDS, 0), **counts}
+
+
+# -- kinds of difference -----------------------------------------------------------------------------
+
+
+def test_a_report_does_not_differ_from_itself() -> None:
+    one = Report.from_json((GOLDEN / "report.json").read_bytes(), "one")
+    assert diff(one, one) == Delta("scorer.onnx", "scorer.onnx")
+    assert diff(one, one).text() == "no difference\n"
+    assert not diff(one, one).differs
+    assert not diff(one, one).fails()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("float32", "float16", "lowered"),
+        ("float64", "bfloat16", "lowered"),
+        ("bfloat16", "float32", "raised"),
+        ("float16", "bfloat16", "retyped"),
+        ("float64", "float32", "retyped"),
+        ("int64", "int32", "retyped"),
+        ("float16", "unknown", "retyped"),
+    ],
+)
+def test_each_change_of_type_has_its_kind(before: str, after: str, kind: str) -> None:
+    delta = diff(chain("Relu", dtype=before), chain("Relu", dtype=after))
+    assert delta.changes == (Change(kind, "Relu_0", "Relu", before=before, after=after),)
+
+
+def test_a_change_of_one_type_variable_is_found_though_the_op_s_own_type_stays() -> None:
+    def norm(scale: str) -> Report:
+        return report(Row("n", "LayerNormalization", "float16", variables={"T": "float16", "U": scale}))
+
+    (change,) = diff(norm("float32"), norm("float16")).changes
+    assert (change.kind, change.variable, change.types) == ("lowered", "U", "float32 → float16")
+
+
+def test_added_and_removed_ops_are_told_by_their_types() -> None:
+    delta = diff(chain("Relu", "Exp"), chain("Relu", "Tanh"))
+    assert [(c.kind, c.op, c.types) for c in delta.changes] == [
+        ("added", "Tanh", "float32"),
+        ("removed", "Exp", "float32"),
+    ]
+
+
+def test_casts_are_counted_by_what_they_cast_whatever_the_value_s_name() -> None:
+    ops = chain("MatMul", "Exp").rows
+    one = report(*ops, casts=[CastRow("a", "float16", "float32", after=0)])
+    renamed = report(*ops, casts=[CastRow("b", "float16", "float32", origin="existing", after=0)])
+    two = report(*ops, casts=[CastRow("x", "float32", "float16"), CastRow("a", "float16", "float32", after=0)])
+    folded = report(*ops, casts=[CastRow("a", "float16", "float32", origin="folded", after=0)])
+    only(diff(one, renamed))
+    assert diff(one, two).casts == (CastChange("+", "x", "float32", "float16"),)
+    assert diff(one, folded).casts == (CastChange("-", "a", "float16", "float32"),)
+    assert diff(two, folded).summary() == "casts -2"
+
+
+def test_cast_nodes_and_constants_are_no_ops_of_their_own() -> None:
+    cast = Row("c", "Cast", "float16", inputs=("float32",), outputs=("float16",))
+    mask = Row("m", "Cast", "float32", inputs=("bool",), outputs=("float32",))
+    only(diff(report(), report(cast, Row("k", "Constant", "float16"))))
+    only(diff(report(), report(mask)), added=1)
+
+
+def test_settings_are_told_but_are_no_difference() -> None:
+    settings: dict[str, Any] = {"to": "float16", "level": "default", "safety": "default"}
+    a = report(target="onnx", **settings)
+    b = report(Row("r", "Relu", "float32"), target="ort-cuda", **settings)
+    assert diff(a, b).settings == (("target", "onnx", "ort-cuda"),)
+    assert "target:  onnx → ort-cuda" in diff(a, b).text()
+    assert not diff(a, report(target="ort-cuda", **settings)).differs
+
+
+# -- which op is which -------------------------------------------------------------------------------
+
+
+def test_renamed_ops_are_recognized_by_their_place() -> None:
+    only(diff(chain("MatMul", "Relu", "MatMul", "Exp"), chain("MatMul", "Relu", "MatMul", "Exp", prefix="x")))
+
+
+def test_a_renamed_op_that_was_lowered_is_told_under_both_names() -> None:
+    (change,) = diff(chain("Relu:old"), chain("Relu:new", dtype="float16")).changes
+    assert (change.kind, change.title) == ("lowered", "new (was old)")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_numbered_names_that_shift_by_inserted_ops_do_not_mislead(named: bool) -> None:
+    old = ["MatMul", "Relu"] * 20
+    new = [*old[:12], "Tanh", "Tanh", *old[12:]]
+    delta = diff(chain(*old, named=named), chain(*new, named=named))
+    assert [(c.kind, c.name) for c in delta.changes] == [("added", "Tanh_12"), ("added", "Tanh_13")]
+
+
+def test_an_op_taken_out_is_the_only_difference() -> None:
+    old = ["Conv", "Relu", "Conv", "Sigmoid", "Conv", "Relu", "Gemm"]
+    (change,) = diff(chain(*old), chain(*old[:3], *old[4:])).changes
+    assert (change.kind, change.name) == ("removed", "Sigmoid_3")
+
+
+def test_names_decide_between_branches_of_one_shape() -> None:
+    def branches(**dtypes: str) -> Report:
+        stem = Row("stem", "MatMul", "float16")
+        heads = (Row(name, "MatMul", dtype, reads=(0,)) for name, dtype in dtypes.items())
+        return report(stem, *heads)
+
+    old = branches(query="float16", key="float16", value="float16")
+    new = branches(value="float32", query="float16")
+    assert [(c.kind, c.name) for c in diff(old, new).changes] == [("raised", "value"), ("removed", "key")]
+
+
+def test_the_same_name_under_another_kind_is_another_op() -> None:
+    only(diff(chain("Relu:a"), chain("Exp:a")), added=1, removed=1)
+
+
+@pytest.mark.parametrize(
+    ("twin_reads", "added"),
+    [((), ["t", "twin"]), ((0,), ["a", "t"])],
+    ids=["a name and all above outweigh all below", "all above and below outweigh a name"],
+)
+def test_two_kinds_of_evidence_outweigh_the_third(twin_reads: tuple[int, ...], added: list[str]) -> None:
+    stem, relu = Row("stem", "Conv", "float16"), Row("a", "Relu", "float16", reads=(0,))
+    a = report(stem, relu, Row("e", "Exp", "float32", reads=(1,)))
+    tanh, twin = Row("t", "Tanh", "float16", reads=(1,)), Row("twin", "Relu", "float16", reads=twin_reads)
+    b = report(stem, relu, tanh, twin, Row("e", "Exp", "float32", reads=(3,)))
+    assert [(c.kind, c.name) for c in diff(a, b).changes] == [("added", name) for name in added]
+
+
+def test_operands_are_told_apart_by_position() -> None:
+    def difference(*dtypes: str, reads: tuple[int, int]) -> Report:
+        sources = (Row(f"Relu_{i}", "Relu", dtype, named=False) for i, dtype in enumerate(dtypes))
+        return report(*sources, Row("Sub_2", "Sub", "float16", named=False, reads=reads))
+
+    only(diff(difference("float16", "float32", reads=(0, 1)), difference("float32", "float16", reads=(1, 0))))
+
+
+def test_unnamed_ops_are_recognized_by_a_neighbour_that_has_a_name() -> None:
+    def branch(at: int, edges: str, name: str, dtype: str) -> tuple[Row, ...]:
+        return (
+            Row(f"{edges}_{at}", edges, "float32", named=False),
+            Row(name, "MatMul", "float16", reads=(at,)),
+            Row(f"Relu_{at}", "Relu", dtype, named=False, reads=(at + 1,)),
+            Row(f"{edges}_{at + 3}", edges, "float32", named=False, reads=(at + 2,)),
+        )
+
+    a = report(*branch(0, "Exp", "p", "float16"), *branch(4, "Exp", "q", "float32"))
+    b = report(*branch(0, "Tanh", "q", "float32"), *branch(4, "Tanh", "p", "float16"))
+    only(diff(a, b), added=4, removed=4)
+
+
+def test_matching_is_one_to_one_and_keeps_the_kind() -> None:
+    rng = random.Random(7)
+    for _ in range(60):
+        kinds = [rng.choice(("MatMul", "Relu", "Exp")) for _ in range(rng.randrange(1, 30))]
+        other = [kind for kind in kinds if rng.random() < 0.7]
+        a, b = chain(*kinds, named=rng.random() < 0.5), chain(*other, prefix=rng.choice(("", "x")))
+        pairs = match(a, b)
+        assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
+        assert all(a.rows[i].op == b.rows[j].op for i, j in pairs)
+
+
+def test_the_alignment_is_as_long_as_the_quadratic_table_says() -> None:
+    rng = random.Random(3)
+
+    def longest(a: Sequence[str], b: Sequence[str]) -> int:
+        table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+        for i, x in enumerate(a):
+            for j, y in enumerate(b):
+                table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+        return table[-1][-1]
+
+    for _ in range(300):
+        a, b = (rng.choices("abc", k=rng.randrange(9)) for _ in range(2))
+        pairs, _ = common(a, b, 10**6)
+        assert len(pairs) == longest(a, b)
+        assert all(a[i] == b[j] for i, j in pairs)
+        assert all(p[0] < q[0] and p[1] < q[1] for p, q in pairwise(pairs))
+
+
+def test_an_alignment_over_budget_matches_nothing() -> None:
+    pairs, spent = common("a" * 50 + "b" * 50, "c" * 50 + "b" * 50, 20)
+    assert (pairs, spent < 100) == ([], True)
+
+
+def test_a_diff_of_many_rows_takes_seconds_not_minutes() -> None:
+    kinds = ["MatMul", "Add", "Relu", "Softmax", "Mul"] * 4000
+    new = [kind for i, kind in enumerate(kinds) if i % 997]
+    start = time.process_time()
+    only(diff(chain(*kinds), chain(*new, prefix="x")), removed=len(kinds) - len(new))
+    assert time.process_time() - start < 10  # 0.5 s where this was written
+
+
+# -- models ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_a_conversion_s_report_and_the_inventory_of_what_it_made_do_not_differ(path: Path) -> None:
+    converted = convert(path)
+    delta = diff(converted.report, inventory(converted.model))
+    assert delta.text() == "no difference\n"
+    assert diff(inventory(onnx.load(path)), converted.report).counts["raised"] == 0
+
+
+def test_casts_that_a_conversion_folds_and_retargets_do_not_differ_from_what_it_made() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[4, 4] x) => (float[4, 4] y, float16[4, 4] p) <float[4, 4] w> {
+        a = MatMul (x, w)
+        half = Cast <to = 10> (a)
+        p = Cast <to = 10> (a)
+        r = Relu (half)
+        b = Cast <to = 1> (r)
+        y = MatMul (b, w)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    converted = convert(model, target="onnx")
+    assert diff(converted.report, inventory(converted.model)).text() == "no difference\n"
+    origins = [(cast.origin, cast.value, cast.to) for cast in converted.report.casts]
+    assert [origin for origin in origins if origin[0] == "folded"] == [
+        ("folded", "a", "float16"),
+        ("folded", "a", "float16"),
+        ("folded", "r", "float32"),
+    ]
+
+
+# -- forms and exit ----------------------------------------------------------------------------------
+
+
+def kept() -> Delta:
+    a, b = (Report.from_json((GOLDEN / name).read_bytes(), name) for name in ("report.json", "report.kept.json"))
+    return diff(a, b)
+
+
+@pytest.mark.parametrize(
+    ("form", "file"),
+    [("text", "diff.txt"), ("json", "diff.json"), ("markdown", "diff.md"), ("github", "diff.github")],
+)
+def test_the_forms_of_a_diff(form: str, file: str) -> None:
+    assert kept().to(form, ["raised"]) == (GOLDEN / file).read_text("utf-8")
+
+
+def test_json_holds_the_counts() -> None:
+    assert json.loads(kept().to_json())["counts"] == dict(kept().counts)
+
+
+def test_only_the_kinds_named_fail() -> None:
+    assert (kept().fails(), kept().fails(["raised"]), kept().fails(["casts", "added"])) == (True, True, True)
+    assert (kept().fails(["lowered"]), kept().fails(["added", "removed", "retyped"])) == (False, False)
+
+
+def test_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(PolicyError, match="unknown kind of difference 'rised'; did you mean 'raised'"):
+        kept().fails(["rised"])
+
+
+def test_annotations_are_errors_where_the_check_fails_and_ten_at_most_per_kind() -> None:
+    many = Delta("a", "b", tuple(Change("raised", f"n{i}", "Relu") for i in range(30)))
+    assert many.github().count("::warning") == 10
+    assert many.github(["raised"]).splitlines()[-1] == "::error title=raised::and 21 more raised"
+    assert many.github(["added"]).count("::error") == 0
+    assert many.github(()).count("::error") == 10
+    assert Delta("a", "b").github() == "::notice::no difference\n"
+
+
+def test_a_comment_stays_within_what_github_holds() -> None:
+    long = "x" * 120
+    many = Delta("a", "b", tuple(Change("raised", f"{long}{i}", "Relu", why="keep") for i in range(5000)))
+    assert len(many.markdown()) < 65536
+    assert "… and 4800 more." in many.markdown()
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    page = (GOLDEN.parents[1] / "docs" / "report.md").read_text("utf-8")
+    for name in ("report.txt", "explain.txt", "diff.txt"):
+        assert f"```\n{(GOLDEN / name).read_text('utf-8')}```\n" in page

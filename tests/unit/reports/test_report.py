@@ -1,0 +1,395 @@
+"""Reports: what stands in them, their JSON, their text, and the chain of reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite.errors import Finding, PatternError, ReportError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.reports.explain import RULES, explain
+from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
+from support.paths import ROOT, TESTS
+
+GOLDEN = TESTS / "golden"
+SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text("utf-8"))
+
+SCORER = """<ir_version: 8, opset_import: ["": 17]>
+scorer (float[8, 16] x) => (float[8, 4] y, float[8, 1] z) <float[16, 16] w, float[16, 4] v> {
+    [encoder] h = MatMul (x, w)
+    [act] r = Relu (h)
+    [head] y = MatMul (r, v)
+    [exp] e = Exp (r)
+    [axes] a = Constant <value = int64[1] {1}> ()
+    [pool] z = ReduceSum (e, a)
+}"""
+
+
+def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    """The model of an ONNX text, its weights filled with numbers between -1 and 1."""
+    proto = onnx.parser.parse_model(text)
+    for name, shape in weights.items():
+        values = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return proto
+
+
+def scorer(**options: Any) -> Converted:
+    return convert(model(SCORER, w=(16, 16), v=(16, 4)), target="onnx", **options)
+
+
+def inventory(proto: onnx.ModelProto, name: str | None = None) -> Report:
+    return report_of(View.of(Model.load(proto)), name=name)
+
+
+def golden() -> Report:
+    return Report.from_json((GOLDEN / "report.json").read_bytes(), "report.json")
+
+
+def dtypes(report: Report) -> dict[str, str]:
+    return {row.name: row.dtype for row in report.rows}
+
+
+# -- what stands in a report -------------------------------------------------------------------------
+
+
+def test_a_conversion_reports_every_op_with_its_type_after_the_conversion() -> None:
+    lowered = dict.fromkeys(("encoder", "act", "head"), "float16")
+    assert dtypes(scorer().report) == {**lowered, "exp": "float32", "axes": "int64", "pool": "float32"}
+
+
+def test_an_inventory_reports_every_op_with_its_type_as_it_is_and_no_reasons() -> None:
+    report = inventory(model(SCORER, w=(16, 16), v=(16, 4)), name="/some/where/scorer.onnx")
+    assert set(dtypes(report).values()) == {"float32", "int64"}
+    assert (report.inventory, report.model.name, report.rows[0].color, report.rows[0].rule) == (
+        True,
+        "scorer.onnx",
+        None,
+        None,
+    )
+    assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 0)
+
+
+def test_a_row_says_which_rule_and_because_of_which_op() -> None:
+    act = scorer().report.rows[1]
+    assert (act.rule, act.because, act.because_row, act.color) == ("between_allow", "head", 2, "clear")
+    assert act.why == "between_allow because of head"
+    assert act.source.startswith("float16.yaml:")
+
+
+def test_casts_say_what_they_cast_and_for_whom() -> None:
+    casts = [(c.value, c.from_, c.to, c.readers, c.size, c.after) for c in scorer().report.casts]
+    assert casts == [
+        ("x", "float32", "float16", 1, 8 * 16 * 2, NO_ROW),
+        ("r", "float16", "float32", 1, None, 1),
+        ("y", "float16", "float32", 1, 8 * 4 * 4, 2),
+    ]
+
+
+def test_baked_weights_are_counted_in_bytes() -> None:
+    report = scorer().report
+    assert report.baked == (BakeRow("w", "float16", 1024, 512), BakeRow("v", "float16", 256, 128))
+    axes = 8
+    assert (report.totals.weights_before, report.totals.weights_after) == (1280 + axes, 640 + axes)
+
+
+def test_a_weight_that_keeps_a_float32_copy_takes_more_room_than_before() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[4, 4] x) => (float[4, 4] y, float[4, 4] z) <float[4, 4] w> {
+        y = MatMul (x, w)
+        z = Exp (w)
+    }"""
+    totals = convert(model(text, w=(4, 4)), target="onnx").report.totals
+    assert (totals.weights_before, totals.weights_after) == (64, 64 + 32)
+
+
+def test_casts_of_the_model_itself_are_told_from_inserted_ones() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[4] x) => (float[4] z) {
+        h = Cast <to = 10> (x)
+        r = Relu (h)
+        z = Cast <to = 1> (r)
+    }"""
+    report = inventory(model(text))
+    assert [(c.value, c.to, c.origin) for c in report.casts] == [
+        ("x", "float16", "existing"),
+        ("r", "float32", "existing"),
+    ]
+    assert [row.reads for row in report.rows] == [(), (), (1,)]
+
+
+def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (bool c, float[4] x) => (float[4] y) {
+        [pick] y = If (c) <
+            then_branch = t () => (float[4] a) { [up] a = Exp (x) },
+            else_branch = e () => (float[4] b) { b = Relu (x) }
+        >
+    }"""
+    report = inventory(model(text))
+    paths = [row.path for row in report.rows]
+    assert (paths, report.rows[2].reads) == (
+        ["pick/then_branch/up", "pick/else_branch/Relu_0", "pick"],
+        (NO_ROW, 0, 1),
+    )
+    assert [row.named for row in report.rows] == [True, False, True]
+
+
+def test_the_kernel_gate_s_refusals_are_counted_and_listed() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[4, 4] x) => (float[4, 4] y) <float[4, 4] w> { [product] y = MatMul (x, w) }"""
+    report = convert(model(text, w=(4, 4)), target="onnx").report
+    held = replace(report, rows=(report.rows[0]._replace(rule="kernel_gate", note="no kernel"),))
+    assert report.refused == ()
+    assert [row.name for row in held.refused] == ["product"]
+    assert "1  MatMul  no kernel  product" in held.text()
+
+
+def test_a_row_s_key_ignores_names_and_types_but_not_attributes_and_weight_shapes() -> None:
+    def key(op: str, dtype: str = "float", attributes: str = "", columns: int = 4) -> str:
+        text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g ({dtype}[4, 4] x) => ({dtype}[?, ?] y) <{dtype}[4, {columns}] w> {{ [{op}] y = Gemm {attributes} (x, w) }}"""
+        proto = onnx.parser.parse_model(text)
+        code = onnx.TensorProto.FLOAT if dtype == "float" else onnx.TensorProto.FLOAT16
+        proto.graph.initializer.append(onnx.helper.make_tensor("w", code, (4, columns), [0.0] * 4 * columns))
+        return inventory(proto).rows[0].key
+
+    assert key("one") == key("other") == key("one", "float16")
+    assert len({key("one"), key("one", attributes="<transB = 1>"), key("one", columns=5)}) == 3
+
+
+def test_the_same_conversion_gives_the_same_report() -> None:
+    assert scorer().report.to_json() == scorer().report.to_json()
+
+
+# -- JSON --------------------------------------------------------------------------------------------
+
+
+def test_json_comes_back_equal_and_byte_for_byte() -> None:
+    text = (GOLDEN / "report.json").read_text("utf-8")
+    report = Report.from_json(text, "report.json")
+    assert (report.to_json(), Report.from_json(report.to_json(), "again")) == (text, report)
+    for again in (scorer().report, inventory(model(SCORER, w=(16, 16), v=(16, 4)))):
+        assert Report.from_json(again.to_json(), "again") == again
+
+
+def test_every_field_survives_json() -> None:
+    row = Row(
+        "a\n\x1b\u00e9",
+        "x::Op",
+        "bfloat16",
+        "s/",
+        False,
+        {"U": "float32", "T": "bfloat16"},
+        *("gray", "keep", "b", 0, "n", "l:1", "r", ("", "int64"), ("seq(float32)",), "k", (NO_ROW, -1)),
+    )
+    header = Header("m", 10, {"": 1}, "1", "bfloat16", "l", "t", "s", "li", "fp")
+    report = Report(
+        header,
+        Totals(*range(14)),
+        (row,),
+        (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1),),
+        (BakeRow("w", "bfloat16", 4, 2, "s/", True),),
+        (Finding("k", "s", "m"),),
+    )
+    assert Report.from_json(report.to_json(), "all") == report
+    assert '"variables": {"T": "bfloat16", "U": "float32"}' in report.to_json()
+
+
+def changed(**changes: object) -> str:
+    loaded = json.loads((GOLDEN / "report.json").read_text("utf-8"))
+    return json.dumps({**loaded, **changes})
+
+
+ROW = {"name": "a", "op": "Relu", "dtype": "float16"}
+MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
+    "no JSON": ("MatMul", "not JSON"),
+    "cut off": ((GOLDEN / "report.json").read_text("utf-8")[:500], "not JSON"),
+    "binary": (b"\xff\x00\x01", "not UTF-8 text"),
+    "a list": ("[]", "the whole must be an object, but is a list"),
+    "deep": ("[" * 200_000, "nested too deeply"),
+    "long digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
+    "no schema": ("{}", "schema is None, this version reads 1; write the report again"),
+    "newer": (changed(schema=2), "schema is 2, this version reads 1; upgrade amp-rewrite"),
+    "schema of another type": (changed(schema=True), "schema must be an integer, but is true or false"),
+    "NaN": ('{"schema": 1, "totals": {"ops": NaN}}', "NaN is not a JSON number"),
+    "infinite": (changed(totals={"ops": float("1e308")}).replace("1e+308", "1e999"), "totals.ops must be an integer"),
+    "half a surrogate": (changed(rows=[{**ROW, "note": "\ud800"}]), "rows[0].note holds half a surrogate pair"),
+    "unknown field": (changed(extra=1), "the whole has an unknown field 'extra'"),
+    "missing field": (changed(rows=[{"name": "a", "op": "Relu"}]), "rows[0] lacks the field 'dtype'"),
+    "text for a list": (changed(rows="all"), "rows must be a list, but is text"),
+    "number for text": (changed(rows=[ROW, {**ROW, "rule": 3}]), "rows[1].rule must be text, but is a number"),
+    "inside a map": (changed(rows=[{**ROW, "variables": {"T": None}}]), "rows[0].variables.T must be text"),
+    "negative count": (changed(totals={"ops": -1}), "totals.ops must not be negative"),
+    "huge count": (changed(totals={"ops": 10**30}), "totals.ops does not fit in 64 bits"),
+    "reads itself": (changed(rows=[{**ROW, "reads": [0]}]), "rows[0].reads names a row that does not stand before"),
+    "reads nothing": (changed(rows=[{**ROW, "reads": [-2]}]), "rows[0].reads names a row"),
+    "because of nothing": (changed(rows=[{**ROW, "because_row": 1}], casts=[]), "rows[0].because_row names no row"),
+    "cast of nothing": (changed(rows=[ROW]), "casts[1].after names no row"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_report_is_refused_and_the_field_named(case: str) -> None:
+    text, fact = MALFORMED[case]
+    with pytest.raises(ReportError) as caught:
+        Report.from_json(text, "a.json")
+    assert str(caught.value).startswith("a.json: ")
+    assert fact in str(caught.value)
+
+
+def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.reports.report.MAX_CHARACTERS", 10)
+    with pytest.raises(ReportError, match="larger than"):
+        Report.from_json("[0, 0, 0, 0]", "a.json")
+
+
+def test_the_json_schema_names_the_fields_that_reports_have() -> None:
+    classes = {"model": Header, "totals": Totals, "row": Row, "cast": CastRow, "bake": BakeRow, "finding": Finding}
+    for name, cls in classes.items():
+        stated = SCHEMA["$defs"][name]["properties"]
+        assert set(stated) == {field.rstrip("_") for field in cls.__annotations__}, name
+    assert set(SCHEMA["properties"]) == {field.name for field in fields(Report)}
+
+
+def test_reports_satisfy_the_json_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for report in (golden(), scorer().report, inventory(model(SCORER, w=(16, 16), v=(16, 4)))):
+        validator.validate(json.loads(report.to_json()))
+    assert not validator.is_valid(json.loads(changed(extra=1)))
+
+
+def test_reading_and_comparing_reports_imports_neither_onnx_nor_numpy() -> None:
+    code = """
+import sys
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.report import Report
+report = Report.from_json(open(sys.argv[1], "rb").read(), "report")
+report.text(verbose=True), explain(report, "act"), diff(report, report).to("github")
+print(sorted({"onnx", "numpy", "yaml", "networkx", "click", "rich"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, str(GOLDEN / "report.json")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# -- text --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("file", "verbose"), [("report.txt", False), ("report.verbose.txt", True)])
+def test_the_text_of_a_report(file: str, verbose: bool) -> None:
+    assert golden().text(verbose=verbose) == (GOLDEN / file).read_text("utf-8")
+
+
+def test_the_text_of_an_inventory_counts_op_types() -> None:
+    text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
+    assert "compute ops  0 of 2 in low precision (0 %)" in text
+    assert "  2  MatMul     2 float32\n" in text
+
+
+def test_there_is_one_line_per_kind_of_finding_unless_verbose() -> None:
+    many = replace(golden(), findings=tuple(Finding("saturated", f"w{i}", "too large") for i in range(300)))
+    assert many.text().count("saturated") == 1
+    assert "300 saturated  w0  too large, …" in many.text()
+    assert many.text(verbose=True).count("saturated") == 300
+
+
+def test_an_empty_report_has_a_text() -> None:
+    assert Report(Header("m", 9, {}), Totals(), ()).text().startswith("m\n  model")
+
+
+def test_no_escape_sequence_of_a_model_reaches_the_terminal() -> None:
+    evil = replace(golden(), rows=tuple(row._replace(name="\x1b[2J" + row.name) for row in golden().rows))
+    assert "\x1b" not in evil.text(verbose=True) + explain(evil, "#0")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a b", "a b"), ("a\nb", "a\\nb"), ("\x1b[1m", "\\x1b[1m"), ("\u202e", "\\u202e"), ("é", "é")],
+)
+def test_plain_text_is_one_line_without_control_characters(text: str, expected: str) -> None:
+    assert plain(text) == expected
+
+
+def test_tables_align_and_end_without_blanks() -> None:
+    assert table([("a", "1", "long"), ("bbb", "22", "")], head=("x", "n", "note"), right=" >") == [
+        "  x     n  note",
+        "  a     1  long",
+        "  bbb  22",
+    ]
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 4_300_000, 2 * 10**9, 3 * 10**12)] == [
+        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "4.3 MB", "2.0 GB", "3.0 TB"),
+    ]
+    assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (1, 2), (998, 999), (9, 9))] == [
+        *("-", "0 %", "1 %", "50 %", "99 %", "100 %"),
+    ]
+
+
+def test_no_name_breaks_out_of_a_markdown_cell() -> None:
+    assert markdown_table(("a",), [("x|`y`",)])[2] == "| `` x\\|`y` `` |"
+
+
+def test_annotations_are_escaped_as_the_runner_unescapes() -> None:
+    line = annotation("error", "50%\r\na:b,c", {"title": "x:y,z%\n"})
+    assert line == "::error title=x%3Ay%2Cz%25%0A::50%25%0D%0Aa:b,c"
+
+
+# -- explain -----------------------------------------------------------------------------------------
+
+
+def test_explain_walks_to_the_root() -> None:
+    assert explain(golden(), "shift") == (GOLDEN / "explain.txt").read_text("utf-8")
+
+
+def test_explain_names_what_the_name_may_have_meant() -> None:
+    with pytest.raises(PatternError, match="no op is named 'haed'; did you mean 'head'"):
+        explain(golden(), "haed")
+
+
+def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:
+    rows = (Row("a", "Relu", "float32", "one/"), Row("a", "Exp", "float32", "two/"))
+    report = replace(golden(), rows=rows, casts=())
+    with pytest.raises(PatternError, match="2 ops are named 'a'; ask for 'one/a' or 'two/a'"):
+        explain(report, "a")
+    assert explain(report, "two/a").startswith("two/a (Exp)")
+    twins = replace(report, rows=(rows[0], rows[0]))
+    with pytest.raises(PatternError, match=r"ask for #0 \(Relu\) or #1 \(Relu\)"):
+        explain(twins, "a")
+    assert explain(twins, "#1").startswith("one/a (Relu)")
+
+
+def test_explain_ends_even_where_reasons_run_in_a_circle() -> None:
+    rows = (
+        Row("a", "Mul", "float32", rule="cluster", because="b", because_row=1),
+        Row("b", "Add", "float32", rule="cluster", because="a", because_row=0),
+    )
+    assert explain(replace(golden(), rows=rows, casts=()), "a").count("because b (Add)") == 1
+
+
+def test_every_rule_of_a_conversion_is_put_into_words() -> None:
+    used = {row.rule for row in (*golden().rows, *scorer(keep=["exp"]).report.rows) if row.rule}
+    assert used <= set(RULES)
+
+
+def test_the_page_has_every_rule_in_the_words_of_explain() -> None:
+    page = (ROOT / "docs" / "report.md").read_text("utf-8")
+    rules = page.partition("## Rules\n")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rules, re.MULTILINE)) == RULES

@@ -1,0 +1,315 @@
+"""What becomes one operator before painting, what does not and why, and that both compute the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.rewrite.equivalence import ROUNDINGS, UNIT, doubt
+from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
+from amp_rewrite.rewrite.passes.inline import inline_functions
+from amp_rewrite.runtime.kernels import Kernels
+from amp_rewrite.settings.choices import Fuse, Target
+from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, model_of
+from support.fusing import kinds, outputs_of, standard
+from support.paths import TESTS
+
+AUTO = "and --opset auto takes the model there"
+
+# -- operators of the standard ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "expected"),
+    [
+        (LAYER_NORM + "g = Mul (n, gain)  y = Add (g, shift)", 17, ["LayerNormalization"]),
+        (LAYER_NORM + "g = Mul (gain, n)  y = Add (shift, g)", 18, ["LayerNormalization"]),
+        (LAYER_NORM + "g = Mul (n, gain)  y = Relu (g)", 18, ["LayerNormalization", "Relu"]),
+        (CENTERED + "s = Sqrt (e)  r = Reciprocal (s)  n = Mul (d, r)  y = Mul (n, gain)", 18, ["LayerNormalization"]),
+        (RMS_NORM, 23, ["RMSNormalization"]),
+        (RMS_NORM.replace("s = Sqrt (e)  n = Div (x, s)", "r = Pow (e, minus_half)  n = Mul (x, r)"), 23, None),
+        (ERF, 20, ["Gelu"]),
+        (TANH, 20, ["Gelu"]),
+        (SOFTMAX, 18, ["Softmax"]),
+    ],
+)
+def test_what_is_written_out_becomes_one_operator(body: str, opset: int, expected: list[str] | None) -> None:
+    model = model_of(body, opset)
+    made, told = standard(model)
+    assert kinds(made) == (expected or ["RMSNormalization"])
+    assert [kind for kind, _, _ in told] == ["fused"]
+    agree(model, made)
+
+
+def test_a_fusion_says_what_became_what_and_leaves_no_constant_behind() -> None:
+    made, told = standard(model_of(LAYER_NORM + "g = Mul (n, gain)  y = Add (g, shift)"))
+    (node,) = made.graph.node
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert (node.name, list(node.input), list(node.output)) == ("the_y", ["x", "gain", "shift"], ["y"])
+    assert attributes == {"axis": -1, "epsilon": float(np.float32(1e-5))}
+    assert {"gain", "shift"} <= {t.name for t in made.graph.initializer}
+    assert not {"eps", "last", "two"} & {t.name for t in made.graph.initializer}
+    parts = "the_m, the_d, the_p, the_v, the_e, the_s, the_n, the_g, the_y"
+    assert told == [("fused", "the_y", f"layer normalization: one LayerNormalization in place of {parts}")]
+
+
+FIRST_AXIS = LAYER_NORM.replace("last", "first") + "y = Mul (n, gain)"
+ENDS_IN_Y = "the one that ends in the_y: "
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "inputs", "kind", "why"),
+    [
+        (
+            LAYER_NORM + "y = Mul (n, gain)",
+            16,
+            "",
+            "layer_normalization",
+            f"opset 16 has no LayerNormalization; opset 17 has, {AUTO}",
+        ),
+        (
+            RMS_NORM,
+            22,
+            "",
+            "rms_normalization",
+            f"opset 22 has no RMSNormalization; opset 23 has, {AUTO}",
+        ),
+        (ERF, 19, "", "gelu_erf", f"opset 19 has no Gelu; opset 20 has, {AUTO}"),
+        (FIRST_AXIS, 18, "", "layer_normalization", "it is not over the last axis alone"),
+        (FIRST_AXIS.replace("first", "both"), 18, "", "layer_normalization", "it is not over the last axis alone"),
+        (
+            LAYER_NORM + "y = Mul (n, gain)",
+            18,
+            "float[A,B] x",
+            "layer_normalization",
+            "the size of the axis that it normalizes is not known",
+        ),
+        (
+            LAYER_NORM + "y = Mul (n, gain)",
+            18,
+            "float[2,1] x",
+            "layer_normalization",
+            "gain is not one number for each of the 1 that it normalizes",
+        ),
+        (
+            LAYER_NORM.replace("(v, eps)", "(v, lift)") + "y = Mul (n, gain)",
+            18,
+            "float[2,4] x, float lift",
+            "layer_normalization",
+            "its epsilon is not one constant number that is added below the root",
+        ),
+        (
+            LAYER_NORM.replace("(d, two)", "(d, power)") + "y = Mul (n, gain)",
+            18,
+            "float[2,4] x, float power",
+            "layer_normalization",
+            "it also reads power, which is not one constant number",
+        ),
+        (
+            ERF.replace("one", "wide"),
+            20,
+            "float[N] x",
+            "gelu_erf",
+            "the rank of what it is applied to is not known, or less than that of its constants",
+        ),
+    ],
+)
+def test_what_the_operator_does_not_quite_say_stays(body: str, opset: int, inputs: str, kind: str, why: str) -> None:
+    outputs = "float[A,B] y" if "[A,B]" in inputs else "float[1,N] y" if "[N]" in inputs else "float[2,4] y"
+    model = model_of(body, opset, outputs, inputs or "float[2,4] x")
+    made, told = standard(model)
+    assert told == [("not_fused", kind, ENDS_IN_Y + why)]
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_without_a_scale_there_is_no_layer_normalization() -> None:
+    model = model_of(LAYER_NORM + "b = Add (n, shift)  y = Mul (b, gain)")
+    made, told = standard(model)
+    assert told == [
+        ("not_fused", "layer_normalization", "the one that ends in the_n: no scale follows, and the operator wants one")
+    ]
+    assert kinds(made) == kinds(model)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ERF.replace("root2", "c"),
+        ERF.replace("(g, half)", "(g, one)"),
+        ERF.replace("(b, one)", "(b, half)"),
+        TANH.replace("(k, u)", "(c, u)"),
+        TANH.replace("(x, three)", "(x, two)"),
+    ],
+)
+def test_numbers_that_are_not_those_of_gelu_are_refused_by_trial(body: str) -> None:
+    """A must-fail twin of the proof: the structure is that of GELU, the function another."""
+    model = model_of(body, 20)
+    made, told = standard(model)
+    assert [(kind, message.split(" by ")[0]) for kind, _, message in told] == [
+        ("not_fused", ENDS_IN_Y + "on random inputs the results differ")
+    ]
+    assert kinds(made) == kinds(model)
+
+
+@pytest.mark.parametrize(("digits", "expected"), [(4, "Erf"), (5, "Erf"), (7, "Gelu")])
+def test_a_constant_of_gelu_needs_the_digits_of_float32(digits: int, expected: str) -> None:
+    """√2 to five digits is off by 2e-6 of its size: more than float32 confuses, whatever it looks like."""
+    model = model_of(ERF, 20)
+    rounded = numpy_helper.from_array(np.array(round(2**0.5, digits), np.float32), "root2")
+    next(t for t in model.graph.initializer if t.name == "root2").CopyFrom(rounded)
+    assert expected in kinds(standard(model)[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        (LAYER_NORM + "y = Mul (n, gain)", "float[2,4] y, float[2,1] v"),
+        (LAYER_NORM + "y = Mul (n, gain)  z = Neg (v)", "float[2,4] y, float[2,1] z"),
+        (ERF + "  z = Neg (b)", "float[2,4] y, float[2,4] z"),
+    ],
+)
+def test_what_others_read_stays(body: str, outputs: str) -> None:
+    model = model_of(body, 20, outputs)
+    assert standard(model)[0].SerializeToString() == model.SerializeToString()
+
+
+def test_what_a_pattern_names_stays() -> None:
+    model = model_of(ERF, 20)
+    view = View.of(Model.load(model))
+    made, told = standard(model, named={op.id for op in view.ops if op.kind == "Erf"})
+    assert kinds(made) == kinds(model)
+    assert told == [("not_fused", "gelu_erf", ENDS_IN_Y + "a pattern names the_b")]
+
+
+def test_no_kernel_is_given_up_for_a_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "amp_rewrite.rewrite.passes.canonicalize.load_kernels", lambda: Kernels("no runtime", "cuda", {}, {})
+    )
+    model = model_of(ERF, 20)
+    made, told = standard(model)
+    assert (kinds(made), told) == (kinds(model), [("not_fused", "gelu_erf", ENDS_IN_Y + "no cuda kernel for Gelu")])
+    assert kinds(standard(model, target=Target.ONNX)[0]) == ["Gelu"]
+
+
+def test_a_model_that_carries_its_training_is_left_alone() -> None:
+    model = model_of(ERF, 20)
+    model.training_info.add().algorithm.name = "step"
+    view, told = canonical(View.of(Model.load(model)), DType.FLOAT16, Target.ORT_CUDA)
+    assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
+
+
+def test_a_model_that_lists_its_weights_as_inputs_is_left_alone() -> None:
+    model = model_of(SOFTMAX, 18)
+    model.ir_version = 3
+    view, told = canonical(View.of(Model.load(model)), DType.FLOAT16, Target.ORT_CUDA)
+    assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
+
+
+def test_a_norm_in_a_branch_is_fused_there() -> None:
+    branch = LAYER_NORM + "y = Mul (n, gain)"
+    then = f"then_branch = t () => (float[2,4] y) {{ {branch} }}"
+    body = f"y0 = If (flag) <{then}, else_branch = f () => (float[2,4] z) {{ z = Neg (x) }}>"
+    made, _ = standard(model_of(body, 18, "float[2,4] y0", "float[2,4] x, bool flag"))
+    branches = {a.name: [n.op_type for n in a.g.node] for a in made.graph.node[0].attribute}
+    assert branches == {"then_branch": ["LayerNormalization"], "else_branch": ["Neg"]}
+
+
+# -- constants ----------------------------------------------------------------------------------------
+
+
+def test_small_float_constants_are_computed_now_to_the_bit() -> None:
+    model = model_of("a = Add (gain, shift)  b = Sqrt (half)  s = Mul (a, b)  y = Mul (x, s)", 18)
+    made, told = standard(model)
+    assert kinds(made) == ["Constant", "Mul"]
+    assert told == [("fused", "constants", "computed now, each to the bit what it would be at run time: the_s")]
+    feed = {"x": np.ones((2, 4), np.float32)}
+    np.testing.assert_array_equal(outputs_of(made, feed)[0], outputs_of(model, feed)[0])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Exp (gain)  y = Mul (x, s)",  # rounded otherwise on other machines
+        "s = Identity (gain)  y = Mul (x, s)",  # a second name of one weight
+        "s = Unsqueeze (gain, first)  y = Mul (x, s)",  # the same weight once more
+        "z = Sub (half, half)  s = Div (one, z)  y = Mul (x, s)",  # infinite
+        "s = Neg (x)  y = Mul (x, s)",
+    ],
+)
+def test_what_is_not_exact_or_no_constant_is_left(body: str) -> None:
+    assert kinds(standard(model_of(body, 18))[0])[-2:] == kinds(model_of(body, 18))[-2:]
+
+
+def test_large_constants_are_left_where_they_lie() -> None:
+    model = model_of("s = Neg (big)  y = MatMul (x, s)", 18, "float[2,2048] y")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 2048), np.float32), "big"))
+    assert kinds(standard(model)[0]) == ["Neg", "MatMul"]
+
+
+# -- the proof ----------------------------------------------------------------------------------------
+
+
+def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
+    y = np.ones(3)
+    assert doubt([y], [y * (1 + ROUNDINGS * UNIT / 2)], [y]) is None
+    assert doubt([y], [y * (1 + ROUNDINGS * UNIT * 2)], [y]) == "on random inputs the results differ by up to 4.8e-07"
+    assert (
+        doubt([y], [np.array([1, np.nan, 1])], [y])
+        == "on random inputs the results differ by up to more than any bound"
+    )
+    assert doubt([y], [np.ones((1, 3))], [y]) == "its shape would be [1, 3] instead of [3]"
+    assert doubt("no shape", [y], []) == "no shape"
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"^unknown fuse 'all'; use one of 'none', 'basic', 'contrib'$"):
+        Fuse.parse("all")
+
+
+# -- whole models -------------------------------------------------------------------------------------
+
+MODELS = TESTS / "models"
+FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx") if path.stem != "cnn_external_dynamo22")
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_fused_model_computes_what_torch_computed(name: str) -> None:
+    """In float32, at the best opset, with all that fuses there: within the 1e-4 that its exporter accepted, too."""
+    view = spell_out_casts(View.of(inline_functions(Model.load(MODELS / f"{name}.onnx"))[0]))
+    moved, _ = at_opset(view, "auto", DType.FLOAT16, Target.ORT_CUDA)
+    made, told = canonical(moved, DType.FLOAT16, Target.ORT_CUDA)
+    assert [f.message for f in told if "differ" in f.message or "cannot run" in f.message] == []
+    with np.load(MODELS / f"{name}.npz") as stored:
+        feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
+        expected = [stored[f"output/{v.name}"] for v in made.model.proto.graph.output]
+    for found, array in zip(outputs_of(made.model.to_proto(), feed), expected, strict=True):
+        np.testing.assert_allclose(found, array, rtol=0, atol=1e-4)
+
+
+def test_what_is_fused_in_the_models_of_exporters() -> None:
+    """How many of what, each at the opset that serves it best."""
+    found = {}
+    for name in ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "llama_dynamo21", "t5_ts14", "vit_ts17"):
+        made = convert(MODELS / f"{name}.onnx", opset="auto")
+        kinds = [
+            f.message.split(":")[0] for f in made.report.findings if f.kind == "fused" and f.subject != "constants"
+        ]
+        found[name] = dict(Counter(kinds))
+    assert found == {
+        "bert_ts13": {"attention": 2, "gelu erf": 2, "layer normalization": 5},
+        "cnn_dynamo18": {"batch normalization": 5},
+        "gpt2_ts17": {"attention": 2, "gelu tanh": 2},
+        "llama_dynamo21": {"attention": 2, "rms normalization": 5},
+        "t5_ts14": {"attention": 6, "rms normalization": 12},
+        "vit_ts17": {"attention": 2, "gelu erf": 2},
+    }

@@ -1,0 +1,183 @@
+"""Attention that stays written out, and why; and that the proof of those that do not can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+import amp_rewrite
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.attention.build import Written, write
+from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.settings.choices import Target
+from support.attention_models import BIASED, INVERTED, KEYS, MASK, PLAIN, SCORES, WEIGHTS, model_of
+from support.fusing import kinds, standard
+
+AUTO = "and --opset auto takes the model there"
+
+ROWS_HIDDEN = "a row of its mask may hide every key"
+
+
+FROM_W = "the bias of its scores comes from w, which may hold −inf: NaN would become 0"
+CAPPED = "its scores are capped by Tanh, and releases of the runtime differ in whether the mask comes first"
+BEYOND = "the bias of its scores reaches 3.4e+38, beyond the range of float16"
+FROM_U = FROM_W.replace("from w", "from u")
+TOO_FAR = "the bias of its scores reaches 2.55e+38, beyond the range of float16"
+A_BILLION = "the bias of its scores reaches 1e+09, beyond the range of float16"
+SCALED = "its mask is scaled with its scores"
+FOREIGN = "its mask is not known to have the batch, heads and length of its queries, or one"
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "why"),
+    [
+        (PLAIN.replace("axis = -1", "axis = 2"), "", "its softmax is not over the last axis"),
+        (
+            "r = Mul (q, minus)  " + PLAIN.replace("(q,", "(r,"),
+            "",
+            "its scale is -1, and the runtime wants one above 0",
+        ),
+        (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
+        (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
+        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores by what is no mask"),
+        (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
+        (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
+        (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),
+        (SCORES + "m = Add (z, w)  " + WEIGHTS, ", float[1,1,3,5] w", FROM_W),
+        (SCORES + "w = Mul (bias, fill)  m = Add (z, w)  " + WEIGHTS, "", TOO_FAR),
+        (SCORES + INVERTED.replace("Cast <to = 1>", "Identity") + WEIGHTS, ", float[2,1,1,5] ids", BEYOND),
+        (SCORES + INVERTED.replace("one,", "root,") + WEIGHTS, ", int64[2,1,1,5] ids", BEYOND),
+        (SCORES + "h = Sigmoid (w)  u = Div (h, half)  m = Add (z, u)  " + WEIGHTS, ", float[1,1,3,5] w", FROM_U),
+        (SCORES + "g = MatMul (w, u)  m = Add (z, g)  " + WEIGHTS, ", float[1,1,3,2] w, float[2,5] u", FROM_U),
+        (SCORES + "g = Tanh (z)  h = Mul (g, two)  m = Add (h, bias)  " + WEIGHTS, "", CAPPED),
+        (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[b,1,3,5] mask", FOREIGN),
+    ],
+)
+def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: str) -> None:
+    model = model_of(body, more, output="float[a,b,c,d] y" if "[b" in more else "float[2,2,3,6] y")
+    made, told = standard(model)
+    assert [(kind, subject, message.split(": ", 1)[1]) for kind, subject, message in told if kind == "not_fused"] == [
+        ("not_fused", "attention", why)
+    ]
+    assert "Attention" not in kinds(made)
+
+
+@pytest.mark.parametrize(
+    ("operands", "why"),
+    [
+        ("float[2,2,3,4] q, float[1,2,5,4] k, float[2,2,5,6] v", "agree in batch"),
+        ("float[2,2,3,4] q, float[2,1,5,4] k, float[2,1,5,6] v", "agree in heads"),
+        ("float[2,2,3,4] q, float[2,2,5,4] k, float[2,1,5,6] v", "be as many"),
+        ("float[b,2,3,4] q, float[c,2,5,4] k, float[c,2,5,6] v", "agree in batch"),
+        ("float[2,2,3,4] q, float[2,2,5,4] k, float[5,6] v", "have four axes"),
+    ],
+)
+def test_what_the_operator_would_not_broadcast_stays(operands: str, why: str) -> None:
+    model = model_of(PLAIN, inputs=operands, output="float[a,b,c,d] y")
+    made, told = standard(model)
+    assert kinds(made) == kinds(model)
+    assert [message.endswith(why) for _, _, message in told] == [True]
+
+
+@pytest.mark.parametrize("reader", ["t", "s", "z", "m", "p"])
+def test_what_others_read_stays(reader: str) -> None:
+    """But for the transposed keys: who else reads those may go on doing so."""
+    body = SCORES + "m = Where (some, z, fill)  p = Softmax (m)  y = MatMul (p, v)  x = Relu (" + reader + ")"
+    made, told = standard(model_of(body, output="float[2,2,3,6] y, float[a,b,c,d] x"))
+    if reader == "t":
+        assert kinds(made) == ["Transpose", "Attention", "Relu"]
+    else:
+        message = f"the one that ends in the_p: others read what the_{reader} gives"
+        assert told == [("not_fused", "attention", message)]
+
+
+def test_before_opset_23_there_is_no_such_operator() -> None:
+    model = model_of(PLAIN, opset=22)
+    made, told = standard(model)
+    message = f"the one that ends in the_y: opset 22 has no Attention; opset 23 has, {AUTO}"
+    assert told == [("not_fused", "attention", message)]
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_a_constant_mask_of_three_axes_stays() -> None:
+    body = "t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  m = Where (shown, s, fill)  " + WEIGHTS
+    model = model_of(body, inputs="float[4,3,4] q, float[4,5,4] k, float[4,5,6] v", output="float[4,3,6] y")
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(60).reshape(4, 3, 5) % 4 > 0, "shown"))
+    assert "its mask is constant, and of three axes" in standard(model)[1][0][2]
+
+
+def test_tensorrt_is_left_the_ops_that_it_looks_for() -> None:
+    made, told = standard(model_of(PLAIN), target=Target.TENSORRT)
+    assert (kinds(made), [kind for kind, _, _ in told]) == (["Transpose", "MatMul", "Softmax", "MatMul"], ["not_fused"])
+
+
+def test_a_softmax_between_no_products_is_no_attention() -> None:
+    for body in (
+        "p = Softmax (q)  y = Relu (p)",
+        "p = Softmax (q)  y = MatMul (p, w)",
+        KEYS + "s = MatMul (q, t)  y = Softmax (s)",
+    ):
+        assert standard(model_of(body, ", float[4,6] w", output="float[a,b,c,d] y"))[1] == []
+
+
+def test_what_a_pattern_names_stays() -> None:
+    made = amp_rewrite.convert(model_of(PLAIN), keep=["op=Softmax"])
+    assert [row.dtype for row in made.report.rows if row.op == "Softmax"] == ["float32"]
+    messages = [f.message for f in made.report.findings if f.kind == "not_fused"]
+    assert messages == ["the one that ends in the_y: a pattern names the_p"]
+
+
+# -- the proof can fail -------------------------------------------------------------------------------
+
+
+def site_of(model: ModelProto) -> Site:
+    view = View.of(Model.load(model))
+    ((_, site),) = sites(view, DType.FLOAT16, lambda: known_dims(view))
+    assert isinstance(site, Site)
+    return site
+
+
+def without(written: Written, op_type: str) -> Written:
+    """The same nodes but for the last of a type, whose readers read what it read instead."""
+    (*_, gone) = [node for node in written.ahead if node.op_type == op_type]
+    renamed = {gone.output[0]: gone.input[1 if op_type == "Where" else 0]}
+    nodes = []
+    for node in (*(n for n in written.ahead if n is not gone), written.node):
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [renamed.get(name, name) for name in node.input]
+        nodes.append(copy)
+    return replace(written, ahead=tuple(nodes[:-1]), node=nodes[-1])
+
+
+@pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])
+def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: str) -> None:
+    site = site_of(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK))
+    assert doubt_of(site, write(site)) is None
+    assert str(doubt_of(site, without(write(site), op_type))).startswith("on random inputs the results differ by up to")
+
+
+@pytest.mark.parametrize(("name", "number"), [("scale", 0.50001), ("is_causal", 1), ("softcap", 4.0)])
+def test_another_attribute_would_be_found_out(name: str, number: float) -> None:
+    site = site_of(model_of(SCORES + "p = Softmax (z)  y = MatMul (p, v)"))
+    written = write(site)
+    kept = [a for a in written.node.attribute if a.name != name]
+    del written.node.attribute[:]
+    written.node.attribute.extend([*kept, helper.make_attribute(name, number)])
+    assert str(doubt_of(site, written)).startswith("on random inputs the results differ by up to")
+
+
+def test_a_mask_the_wrong_way_round_would_be_found_out() -> None:
+    site = site_of(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK))
+    hiding = site.form.hiding
+    assert hiding is not None
+    turned = replace(site, form=replace(site.form, hiding=replace(hiding, shows=False)))
+    assert doubt_of(site, write(turned)) is not None

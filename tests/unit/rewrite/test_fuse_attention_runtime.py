@@ -1,0 +1,186 @@
+"""Attention as one operator: at which opset, in which type, where the runtime places it, and in exporters' models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+import amp_rewrite
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.settings.choices import Target
+from support import stub
+from support.attention_models import BIASED, INVERTED, MASK, PLAIN, SCORES, TESTED, WEIGHTS, feed_of, model_of
+from support.fusing import kinds, outputs_of
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+
+
+def test_the_opset_that_has_the_operator_is_the_better_one() -> None:
+    view, told = at_opset(View.of(Model.load(model_of(PLAIN, opset=18))), "auto", DType.FLOAT16, Target.ORT_CUDA)
+    assert view.opsets[""] == 23
+    assert [f.message for f in told] == ["opset 18 became 23; the target serves attention as one op better"]
+
+
+@pytest.mark.parametrize(("target", "fusing"), [(Target.TENSORRT, True), (Target.ORT_CUDA, False)])
+def test_it_is_not_where_nothing_will_be_fused(target: Target, fusing: bool) -> None:
+    view = View.of(Model.load(model_of(PLAIN, opset=18)))
+    assert at_opset(view, "auto", DType.FLOAT16, target, fusing=fusing)[0].opsets[""] == 18
+
+
+def test_a_pool_that_would_lose_its_kernel_weighs_more() -> None:
+    body = "r = MaxPool <kernel_shape = [1, 1]> (q)  " + PLAIN.replace("(q, t)", "(r, t)")
+    view, told = at_opset(View.of(Model.load(model_of(body, opset=18))), "auto", DType.FLOAT16, Target.ORT_CUDA)
+    assert view.opsets[""] == 18
+    assert "opset 23 serves attention as one op better, but not MaxPool" in told[0].message
+
+
+PROJECTED = "q = MatMul (x, u)  k = MatMul (x, u)  v = MatMul (x, u)  " + SCORES
+BODIES = {
+    "none": PROJECTED + "p = Softmax (z)  o = MatMul (p, v)  y = MatMul (o, u)",
+    "bool": PROJECTED + "m = Where (mask, z, fill)  p = Softmax (m)  o = MatMul (p, v)  y = MatMul (o, u)",
+    "bias": PROJECTED + "b = Tile (bias, tiles)  m = Add (z, b)  p = Softmax (m)  o = MatMul (p, v)  y = MatMul (o, u)",
+}
+
+
+KEPT = {"none": [], "bool": [], "bias": ["op=Tile"]}
+
+
+def projected(kind: str) -> ModelProto:
+    more = ", bool[2,1,3,3] mask" if kind == "bool" else ", int64[4] tiles" if kind == "bias" else ""
+    model = model_of(BODIES[kind], inputs="float[2,2,3,4] x" + more, output="float[2,2,3,4] y")
+    rng = np.random.default_rng(3)
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((4, 4)).astype(np.float32), "u"))
+    (old,) = [t for t in model.graph.initializer if t.name == "bias"]
+    old.CopyFrom(numpy_helper.from_array(rng.standard_normal((1, 1, 1, 3)).astype(np.float32), "bias"))
+    model.graph.value_info.append(helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, [1, 1, 3, 3]))
+    return model
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", BODIES)
+def test_it_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: str) -> None:
+    made = amp_rewrite.convert(projected(kind), to=to, keep=KEPT[kind])
+    assert [(row.op, row.dtype) for row in made.report.rows if row.op in ("Attention", "MatMul", "Tile")] == [
+        *[("MatMul", to)] * 3,
+        *([("Tile", "float32")] if kind == "bias" else []),
+        ("Attention", to),
+        ("MatMul", to),
+    ]
+    types = View.of(Model.load(made.model))
+    (op,) = [op for op in types.ops if op.kind == "Attention"]
+    masks = {"none": [], "bool": ["bool"], "bias": [to]}[kind]
+    assert [types.dtype(v).spelling for v in op.inputs] == [to, to, to, *masks]  # type: ignore[union-attr, arg-type]
+    assert amp_rewrite.convert(made.model, to=to, keep=KEPT[kind]).plan.empty
+
+
+def float_mask() -> ModelProto:
+    """What must never come out: queries, keys and values in half, a mask to add in float32."""
+    half = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, [2, 2, 3, 4]) for n in ("q", "k", "v", "y")]
+    mask = helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [1, 1, 3, 3])
+    node = helper.make_node("Attention", ["q", "k", "v", "w"], ["y"])
+    graph = helper.make_graph([node], "g", [*half[:3], mask], half[3:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+
+
+@pytest.mark.stub
+def test_the_runtime_keeps_it_one_node_on_cuda(tmp_path: Path) -> None:
+    """The twin of this: where its mask is of another float type, it is taken to pieces."""
+    if stub.folder()[0] is None:
+        pytest.skip(stub.folder()[1])
+    paths = []
+    for kind in BODIES:
+        for to in ("float16", "bfloat16"):
+            paths.append(tmp_path / f"{kind}.{to}.onnx")
+            amp_rewrite.convert(projected(kind), to=to, keep=KEPT[kind]).save(paths[-1])
+    *rows, twin = stub.placements([*paths, saved(float_mask(), tmp_path / "twin.onnx")])
+    assert [(row["ops"].get("Attention"), row["cpu_float"]) for row in rows] == [(1, [])] * len(paths)
+    assert "Attention" not in twin["ops"] and twin["nodes"] > 30
+
+
+TURNED = "t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  m = Mul (s, half)  p = Softmax (m)  "
+FLAT = {"inputs": "float[4,3,4] q, float[4,5,4] k, float[4,5,6] v", "output": "float[4,3,6] y"}
+COLUMNS = {"inputs": "float[4,3,4] q, float[4,5,4] k, float[4,6,5] v", "output": "float[4,6,3] y"}
+FORMS = {
+    "three axes": model_of(TURNED + "y = MatMul (p, v)", **FLAT),
+    "values on the left": model_of(TURNED + "r = Transpose <perm = [0, 2, 1]> (p)  y = MatMul (v, r)", **COLUMNS),
+    "multiplied": model_of(SCORES + INVERTED + WEIGHTS, ", int64[2,1,1,5] ids"),
+    "tested": model_of(SCORES + TESTED + WEIGHTS, ", int64[2,1,1,5] ids"),
+    "chosen": model_of(SCORES + "a = Where (mask, bias, fill)  m = Add (z, a)  " + WEIGHTS, MASK),
+    "two biases": model_of(BIASED + "a = Cast <to = 1> (ids)  m = Add (b, a)  " + WEIGHTS, ", int64[2,1,1,5] ids"),
+}
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_in_half_precision_it_is_as_near_as_half_precision_is(form: str, to: str) -> None:
+    """Rows without a key among them, by emulation. Twice the unit roundoff, for scores up to four and some ten sums."""
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[to]
+    made = amp_rewrite.convert(FORMS[form], to=to)
+    assert [row.dtype for row in made.report.rows if row.op == "Attention"] == [to]
+    feed = feed_of(FORMS[form])
+    verdict = amp_rewrite.verify(FORMS[form], made.model, [feed], rtol=16 * unit, atol=16 * unit)
+    assert verdict.ok, verdict.because
+
+
+@pytest.mark.stub
+def test_the_runtime_keeps_every_form_one_node_on_cuda(tmp_path: Path) -> None:
+    if stub.folder()[0] is None:
+        pytest.skip(stub.folder()[1])
+    paths = [tmp_path / f"{form}.{to}.onnx" for form in FORMS for to in ("float16", "bfloat16")]
+    for path in paths:
+        form, to, _ = path.name.split(".")
+        amp_rewrite.convert(FORMS[form], to=to).save(path)
+    rows = stub.placements(paths)
+    assert [(row["ops"].get("Attention"), row["cpu_float"]) for row in rows] == [(1, [])] * len(paths)
+
+
+def saved(model: ModelProto, path: Path) -> Path:
+    onnx.save(model, path)
+    return path
+
+
+FUSED_AT_23 = {
+    "bert_dynamo20": 2,
+    "bert_ts13": 2,
+    "gpt2_dynamo18": 2,
+    "gpt2_ts17": 2,
+    "llama_dynamo21": 2,
+    "llama_ts16": 2,
+    "t5_dynamo18": 6,
+    "t5_ts14": 6,
+    "unet_dynamo21": 1,
+    "unet_ts15": 0,  # it computes its scale from a shape
+    "vit_dynamo22": 2,
+    "vit_ts17": 2,
+    "whisper_encoder_dynamo19": 2,
+    "whisper_encoder_ts17": 2,
+    "whisper_step_dynamo20": 4,
+}
+
+
+@pytest.mark.parametrize("name", FUSED_AT_23)
+def test_the_models_of_exporters_compute_the_same_with_it(name: str) -> None:
+    """In float32, and with a sequence that is masked throughout where the model takes a mask of padding."""
+    source = View.of(Model.load(MODELS / f"{name}.onnx"))
+    moved, _ = at_opset(source, 23, DType.FLOAT16, Target.ORT_CUDA)
+    view, told = canonical(moved, DType.FLOAT16, Target.ORT_CUDA)
+    made = view.model.to_proto()
+    assert sum(f.message.startswith("attention: ") for f in told if f.kind == "fused") == FUSED_AT_23[name]
+    assert kinds(made).count("Attention") == FUSED_AT_23[name]
+    with np.load(MODELS / f"{name}.npz") as stored:
+        feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
+    if "attention_mask" in feed:
+        feed["attention_mask"] = feed["attention_mask"].copy()
+        feed["attention_mask"][0] = 0
+    before = outputs_of(onnx.load(MODELS / f"{name}.onnx"), feed)
+    for first, second in zip(before, outputs_of(made, feed), strict=True):
+        np.testing.assert_allclose(second, first, rtol=0, atol=1e-5 * float(np.abs(first).max()))

@@ -1,0 +1,323 @@
+"""What becomes an operator of onnxruntime, what does not and why, and that both compute the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import NodeProto, helper, numpy_helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.contrib import fuse as contrib
+from amp_rewrite.rewrite.contrib.reference import FORMULAS, computed
+from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.settings.choices import Fuse
+from support.contrib_models import (
+    BIASED,
+    ERF,
+    LAYER_NORM,
+    NORM,
+    ONE,
+    OUT,
+    RMS_NORM,
+    SUM,
+    TANH,
+    TWO,
+    Arrays,
+    agree,
+    fused,
+    model_of,
+)
+from support.fusing import kinds, outputs_of
+
+AUTO = "and --opset auto takes the model there"
+
+# -- what is found ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "opset", "expected"),
+    [
+        (SUM + NORM, TWO, 17, ["SkipLayerNormalization"]),
+        (SUM + LAYER_NORM, TWO, 13, ["SkipLayerNormalization"]),
+        (SUM + LAYER_NORM, TWO, 18, ["SkipLayerNormalization"]),
+        ("t = Add (x, z)  y = LayerNormalization (t, gain)", TWO, 17, ["SkipLayerNormalization"]),
+        ("r = Add (bias, x)  t = Add (r, z)  " + NORM, TWO, 17, ["SkipLayerNormalization"]),
+        ("r = Add (z, bias)  t = Add (x, r)  " + NORM, TWO, 17, ["SkipLayerNormalization"]),
+        (SUM + NORM, "float[2,3,4] x, float[3,4] z", 17, ["SkipLayerNormalization"]),
+        ("t = Add (z, x)  " + NORM, "float[2,3,4] x, float[1,3,4] z", 17, ["SkipLayerNormalization"]),
+        ("s0 = Add (x, z)  t = Cast <to = 1> (s0)  " + NORM, TWO, 17, ["SkipLayerNormalization"]),
+        (SUM + RMS_NORM, TWO, 18, ["SkipSimplifiedLayerNormalization"]),
+        (SUM + "y = RMSNormalization (t, gain)", TWO, 23, ["SkipSimplifiedLayerNormalization"]),
+        ("r = Add (bias, x)  t = Add (r, z)  " + RMS_NORM, TWO, 18, ["SkipSimplifiedLayerNormalization"]),
+        (BIASED + ERF, ONE, 13, ["BiasGelu"]),
+        (BIASED + ERF, ONE, 20, ["BiasGelu"]),
+        (BIASED + "y = Gelu (t)", ONE, 20, ["BiasGelu"]),
+        (BIASED + TANH, ONE, 18, ["FastGelu"]),
+        ("t = Relu (x)  " + ERF, ONE, 18, ["Relu", "Gelu"]),
+        ("t = Relu (x)  " + TANH, ONE, 18, ["Relu", "FastGelu"]),
+        ("s = Sigmoid (x)  y = Mul (x, s)", ONE, 18, ["QuickGelu"]),
+        ("t = Mul (steep, x)  s = Sigmoid (t)  y = Mul (s, x)", ONE, 18, ["QuickGelu"]),
+        (
+            "t = Transpose <perm = [0,2,1]> (z)  y = MatMul (x, t)",
+            "float[2,3,5] x, float[2,4,5] z",
+            18,
+            ["FusedMatMul"],
+        ),
+        (
+            "t = Transpose <perm = [0,2,1]> (x)  y = MatMul (t, z)",
+            "float[2,5,3] x, float[2,5,4] z",
+            18,
+            ["FusedMatMul"],
+        ),
+        ("t = Mul (x, half)  y = MatMul (t, w)", ONE, 18, ["FusedMatMul"]),
+        ("t = MatMul (x, w)  y = Div (t, eight)", ONE, 18, ["FusedMatMul"]),
+        (
+            "c0 = Constant <value = float[4,2] {1, 2, 3, 4, 5, 6, 7, 8}> ()  t = Mul (x, half)  y = MatMul (t, c0)",
+            *(ONE, 18, ["Constant", "FusedMatMul"]),
+        ),
+        (
+            """q = Mul (x, half)  t = Transpose <perm = [0,2,1]> (z)  s = Div (t, eight)  p = MatMul (q, s)
+            y = Mul (p, three)""",
+            "float[2,3,5] x, float[2,4,5] z",
+            18,
+            ["FusedMatMul"],
+        ),
+    ],
+)
+def test_ops_become_an_operator_of_onnxruntime(body: str, inputs: str, opset: int, expected: list[str]) -> None:
+    model = model_of(body, inputs, opset=opset)
+    made, told = fused(model)
+    assert kinds(made) == expected
+    assert {kind for kind, _, _ in told} == {"fused"}
+    assert (made.graph.node[-1].name, made.graph.node[-1].output[0]) == ("the_y", "y")
+    agree(model, made)
+
+
+def test_a_fusion_says_what_became_what() -> None:
+    made, told = fused(model_of(BIASED + ERF, ONE))
+    (node,) = made.graph.node
+    assert (node.domain, list(node.input), list(node.output)) == ("com.microsoft", ["x", "bias"], ["y"])
+    parts = "the_t, the_q, the_b, the_o, the_g, the_y"
+    assert told == [("fused", "the_y", f"bias gelu: one BiasGelu in place of {parts}")]
+    assert [(o.domain, o.version) for o in made.opset_import] == [("", 18), ("com.microsoft", 1)]
+
+
+def test_scales_on_all_sides_of_a_product_become_one_number() -> None:
+    body = "q = Mul (x, half)  s = Div (z, eight)  p = MatMul (q, s)  y = Mul (p, three)"
+    (node,) = fused(model_of(body, "float[2,3,5] x, float[2,5,4] z"))[0].graph.node
+    stated = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert stated == {"alpha": 0.5 / 8 * 3, "transA": 0, "transB": 0}
+
+
+@pytest.mark.parametrize("reader", ["o = Neg (t)", "o = MatMul (t, w)"])
+def test_a_sum_that_others_read_comes_from_the_same_node(reader: str) -> None:
+    model = model_of(SUM + reader + "  " + NORM, outputs=OUT + ", float[2,3,4] o")
+    made, _ = fused(model)
+    assert kinds(made)[0] == "SkipLayerNormalization"
+    assert list(made.graph.node[0].output) == ["y", "", "", "t"]
+    agree(model, made)
+
+
+def test_a_sum_that_leaves_the_model_keeps_its_name() -> None:
+    model = model_of(SUM + NORM, outputs=OUT + ", float[2,3,4] t")
+    made, _ = fused(model)
+    assert kinds(made) == ["SkipLayerNormalization"]
+    agree(model, made)
+
+
+def test_a_norm_in_a_branch_is_fused_there() -> None:
+    then = f"then_branch = t () => (float[2,3,4] y) {{ {SUM + NORM} }}"
+    body = f"y0 = If (flag) <{then}, else_branch = f () => (float[2,3,4] n) {{ n = Neg (x) }}>"
+    made, _ = fused(model_of(body, TWO + ", bool flag", "float[2,3,4] y0"))
+    branches = {a.name: [n.op_type for n in a.g.node] for a in made.graph.node[0].attribute}
+    assert branches == {"then_branch": ["SkipLayerNormalization"], "else_branch": ["Neg"]}
+
+
+def test_shapes_that_a_reshape_computes_are_known_from_opset_13_on() -> None:
+    """As torch writes it: a residual sum after a Reshape to what Shape and Gather say of another value."""
+    reshaped = """f = Flatten <axis = 2> (x)  size = Shape (x)  r = Reshape (f, size)  t = Add (r, x)  """
+    model = model_of(reshaped + LAYER_NORM, "float[B,S,4] x", "float[B,S,4] y", opset=13)
+    assert kinds(fused(model)[0])[-1] == "SkipLayerNormalization"
+
+
+# -- what is not --------------------------------------------------------------------------------------
+
+UNEQUAL = "the summands are not known to have one shape, or the second to lack but the batch"
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "why"),
+    [
+        (SUM + NORM, "float[A,3,4] x, float[B,3,4] z", UNEQUAL),
+        (SUM + NORM, "float[A,S,4] x, float[1,1,4] z", UNEQUAL),
+        (SUM + NORM, "float[2,3,4] x, float[4] z", UNEQUAL),
+        (
+            "n = Add (x, z)  t = Cast <to = 1> (n)  " + NORM,
+            "int64[2,3,4] x, int64[2,3,4] z",
+            "not all of it is float32",
+        ),
+        (
+            SUM + NORM,
+            "float[5,2,3,4] x, float[5,2,3,4] z",
+            "what is normalized is not known to have two or three axes, the last of known size",
+        ),
+        (
+            SUM + "y = LayerNormalization <axis = 1> (t, z, z)",
+            "float[3,4] x, float[3,4] z",
+            "its scale or bias is not one number for each of the 4 that it normalizes",
+        ),
+        (
+            SUM + "y = LayerNormalization <axis = 0> (t, gain)",
+            "float[3,4] x, float[3,4] z",
+            "it is not over the last axis alone",
+        ),
+        (
+            SUM + "o = Neg (t)  scale = Add (gain, late)  y = LayerNormalization (t, scale)",
+            TWO + ", float[4] late",
+            "others read the sum, before scale is made",
+        ),
+        (SUM + "y, mean = LayerNormalization (t, gain)  o = Neg (mean)", TWO, "its mean or deviation is read"),
+        (
+            SUM + "y = LayerNormalization <stash_type = 11> (t, gain)",
+            TWO,
+            "its statistics are not float32",
+        ),
+    ],
+)
+def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(body: str, inputs: str, why: str) -> None:
+    rank = inputs.count(",") and len(re.findall(r"\[(.*?)\]", inputs)[0].split(","))
+    outputs = f"float[{','.join('PQRST'[:rank])}] y"
+    model = model_of(body, inputs, outputs)
+    made, told = fused(model)
+    assert told == [("not_fused", "skip_layer_normalization", f"the one that ends in the_y: {why}")]
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs"),
+    [
+        ("t = Add (x, z)  y = Gelu (t)", TWO),  # no bias, a sum
+        ("t = Add (x, z)  y = Gelu (t)", "float[A,B,C] x, float[4] z"),  # may raise the size
+        ("t = Add (x, bias)  y0 = Gelu (t)  y = Mul (y0, t)", ONE),  # what is activated is read
+        ("s = Sigmoid (x)  y = Mul (s, s)", ONE),
+        ("s = Sigmoid (z)  y = Mul (x, s)", TWO),
+        ("s = Sigmoid (x)  o = Mul (x, s)  y = Add (o, s)", ONE),
+        ("t = Mul (bias, x)  s = Sigmoid (t)  y = Mul (s, x)", ONE),
+        ("t = Mul (x, wide)  p = MatMul (t, w)  y = Squeeze (p, first)", ONE),  # raises the rank
+        ("t = Mul (x, zero)  y = MatMul (t, w)", ONE),
+        ("t = Mul (x, bias)  y = MatMul (t, w)", ONE),
+        ("t = Mul (x, half)  p = MatMul (t, w)  y = Add (p, t)", ONE),
+        ("t = Transpose <perm = [0,2,1]> (w3)  y = MatMul (x, t)", ONE),  # a weight: the runtime does that once
+        ("t = Transpose <perm = [2,1,0]> (z)  y = MatMul (x, t)", "float[2,3,5] x, float[4,5,2] z"),
+        ("y = MatMul (x, w)", ONE),
+        ("t = Relu (x)  y = Gelu (t)", ONE),  # the standard's own does
+    ],
+)
+def test_what_looks_alike_stays(body: str, inputs: str) -> None:
+    outputs = "float[P,Q,R] y"
+    model = model_of(body, inputs, outputs, opset=20)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 4, 4), np.float32), "w3"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "first"))
+    made, told = fused(model)
+    assert told == []
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_what_a_pattern_names_stays() -> None:
+    model = model_of(SUM + NORM)
+    view = View.of(Model.load(model))
+    made, told = fused(model, named={op.id for op in view.ops if op.kind == "Add"})
+    assert kinds(made) == kinds(model)
+    assert told == [
+        ("not_fused", "skip_layer_normalization", "the one that ends in the_y: a pattern names the_t"),
+    ]
+
+
+def test_only_what_the_target_has_a_kernel_for_is_made() -> None:
+    """Each operator that is made has one in float32 and in both low types."""
+    for op_type in FORMULAS:
+        for dtype in (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16):
+            assert load_kernels().refusal("com.microsoft", op_type, 1, {"T": f"tensor({dtype.onnx_name})"}) is None
+
+
+def test_what_is_fused_later_is_not_told_as_left_apart() -> None:
+    """At opset 13 the standard has no LayerNormalization, and the runtime has one with a sum."""
+    told = fused(model_of(SUM + LAYER_NORM, opset=13))[1]
+    assert [kind for kind, _, _ in told] == ["fused"]
+    basic = fused(model_of(SUM + LAYER_NORM, opset=13), fuse=Fuse.BASIC)[1]
+    assert [message for _, _, message in basic] == [
+        f"the one that ends in the_y: opset 13 has no LayerNormalization; opset 17 has, {AUTO}"
+    ]
+
+
+# -- proof --------------------------------------------------------------------------------------------
+
+WRONG = {
+    "SkipLayerNormalization": (SUM + NORM, "epsilon", 0.0011),
+    "SkipSimplifiedLayerNormalization": (SUM + RMS_NORM, "epsilon", 1.1e-5),
+    "QuickGelu": ("t = Mul (steep, x)  s = Sigmoid (t)  y = Mul (s, x)", "alpha", 1.70201),
+    "FusedMatMul": ("t = Mul (x, half)  y = MatMul (t, w)", "alpha", 0.50001),
+}
+
+
+@pytest.mark.parametrize("op_type", WRONG)
+def test_a_node_with_another_number_is_refused_by_trial(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A must-fail twin of the proof: the node is right but for one attribute."""
+    body, attribute, number = WRONG[op_type]
+
+    def distorted(node: NodeProto, feed: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        (stated,) = (a for a in copy.attribute if a.name == attribute)
+        stated.f = number
+        return computed(copy, feed)
+
+    monkeypatch.setattr(contrib, "computed", distorted)
+    model = model_of(body, TWO if "z" in body else ONE)
+    (told,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
+    assert told.split(" by ")[0] == "the one that ends in the_y: on random inputs the results differ"
+
+
+NODES: Mapping[str, tuple[dict[str, Any], list[tuple[int, ...] | None]]] = {
+    "BiasGelu": ({}, [(2, 3, 8), (8,)]),
+    "FastGelu": ({}, [(2, 3, 8), (8,)]),
+    "FusedMatMul": ({"alpha": 0.3, "transA": 1, "transB": 1}, [(2, 5, 3), (2, 4, 5)]),
+    "Gelu": ({}, [(2, 3, 8)]),
+    "MultiHeadAttention": (
+        {"num_heads": 2, "scale": 0.3, "unidirectional": 1},
+        [(2, 5, 8), (2, 2, 5, 4), (2, 2, 5, 4), None, None, (1, 2, 5, 5)],
+    ),
+    "QuickGelu": ({"alpha": 1.7}, [(2, 3, 8)]),
+    "SkipLayerNormalization": ({"epsilon": 0.1}, [(2, 3, 8), (2, 3, 8), (8,), (8,), (8,)]),
+    "SkipSimplifiedLayerNormalization": ({"epsilon": 0.1}, [(2, 3, 8), (2, 3, 8), (8,), (8,)]),
+}
+
+
+@pytest.mark.parametrize("op_type", sorted(FORMULAS))
+def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> None:
+    """In float32, so up to its roundings: 10 of the magnitude at most are summed."""
+    stated, shapes = NODES[op_type]
+    rng = np.random.default_rng(5)
+    reads = [f"i{n}" if shape is not None else "" for n, shape in enumerate(shapes)]
+    drawn = [rng.standard_normal(shape).astype(np.float32) for shape in shapes if shape is not None]
+    feed = dict(zip(filter(None, reads), drawn, strict=True))
+    outputs = ["o", "", "", "total"] if op_type.startswith("Skip") else ["o"]
+    node = helper.make_node(op_type, reads, outputs, domain="com.microsoft", **stated)
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, a.shape) for name, a in feed.items()]
+    made = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 3) for name in outputs if name]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, made), opset_imports=imports, ir_version=8)
+    wanted = computed(node, {name: array.astype(np.float64) for name, array in feed.items()})
+    for value, got in zip(made, outputs_of(model, feed), strict=True):
+        # The kernel of FastGelu rounds its two constants to float32, as the CPU computes tanh: both within 1e-6.
+        bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(got).max())
+        np.testing.assert_allclose(got, wanted[value.name], rtol=0, atol=bound)

@@ -1,0 +1,158 @@
+"""Attention as MultiHeadAttention: what becomes one, what does not and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import NodeProto
+
+from amp_rewrite.rewrite.contrib import attention_equivalence as contrib_attention_proof
+from amp_rewrite.rewrite.contrib.reference import computed
+from amp_rewrite.rewrite.equivalence import UNIT
+from support.contrib_models import (
+    ATTENDED,
+    EDGES,
+    HIDDEN,
+    INFINITE,
+    MASKED,
+    MERGED,
+    NOTHING_SEEN,
+    REST,
+    SCORES,
+    SOFTMAX,
+    SPLIT,
+    SQUARE,
+    TURNED,
+    Arrays,
+    attention_of,
+    fused,
+    random_feed,
+)
+from support.fusing import kinds, outputs_of
+
+MASKED_BY = SCORES.replace("s =", "s0 =") + "f = Cast <to = 1> (mask)  "
+THREE_AXES = "kt = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, kt)  s = Mul (p, half)  h = Softmax <axis = -1> (s)  "
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "outputs", "expected"),
+    [
+        (SPLIT + SCORES + SOFTMAX + REST + MERGED, EDGES, ATTENDED, ["MultiHeadAttention"]),
+        (
+            SPLIT + SCORES.replace("s =", "s0 =") + "s = Add (s0, causal)  " + SOFTMAX + REST + MERGED,
+            SQUARE,
+            ATTENDED,
+            ["MultiHeadAttention"],
+        ),
+        (
+            SPLIT + SCORES.replace("s =", "s0 =") + "s = Add (s0, added)  " + SOFTMAX + REST + MERGED,
+            EDGES,
+            ATTENDED,
+            ["MultiHeadAttention"],
+        ),
+        (
+            SPLIT + TURNED + SCORES.replace("(keys)", "(kn)").replace("(q,", "(xn,") + SOFTMAX + REST + MERGED,
+            EDGES,
+            ATTENDED,
+            [*("Reshape", "Transpose") * 3, "Neg", "Neg", "Transpose", "Reshape", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + SCORES + SOFTMAX + "y = MatMul (h, v)",
+            EDGES,
+            "float[2,2,3,4] y",
+            ["MultiHeadAttention", "Reshape", "Transpose"],
+        ),
+        (
+            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "ReduceMax", "Cast", "Squeeze", "Where", "Where", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + MASKED_BY + "g = Sub (one, f)  a = Mul (g, lowest)  s = Add (s0, a)  " + SOFTMAX + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "Sub", "Mul", "Greater", "Cast", "ReduceMax", "Cast", "Squeeze", "Where", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "Add", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + INFINITE + NOTHING_SEEN + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "ReduceMax", "Cast", "Squeeze", "Where", "MultiHeadAttention", "Where"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("opset", [13, 18, 22])
+def test_attention_becomes_one_node(body: str, inputs: str, outputs: str, expected: list[str], opset: int) -> None:
+    model = attention_of(body, inputs, outputs, opset)
+    made, told = fused(model)
+    assert kinds(made) == expected
+    assert {kind for kind, _, _ in told} == {"fused"}
+    feed: dict[str, Any] = random_feed(model)
+    if "mask" in feed:
+        feed["mask"] = feed["mask"] > 0
+        feed["mask"][:, :, 0] = False  # a token that sees nothing
+    for first, second in zip(outputs_of(model, feed), outputs_of(made, feed), strict=True):
+        np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "why"),
+    [
+        (
+            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
+            EDGES + ", bool[3,5] mask",
+            "its mask does not state batch, heads, every query and every key",
+        ),
+        (
+            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
+            EDGES + ", bool[2,2,3,5] mask",
+            "a row of its mask may hide every key, and not in each head alike",
+        ),
+        (  # the kernel refuses them
+            SPLIT.replace("v =", "v0 =")
+            + "v = Concat <axis = 3> (v0, v0)  "
+            + SCORES
+            + SOFTMAX
+            + "o = MatMul (h, v)  y = Neg (o)",
+            EDGES,
+            "its values are not as wide as its keys, and their heads are split off",
+        ),
+        (THREE_AXES + "o = MatMul (h, u)  y = Neg (o)", EDGES, "its products have three axes"),
+        (
+            SPLIT + SCORES + SOFTMAX + "w1 = Transpose <perm = [0,1,3,2]> (h)  v1 = Transpose <perm = [0,1,3,2]> (v)  "
+            "o = MatMul (v1, w1)  y = Neg (o)",
+            EDGES,
+            "its result is transposed",
+        ),
+    ],
+)
+def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inputs: str, why: str) -> None:
+    outputs = "float[2,2,3,8] y" if "Concat" in body else "float[2,2,4,3] y" if "v1" in body else ATTENDED
+    made, told = fused(attention_of(body, inputs, outputs))
+    assert "MultiHeadAttention" not in kinds(made)
+    assert ("not_fused", "multi_head_attention", f"the one that ends in the_o: {why}") in told
+
+
+def test_an_attention_with_another_number_is_refused_by_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A must-fail twin of the proof."""
+
+    def distorted(node: NodeProto, feed: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        next(a for a in copy.attribute if a.name == "scale").f *= 1.0001
+        return computed(copy, feed)
+
+    monkeypatch.setattr(contrib_attention_proof, "computed", distorted)
+    told = fused(attention_of(SPLIT + SCORES + SOFTMAX + REST + MERGED))[1]
+    assert [message.split(" by ")[0] for kind, subject, message in told if subject == "multi_head_attention"] == [
+        "the one that ends in the_o: on random inputs the results differ"
+    ]

@@ -1,0 +1,277 @@
+"""Whole conversions with operators of onnxruntime: reports, data, emulation, and what they cost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+import amp_rewrite
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.reports.report import Report
+from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.settings.choices import Fuse, Target
+from support.contrib_models import (
+    ATTENDED,
+    HIDDEN,
+    LAYER_NORM,
+    MASKED,
+    MERGED,
+    NORM,
+    REST,
+    SOFTMAX,
+    SPLIT,
+    SUM,
+    attention_of,
+    fused,
+    model_of,
+    random_feed,
+)
+from support.fusing import kinds, outputs_of
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+
+
+# -- whole conversions --------------------------------------------------------------------------------
+
+
+def between_products(body: str) -> ModelProto:
+    return model_of("x0 = MatMul (x, w)  " + body.replace("Add (x,", "Add (x0,") + "  y1 = MatMul (y, w)", outputs=OUT1)
+
+
+OUT1 = "float[2,3,4] y1"
+
+
+def test_no_cast_parts_a_sum_from_its_norm() -> None:
+    made = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib")
+    assert kinds(made.model)[-4:] == ["MatMul", "SkipLayerNormalization", "MatMul", "Cast"]
+    assert {row.op: row.dtype for row in made.report.rows} == {
+        "MatMul": "float16",
+        "com.microsoft::SkipLayerNormalization": "float16",
+    }
+
+
+def test_converting_twice_changes_nothing() -> None:
+    once = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib").model
+    twice = amp_rewrite.convert(once, fuse="contrib")
+    assert twice.plan.empty
+    assert twice.model.SerializeToString() == once.SerializeToString()
+
+
+def test_nothing_is_fused_where_nothing_is_lowered() -> None:
+    model = model_of(SUM + NORM)
+    made = amp_rewrite.convert(model, fuse="contrib")
+    assert made.plan.empty
+    assert made.model.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("target", ["onnx", "tensorrt"])
+def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
+    said = (
+        f"fuse 'contrib' makes operators that only onnxruntime has, and the target is '{target}'; use target"
+        " 'ort-cuda', or fuse 'basic'"
+    )
+    with pytest.raises(PolicyError, match=f"^{re.escape(said)}$"):
+        amp_rewrite.convert(model_of(SUM + NORM), fuse="contrib", target=target)
+
+
+def test_on_the_command_line_it_is_one_line_and_no_file(tmp_path: Path) -> None:
+    onnx.save(between_products(SUM + NORM), tmp_path / "net.onnx")
+    arguments = ["net.onnx", "--fuse", "contrib", "-o", "out.onnx", "-q"]
+    command = [sys.executable, "-m", "amp_rewrite", *arguments]
+    refused = subprocess.run([*command, "--target", "onnx"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr) == (
+        2,
+        "",
+        "error: fuse 'contrib' makes operators that only onnxruntime has, and the target is 'onnx'; use target"
+        " 'ort-cuda', or fuse 'basic'\n",
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert "SkipLayerNormalization" in kinds(onnx.load(tmp_path / "out.onnx"))
+
+
+def test_what_else_a_model_carries_stays() -> None:
+    """Metadata, docs, sparse weights, value_info; training_info holds the whole model as it is."""
+    model = between_products(SUM + LAYER_NORM)
+    model.metadata_props.add(key="made by", value="hand")
+    model.doc_string = "words"
+    model.graph.node[1].metadata_props.add(key="scope", value="block")
+    model.graph.node[-2].metadata_props.add(key="scope", value="block/norm")
+    sparse = model.graph.sparse_initializer.add(dims=[4])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "few"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([2]), "few_at"))
+    model.graph.node.append(helper.make_node("Add", ["x", "few"], ["f"], "the_f"))
+    model.graph.output.append(helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2, 3, 4]))
+    made = amp_rewrite.convert(model, fuse="contrib").model
+    assert "SkipLayerNormalization" in kinds(made)
+    assert [s.values.name for s in made.graph.sparse_initializer] == ["few"]
+    assert made.metadata_props[0].value == "hand"
+    assert made.doc_string == "words"
+    (norm,) = (n for n in made.graph.node if n.op_type == "SkipLayerNormalization")
+    assert [p.value for p in norm.metadata_props] == ["block/norm"]
+
+    model.training_info.add().algorithm.name = "step"
+    made = amp_rewrite.convert(model, fuse="contrib").model
+    assert "SkipLayerNormalization" not in kinds(made)
+    assert made.training_info == model.training_info
+
+
+def test_local_functions_are_inlined_before() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        g (float[2,3,4] x, float[2,3,4] z, float[4,4] w) => (float[2,3,4] y)
+        { t = MatMul (x, w)  n = own.block (t, z)  y = MatMul (n, w) }
+        <domain: "own", opset_import: ["": 18]>
+        block (a, b) => (c) { s = Add (a, b)  c0 = Sigmoid (s)  c = Mul (s, c0) }"""
+    made = amp_rewrite.convert(onnx.parser.parse_model(text), fuse="contrib").model
+    assert [k for k in kinds(made) if k != "Cast"] == ["MatMul", "Add", "QuickGelu", "MatMul"]
+
+
+def test_the_results_are_declared_for_those_that_do_not_know_the_operator() -> None:
+    body = "a = MatMul (x, w)  t = Add (a, z)  n = Neg (t)  " + NORM + "  y1 = Relu (y)"
+    made = fused(model_of(body, outputs=OUT1))[0]
+    stated = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in made.graph.value_info}
+    assert stated == {"y": [2, 3, 4], "t": [2, 3, 4]}
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(1.0, "float16"), (60000.0, "float32")])
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_fusing_brings_counts_as_what_it_moves(packed: bool, largest: float, dtype: str) -> None:
+    """The masks, selections and layouts around an attention were never there to be measured; what they move was."""
+    end = (REST + MERGED, ATTENDED) if packed else ("y = MatMul (h, v)", "float[2,2,3,4] y")
+    model = attention_of(SPLIT + HIDDEN + SOFTMAX + end[0], MASKED, end[1])
+    feed: dict[str, Any] = {name: np.abs(array) + 1 for name, array in random_feed(model).items()}
+    feed |= {"u": largest * feed["u"] / feed["u"].max(), "mask": np.ones((2, 1, 3, 5), bool)}
+    made = amp_rewrite.convert(model, fuse="contrib", ranges=amp_rewrite.calibrate(model, feed))
+    rows = {row.dtype for row in made.report.rows if row.op == "com.microsoft::MultiHeadAttention"}
+    assert rows == {dtype}
+    told = {f.kind for f in made.report.findings} & {"unseen", "overflow"}
+    assert told == (set() if dtype == "float16" else {"overflow"})
+
+
+# -- emulation ----------------------------------------------------------------------------------------
+
+HALF_NORMS = {
+    "SkipLayerNormalization": ("gain, shift, bias", "y = LayerNormalization <epsilon = 0.01> (t, gain, shift)", 18),
+    "SkipSimplifiedLayerNormalization": ("gain, bias", "y = RMSNormalization <epsilon = 0.01> (t, gain)", 23),
+}
+
+
+def half_model(body: str, opset: int) -> ModelProto:
+    """All in float16, with the runtime's operators at hand."""
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
+    model = onnx.parser.parse_model(f"{head} g (float16[2,3,4] x, float16[2,3,4] z) => (float16[2,3,4] y) {{ {body} }}")
+    for name, numbers in {"gain": [1.5, -2, 0.25, 1], "shift": [0.5, 0, -1, 3], "bias": [0.25, 9, 2, 1]}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.float16), name))
+    return model
+
+
+@pytest.mark.parametrize("op_type", HALF_NORMS)
+@pytest.mark.parametrize("scale", [1.0, 300.0, 20000.0])
+def test_the_sum_of_a_norm_is_rounded_in_emulation(op_type: str, scale: float) -> None:
+    """As by an Add of its own; sums beyond 65504 are infinite. The norms themselves differ by a step at most."""
+    reads, norm, opset = HALF_NORMS[op_type]
+    one = half_model(f"y = com.microsoft.{op_type} <epsilon = 0.01> (x, z, {reads})", opset)
+    apart = half_model("r = Add (x, bias)  t = Add (r, z)  " + norm, opset)
+    rng = np.random.default_rng(3)
+    feed = {name: (scale * (1 + rng.random((2, 3, 4)))).astype(np.float16) for name in "xz"}
+    (fused_,), (separate,) = (outputs_of(amp_rewrite.emulate(model).to_proto(), feed) for model in (one, apart))
+    assert bool(np.isfinite(separate).all()) == (scale < 20000)
+    np.testing.assert_array_equal(np.isfinite(fused_), np.isfinite(separate))
+    finite = np.isfinite(separate)
+    step = np.spacing(np.abs(separate[finite]).max())
+    np.testing.assert_allclose(fused_[finite], separate[finite], rtol=0, atol=float(step))
+
+
+# -- how a model was made -----------------------------------------------------------------------------
+
+
+def words(made: amp_rewrite.Converted) -> dict[str, str]:
+    (entry,) = (p.value for p in made.model.metadata_props if p.key == "amp_rewrite")
+    return dict(word.split("=", 1) for word in entry.split(" "))
+
+
+def test_the_model_and_its_report_say_what_was_asked_beyond_the_usual() -> None:
+    wide = between_products(SUM + NORM)
+    made = amp_rewrite.convert(wide, fuse="contrib", opset="auto", placement="mincut", lower=["op=MatMul"])
+    asked = {"fuse": "contrib", "opset": "auto", "placement": "mincut:A100"}
+    header = made.report.model
+    assert {name: words(made)[name] for name in asked} == asked
+    assert {name: getattr(header, name) for name in asked} == asked
+    assert Report.from_json(made.report.to_json(), "r.json").model == header
+    line = next(line for line in made.report.text().splitlines() if line.startswith("  settings"))
+    assert line.endswith("safety default, fuse contrib, opset auto, placement mincut:A100")
+
+
+def test_what_is_usual_is_not_stated() -> None:
+    made = amp_rewrite.convert(between_products(SUM + NORM))
+    assert sorted(words(made)) == ["level", "lists", "safety", "target", "to", "version"]
+    header = made.report.model
+    assert (header.fuse, header.opset, header.placement) == (None, None, None)
+    assert amp_rewrite.convert(between_products(SUM + NORM), fuse="none").report.model.fuse == "none"
+
+
+def test_a_difference_in_fusing_is_a_difference_of_reports() -> None:
+    model = between_products(SUM + NORM)
+    delta = amp_rewrite.diff(*(amp_rewrite.convert(model, fuse=fuse).report for fuse in ("basic", "contrib")))
+    assert ("fuse", "default", "contrib") in delta.settings
+
+
+# -- costs --------------------------------------------------------------------------------------------
+
+
+def test_onnxruntime_is_not_imported() -> None:
+    code = f"""import sys, amp_rewrite
+made = amp_rewrite.convert({str(MODELS / "vit_ts17.onnx")!r}, fuse="contrib")
+assert any(n.domain == "com.microsoft" for n in made.model.graph.node)
+print("onnxruntime" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_without_it_nothing_of_it_is_imported() -> None:
+    code = f"""import sys, amp_rewrite
+amp_rewrite.convert({str(MODELS / "vit_ts17.onnx")!r})
+print([name for name in sys.modules if "contrib" in name])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_weights_of_products_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proved with a norm, an activation or a scale are vectors and numbers; matrices stay where they are."""
+    read: Counter[int] = Counter()
+    array = Model.array
+
+    def counted(self: Model, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        read[len([d for d in tensor.dims if d > 1])] += 1
+        return array(self, tensor)
+
+    monkeypatch.setattr(Model, "array", counted)
+    view = View.of(Model.load(MODELS / "bert_dynamo20.onnx"))
+    before = sum(canonical_reads(read, view, Fuse.BASIC).values())
+    after = canonical_reads(read, view, Fuse.CONTRIB)
+    assert sum(after.values()) > before
+    assert {rank for rank, count in (after - canonical_reads(read, view, Fuse.BASIC)).items() if count} <= {0, 1}
+
+
+def canonical_reads(read: Counter[int], view: View, fuse: Fuse) -> Counter[int]:
+    """How many tensors of how many axes fusing reads."""
+    read.clear()
+    canonical(view, DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)
+    return Counter(read)

@@ -1,0 +1,201 @@
+"""Which opset serves a target best, what a move changes, and what holds a model where it is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import ModelProto, helper
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError, ModelError, PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
+from amp_rewrite.settings.choices import Opset, Target, parse_opset
+from amp_rewrite.settings.config_file import settings
+from support.paths import TESTS
+
+MODELS = TESTS / "models"
+POOL = "a = Conv (x, w)  y = MaxPool <kernel_shape = [2, 2]> (a)"
+IMAGE = {"inputs": "float[1,3,6,6] x, float[4,3,3,3] w", "outputs": "float[1,4,3,3] y"}
+GELU = "q = Div (x, root)  b = Erf (q)  o = Add (b, one)  g = Mul (x, o)  y = Mul (g, half)"
+NUMBERS = "<float root = {1.41421354}, float one = {1}, float half = {0.5}, int64[1] last = {-1}>"
+
+
+def model_of(body: str, opset: int, inputs: str = "float[2,4] x", outputs: str = "float[2,4] y") -> ModelProto:
+    head = f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {NUMBERS}'
+    model = onnx.parser.parse_model(f"{head} {{ {body} }}")
+    for node in model.graph.node:
+        node.name = f"the_{node.output[0]}"
+    return model
+
+
+def moved(
+    model: ModelProto, wanted: Opset = AUTO, to: DType = DType.FLOAT16, **options: bool
+) -> tuple[ModelProto, str]:
+    """The model at another opset, and what was said; its type checked, its argument untouched."""
+    before = model.SerializeToString()
+    view, told = at_opset(View.of(Model.load(model)), wanted, to, Target.ORT_CUDA, **options)
+    assert model.SerializeToString() == before
+    onnx.checker.check_model(view.model.proto, full_check=True)
+    return view.model.proto, " | ".join(f.message for f in told)
+
+
+def opset(model: ModelProto) -> int:
+    return model.opset_import[0].version
+
+
+# -- the best one -------------------------------------------------------------------------------------
+
+
+def test_max_pool_gets_its_kernel_back_one_opset_earlier() -> None:
+    made, told = moved(model_of(POOL, 22, **IMAGE))
+    assert (opset(made), told) == (21, "opset 22 became 21; the target serves MaxPool better")
+
+
+def test_bfloat16_conv_gets_its_kernel_where_nothing_is_lost() -> None:
+    made, told = moved(model_of("y = Conv (x, w)", 17, IMAGE["inputs"], "float[1,4,4,4] y"), to=DType.BFLOAT16)
+    assert (opset(made), told) == (22, "opset 17 became 22; the target serves Conv better")
+
+
+def test_no_kernel_is_lost_for_another() -> None:
+    model = model_of(POOL, 21, **IMAGE)
+    made, told = moved(model, to=DType.BFLOAT16)
+    stays = "opset 21 stays: no other serves more without serving something less"
+    assert (opset(made), told) == (21, f"{stays}; opset 22 serves Conv better, but not MaxPool")
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_an_operator_of_its_own_counts_only_if_something_will_be_fused_into_it() -> None:
+    made, told = moved(model_of(GELU, 17))
+    assert (opset(made), told) == (20, "opset 17 became 20; the target serves gelu erf as one op better")
+    stays = "opset 17 stays: no other serves more without serving something less"
+    assert moved(model_of(GELU, 17), fusing=False)[1] == stays
+
+
+def test_a_model_that_gains_nothing_stays() -> None:
+    model = model_of("y = Relu (x)", 17)
+    assert moved(model)[0].SerializeToString() == model.SerializeToString()
+
+
+# -- the move -----------------------------------------------------------------------------------------
+
+
+def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
+    body = "a, b = Split <axis = 1> (x)  y = ReduceMax <axes = [1]> (a)"
+    made, _ = moved(model_of(body, 17, outputs="float[2,1] y, float[2,2] b"), 18)
+    split, reduce = made.graph.node
+    assert {a.name: helper.get_attribute_value(a) for a in split.attribute} == {"axis": 1, "num_outputs": 2}
+    assert (list(reduce.input), list(reduce.attribute)) == (["a", "y_axes"], [])
+    assert made.ir_version == 8
+
+
+def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None:
+    made, _ = moved(model_of("y = Reshape <allowzero = 0> (x, shape)", 14, "float[2,4] x, int64[2] shape"), 13)
+    assert (opset(made), list(made.graph.node[0].attribute)) == (13, [])
+
+
+def test_the_ir_version_follows_where_the_opset_needs_it() -> None:
+    made, _ = moved(model_of("y = Relu (x)", 17), 22)
+    assert made.ir_version == 10
+
+
+@pytest.mark.parametrize(
+    ("body", "start", "wanted", "why"),
+    [
+        ("y = Relu (x)", 12, 17, "opset 12 is older than 13"),
+        ("y = Gelu (x)", 20, 19, "Gelu 'the_y' does not exist at opset 19"),
+        (
+            "y = ReduceMax (x, last)",
+            18,
+            17,
+            "ReduceMax 'the_y' has more inputs or outputs than it has there",
+        ),
+        (
+            "s = Shape <start = 1> (x)  y = Cast <to = 1> (s)",
+            15,
+            14,
+            "Shape 'the_s' states start, which is none of its attributes there",
+        ),
+        ("y = GridSample (x, x)", 19, 20, "GridSample 'the_y' means something else at opset 20"),
+        ("y = BitwiseNot (x)", 18, 17, "BitwiseNot 'the_y' does not exist at opset 17"),
+    ],
+)
+def test_what_can_not_be_moved_says_why(body: str, start: int, wanted: int, why: str) -> None:
+    inputs = "float[1,1,2,2] x" if "Grid" in body else "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
+    outputs = "int32[2,4] y" if "Bitwise" in body else "float[A] y" if "Shape" in body else "float[A,B] y"
+    text = f"the model cannot be moved to opset {wanted}: {why}; leave --opset out, or export again"
+    with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
+        at_opset(View.of(Model.load(model_of(body, start, inputs, outputs))), wanted, DType.FLOAT16, Target.ORT_CUDA)
+
+
+def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
+    made, told = moved(model_of(POOL, 21, **IMAGE), 22)
+    assert (opset(made), told) == (22, "opset 21 became 22; it no longer serves MaxPool as well")
+
+
+@pytest.mark.parametrize("spelling", ["newest", "12", "99", "-1", 12, "1.5"])
+def test_what_is_no_opset_is_refused(spelling: Opset) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    text = f"cannot move a model to opset {spelling!r}; use auto or a number from 13 to {newest}"
+    with pytest.raises(PolicyError, match=f"^{re.escape(text)}$"):
+        parse_opset(spelling)
+    assert (parse_opset("18"), parse_opset("auto"), parse_opset(20)) == (18, "auto", 20)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert_ts13", "gpt2_ts17", "lstm_ts13", "moe_ts17", "t5_ts14", "unet_ts15", "vit_ts17"]
+)
+def test_a_moved_model_computes_the_same(name: str) -> None:
+    """To the bit: neither its operators nor its weights changed, and nothing is optimized."""
+    model = onnx.load(MODELS / f"{name}.onnx")
+    view, _ = at_opset(View.of(Model.load(model)), 21, DType.FLOAT16, Target.ORT_CUDA)
+    with np.load(MODELS / f"{name}.npz") as stored:
+        feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    found = []
+    for proto in (model, view.model.to_proto()):
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        found.append(session.run(None, feed))
+    for before, after in zip(*found, strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
+def test_moving_does_not_import_the_runtime() -> None:
+    moves = "amp_rewrite.rewrite.opset, amp_rewrite.rewrite.passes.canonicalize"
+    code = f"import sys, {moves}; print('onnxruntime' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_file_states_the_opset_as_text_or_number(tmp_path: Path) -> None:
+    file = tmp_path / "amp.toml"
+    for stated, expected in (('"auto"', "auto"), ("20", "20"), ('"20"', "20")):
+        file.write_text(f"opset = {stated}\n", encoding="utf-8")
+        assert settings({}, {}, config=file).opset == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("opset = true", "opset is True; write text in quotes"),
+        ("opset = 3", "cannot move a model to opset '3'; use auto or a number from 13 to NEWEST"),
+        ('fuse = "all"', "unknown fuse 'all'; use one of 'none', 'basic', 'contrib'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_its_line(line: str, fault: str, tmp_path: Path) -> None:
+    file = tmp_path / "amp.toml"
+    file.write_text(f"{line}\n", encoding="utf-8")
+    text = f"{file}:1: {fault.replace('NEWEST', str(onnx.defs.onnx_opset_version()))}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
+        settings({}, {}, config=file)

@@ -1,0 +1,183 @@
+"""What is asked of the driver, with a driver that is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.runtime.gpu import (
+    Gpu,
+    Hardware,
+    device_advice,
+    driver_version,
+    hardware,
+    libraries,
+    listed_gpus,
+    pip_line,
+    refusal,
+)
+from support.fake_driver import H200, P100, Driver, Nvml, Shelf
+
+# -- GPUs ----------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_told_by_name_capability_and_memory_with_the_driver_and_its_cuda() -> None:
+    nvml = Nvml()
+    found = hardware(Shelf(driver=Driver(H200, P100), nvml=nvml))
+    assert found == Hardware((H200, P100), (13, 2), "580.65.06", None)
+    assert nvml.open == 0
+
+
+def test_memory_that_the_driver_does_not_tell_is_not_claimed() -> None:
+    assert hardware(Shelf(driver=Driver(Gpu("Odd", (8, 0))))).gpus == (Gpu("Odd", (8, 0), None),)
+
+
+@pytest.mark.parametrize(
+    ("shelf", "found"),
+    [
+        (Shelf(), Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
+        (
+            Shelf(driver=Driver(starts=100)),
+            Hardware(
+                (),
+                (13, 2),
+                None,
+                "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
+            ),
+        ),
+        (
+            Shelf(driver=Driver(version=12080)),
+            Hardware(
+                (),
+                (12, 8),
+                None,
+                "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
+            ),
+        ),
+        (
+            Shelf(driver=Driver(starts=999), nvml=Nvml(version="470.1")),
+            Hardware((), (13, 2), "470.1", "the NVIDIA driver does not start: cuInit gives 999"),
+        ),
+    ],
+)
+def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
+    assert hardware(shelf) == found
+
+
+def test_half_a_driver_is_none() -> None:
+    class Half:
+        def cuDriverGetVersion(self, out: Any) -> int:
+            return 0
+
+    found = hardware(Shelf(driver=Half()))
+    assert (found.gpus, found.cuda) == ((), None)
+    assert str(found.absence).startswith("libcuda.so.1 is not a whole NVIDIA driver: ")
+
+
+@pytest.mark.parametrize("shelf", [Shelf(), Shelf(nvml=Nvml(H200, starts=9))])
+def test_without_nvidias_management_library_nothing_is_claimed(shelf: Shelf) -> None:
+    assert (driver_version(shelf), listed_gpus(shelf)) == (None, ())
+
+
+def test_a_library_of_that_name_that_is_another_one_is_none() -> None:
+    shelf = Shelf(driver=Driver(H200), nvml=object())
+    assert hardware(shelf) == Hardware((H200,), (13, 2), None, None)
+    assert (driver_version(shelf), listed_gpus(shelf)) == (None, ())
+
+
+def test_gpus_are_listed_without_touching_cuda() -> None:
+    nvml = Nvml(H200, P100)
+    assert listed_gpus(Shelf(nvml=nvml)) == (Gpu("NVIDIA H200", (9, 0)), Gpu("Tesla P100", (6, 0)))
+    assert nvml.open == 0
+
+
+# -- what they are good for ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "to", "slow"),
+    [
+        ((6, 9), DType.FLOAT16, True),
+        ((7, 0), DType.FLOAT16, False),
+        ((7, 5), DType.BFLOAT16, True),
+        ((8, 0), DType.BFLOAT16, False),
+        ((10, 0), DType.BFLOAT16, False),
+    ],
+)
+def test_float16_is_fast_from_7_0_on_and_bfloat16_from_8_0_on(
+    capability: tuple[int, int], to: DType, slow: bool
+) -> None:
+    assert (refusal(Hardware((Gpu("G", capability),)), to) is not None) is slow
+
+
+def test_a_refusal_names_the_gpu_that_would_be_used() -> None:
+    machine = Hardware((H200, P100))
+    assert refusal(machine, DType.FLOAT16, 1) == (
+        "float16 is fast from compute capability 7.0 on, and this GPU has less: Tesla P100, compute capability 6.0"
+    )
+    assert refusal(machine, DType.FLOAT16, 0) is None
+    assert refusal(machine, DType.FLOAT16, 2) == "there is no GPU 2, only 2"
+    assert refusal(Hardware(absence="nobody here"), DType.BFLOAT16) == (
+        "nobody here; on a CPU bfloat16 is slower, not faster"
+    )
+
+
+def test_gpus_that_gain_nothing_are_counted_by_name() -> None:
+    assert device_advice([H200]) is None
+    assert device_advice([P100, H200, P100]) == (
+        "float16 is fast from compute capability 7.0 on, and these GPUs have less: Tesla P100, compute capability 6.0"
+        " (x2)"
+    )
+
+
+# -- libraries -----------------------------------------------------------------------------------------
+
+
+def test_libraries_are_found_by_the_loader_or_where_pip_puts_them_and_what_is_missing_has_a_command(
+    tmp_path: Path,
+) -> None:
+    for place in ("nvidia/cu13/lib/libcudart.so.13", "nvidia/cudnn/lib/libcudnn.so.9"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).touch()
+    broken = str(tmp_path / "nvidia/cudnn/lib/libcudnn.so.9")
+
+    def load(name: str) -> object:
+        if name == broken or (not name.startswith("/") and name not in ("libcublas.so.13", "libcublasLt.so.13")):
+            raise OSError(name)
+        return object()
+
+    found = libraries(13, load, ["", str(tmp_path)])
+    assert {f.library.name: f.where for f in found} == {
+        "libcublasLt.so.13": "system",
+        "libcublas.so.13": "system",
+        "libcudart.so.13": "pip",
+        "libcurand.so.10": None,
+        "libcufft.so.12": None,
+        "libnvrtc.so.13": None,
+        "libcudnn.so.9": None,
+    }
+    assert pip_line(f.library for f in found if f.where is None) == (
+        "python -m pip install 'nvidia-curand~=10.0' 'nvidia-cufft~=12.0' 'nvidia-cuda-nvrtc~=13.0'"
+        " 'nvidia-cudnn-cu13~=9.0'"
+    )
+
+
+def test_of_a_release_that_is_not_known_nothing_is_claimed() -> None:
+    assert libraries(11) == ()
+
+
+def test_two_libraries_of_one_package_are_installed_once() -> None:
+    def nothing(name: str) -> object:
+        raise OSError(name)
+
+    missing = [f.library for f in libraries(12, nothing, [])]
+    assert pip_line(missing).count("nvidia-cublas-cu12") == 1
+    assert [library.name for library in missing if library.needed] == [
+        "libcublasLt.so.12",
+        "libcublas.so.12",
+        "libcudart.so.12",
+        "libcurand.so.10",
+    ]

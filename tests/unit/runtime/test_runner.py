@@ -1,0 +1,538 @@
+"""Opening and running models: names, types, weights in files, providers, and what onnxruntime objects to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import amp_rewrite
+from amp_rewrite import Model, ModelError, PolicyError
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files import tensors, wire
+from amp_rewrite.runtime.ort_errors import objection
+from amp_rewrite.runtime.ports import Port
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from support.paths import TESTS
+
+X = np.float32([[1, 2, 3], [4, 5, 6]])
+
+
+def parsed(graph: str, opset: int = 20, ir: int = 10) -> Model:
+    return Model.load(onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> {graph}'))
+
+
+def heavy(*, twice: str = "", in_body: bool = False) -> onnx.ModelProto:
+    """y = x @ w with a w of 64 KiB that the tests know; `in_body`: it is an initializer of a branch."""
+    weight = numpy_helper.from_array(WEIGHT, "w")
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 128]) for name in "xy")
+    if in_body:
+        branch = helper.make_graph([product], "b", [], [y], [weight])
+        zero = helper.make_graph([helper.make_node("Neg", ["x"], ["n"])], "c", [], [_named(y, "n")])
+        node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=zero)
+        graph = helper.make_graph([node], "g", [x, helper.make_tensor_value_info("c", TensorProto.BOOL, [])], [y])
+    elif twice:
+        other = numpy_helper.from_array(WEIGHT.T.copy(), twice)
+        again = helper.make_node("MatMul", ["h", twice], ["y"])
+        product.output[0] = "h"
+        graph = helper.make_graph([product, again], "g", [x], [y], [weight, other])
+    else:
+        graph = helper.make_graph([product], "g", [x], [y], [weight])
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def _named(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    other = onnx.ValueInfoProto()
+    other.CopyFrom(value)
+    other.name = name
+    return other
+
+
+WEIGHT = np.random.default_rng(5).standard_normal((128, 128)).astype(np.float32)
+ROW = np.random.default_rng(6).standard_normal((1, 128)).astype(np.float32)
+# A product of 128 terms, summed in another order: 128 roundings of the largest partial sum, about 60, at most.
+CLOSE = 128 * 2.0**-24 * 60
+
+
+# -- ports ---------------------------------------------------------------------------------------------
+
+
+def test_a_runner_says_what_goes_in_and_what_comes_out() -> None:
+    runner = Runner.open(
+        parsed("""g (float[n, 3] x, float[3] w, seq(int64[2]) s, optional(float[1]) o)
+            => (float[n, 3] y, int64 k, seq(int64[2]) t, bool h) <float[3] w = {1, 2, 3}> {
+            y = Mul (x, w)
+            k = SequenceLength (s)
+            t = Identity (s)
+            h = OptionalHasElement (o)
+        }""")
+    )
+    assert runner.inputs == (
+        Port("x", DType.FLOAT, "tensor", ("n", 3), True),
+        Port("w", DType.FLOAT, "tensor", (3,), False),
+        Port("s", DType.INT64, "seq", (2,), True),
+        Port("o", DType.FLOAT, "optional", (1,), True),
+    )
+    assert runner.outputs == (
+        Port("y", DType.FLOAT, "tensor", ("n", 3)),
+        Port("k", DType.INT64, "tensor", ()),
+        Port("t", DType.INT64, "seq", (2,)),
+        Port("h", DType.BOOL, "tensor", ()),
+    )
+    assert runner.provider == CPU
+
+
+def test_a_shape_that_is_not_stated_is_not_known() -> None:
+    runner = Runner.open(parsed("g (float[] x, float[?, a] u) => (float[] y, float[?, a] v) { y = Neg(x) v = Neg(u) }"))
+    assert [port.shape for port in runner.inputs] == [None, (None, "a")]
+
+
+def test_an_initializer_of_an_old_model_is_no_input() -> None:
+    runner = Runner.open(
+        parsed("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }", opset=8, ir=3)
+    )
+    assert [port.name for port in runner.inputs] == ["x"]
+
+
+# -- running -------------------------------------------------------------------------------------------
+
+
+TWO = "g (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) { y = Neg(x) z = Add(x, x) }"
+
+
+def same(found: dict[str, object], expected: dict[str, object]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_outputs_come_by_name_in_the_models_order_or_in_that_asked_for() -> None:
+    runner = Runner.open(parsed(TWO))
+    same(runner.run({"x": X}), {"y": -X, "z": X + X})
+    same(runner.run({"x": X}, ["z"]), {"z": X + X})
+    same(runner.run({"x": X}, ["z", "y"]), {"z": X + X, "y": -X})
+    assert runner.run({"x": X}, []) == {}
+
+
+def test_only_what_the_outputs_asked_for_need_is_opened() -> None:
+    """The other output cannot be computed: nobody knows its op."""
+    model = parsed("""g (float[2, 3] x, bool c) => (float[2, 3] y, float[2, 3] z) {
+        y = Neg (x)
+        two = Add (x, x)
+        z = If (c) <
+          then_branch = t () => (float[2, 3] a) { a = Neg (two) },
+          else_branch = e () => (float[2, 3] b) { b = Identity (two) }
+        >
+    }""")
+    model.proto.graph.node[0].domain = "far"
+    model.proto.opset_import.add(domain="far", version=1)
+    with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*far"):
+        Runner.open(model)
+    runner = Runner.open(model, outputs_only=["z"])
+    assert [port.name for port in runner.outputs] == ["z"]
+    same(runner.run({"x": X, "c": np.array(True)}), {"z": -X - X})
+    assert [v.name for v in model.proto.graph.output] == ["y", "z"]
+
+
+def test_sequences_are_lists_and_empty_optionals_are_none() -> None:
+    runner = Runner.open(
+        parsed("""g (float[2, 3] x, optional(float[1]) o) => (seq(float[2, 3]) s, optional(float[1]) p) {
+            s = SequenceConstruct (x, x)
+            p = Identity (o)
+        }""")
+    )
+    for fed in ({"x": X, "o": None}, {"x": X}):
+        found = runner.run(fed)
+        same(found, {"s": [X, X], "p": None})
+        assert isinstance(found["s"], list)
+
+
+def test_a_default_may_be_left_out_or_fed() -> None:
+    runner = Runner.open(parsed("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }"))
+    ones = np.ones(2, np.float32)
+    same(runner.run({"x": ones}), {"y": np.float32([3, 4])})
+    same(runner.run({"x": ones, "w": ones}), {"y": ones})
+
+
+@pytest.mark.parametrize("between", ["n = Identity (m)", "n = Abs (m)"])
+@pytest.mark.parametrize("optimized", [True, False])
+def test_the_statistics_of_a_training_normalization_are_not_written_into_what_is_fed(
+    between: str, optimized: bool
+) -> None:
+    """onnxruntime updates them in place where nobody else reads them."""
+    model = parsed(f"""g (float[2, 3] x, float[3] s, float[3] m, float[3] v) => (float[2, 3] y, float[3] z) {{
+        {between}
+        y, m2, v2 = BatchNormalization <training_mode = 1> (x, s, s, n, v)
+        z = Add (m2, v2)
+    }}""")
+    runner = Runner.open(model, optimized=optimized)
+    fed = {"x": X, "s": np.ones(3, np.float32), "m": np.zeros(3, np.float32), "v": np.ones(3, np.float32)}
+    before = {name: value.copy() for name, value in fed.items()}
+    first, second = runner.run(fed), runner.run(fed)
+    same(fed, before)
+    same(first, second)
+
+
+# -- low types -----------------------------------------------------------------------------------------
+
+
+def test_float16_goes_in_and_out() -> None:
+    x = np.float16([1.5, -2])
+    found = Runner.open(parsed("g (float16[2] x) => (float16[2] y) { y = Neg (x) }")).run({"x": x})["y"]
+    np.testing.assert_array_equal(found, -x)
+    assert found.dtype == np.float16
+
+
+def test_bfloat16_goes_in_and_out() -> None:
+    runner = Runner.open(
+        parsed("g (bfloat16[2, 3] x, float[1] f) => (bfloat16[3, 2] y, float[1] g) { y = Transpose (x) g = Neg (f) }")
+    )
+    x = X.astype(ml_dtypes.bfloat16)
+    found = runner.run({"x": x, "f": np.float32([1])})
+    same(found, {"y": x.T, "g": np.float32([-1])})
+    assert found["y"].dtype == ml_dtypes.bfloat16
+    found["y"][0, 0] = 7
+    same(runner.run({"x": x, "f": np.float32([1])}, ["g"]), {"g": np.float32([-1])})
+
+
+def test_a_sequence_beside_bfloat16_is_refused() -> None:
+    runner = Runner.open(
+        parsed(
+            "g (bfloat16[2] x, seq(float[2]) s) => (bfloat16[2] y, seq(float[2]) t) { y = Identity(x) t = Identity(s) }"
+        )
+    )
+    with pytest.raises(ModelError) as error:
+        runner.run({"x": np.zeros(2, ml_dtypes.bfloat16), "s": [np.zeros(2, np.float32)]})
+    assert str(error.value) == (
+        "'s' is no tensor, and onnxruntime does not take it beside bfloat16 tensors; make the bfloat16 inputs and"
+        " outputs float32, as emulate(model) does"
+    )
+
+
+def test_bfloat16_arithmetic_has_no_kernel_here() -> None:
+    with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*Mul.*; emulate\(model\) runs what"):
+        Runner.open(parsed("g (bfloat16[2] x) => (bfloat16[2] y) { y = Mul (x, x) }"))
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+def stubs(model: Model) -> list[str]:
+    return [t.name for t in wire.tensors(model.proto) if tensors.is_stub(t)]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_weights_stay_in_their_file(tmp_path: Path, external: bool) -> None:
+    Model.load(heavy()).save(tmp_path / "m.onnx", external_data=external)
+    model = Model.load(tmp_path / "m.onnx")
+    before = model.proto.SerializeToString(deterministic=True)
+    runner = Runner.open(model)
+    assert stubs(model) == ["w"]
+    assert model.proto.SerializeToString(deterministic=True) == before
+    np.testing.assert_allclose(runner.run({"x": ROW})["y"], ROW @ WEIGHT, atol=CLOSE, rtol=0)
+
+
+def test_weights_may_lie_in_two_folders(tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Model.load(heavy(twice="v")).save(tmp_path / name / "m.onnx", external_data=True)
+        found.append(Model.load(tmp_path / name / "m.onnx"))
+    one, other = found
+    one.proto.graph.initializer[1].CopyFrom(other.proto.graph.initializer[1])
+    y = Runner.open(one).run({"x": ROW})["y"]
+    np.testing.assert_allclose(y, ROW @ WEIGHT @ WEIGHT.T, atol=1e-3)
+
+
+def test_weights_of_a_branch_are_found_too(tmp_path: Path) -> None:
+    Model.load(heavy(in_body=True)).save(tmp_path / "m.onnx", external_data=True)
+    model = Model.load(tmp_path / "m.onnx")
+    assert stubs(model) == ["w"]
+    runner = Runner.open(model)
+    y = runner.run({"x": ROW, "c": np.array(True)})["y"]
+    np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
+
+
+def test_weights_in_a_constant_are_found_too(tmp_path: Path) -> None:
+    proto = heavy()
+    constant = helper.make_node("Constant", [], ["w"], value=proto.graph.initializer[0])
+    del proto.graph.initializer[:]
+    proto.graph.node.insert(0, constant)
+    onnx.save(proto, tmp_path / "m.onnx")
+    model = Model.load(tmp_path / "m.onnx")
+    assert stubs(model) == ["w"]
+    y = Runner.open(model).run({"x": ROW})["y"]
+    np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
+
+
+def test_a_pending_cast_is_done(tmp_path: Path) -> None:
+    """What runs is the rounded weight, not the one in the file."""
+    onnx.save(heavy(), tmp_path / "m.onnx")
+    converted = amp_rewrite.convert(tmp_path / "m.onnx", to="float16").result
+    assert stubs(converted)
+    emulated = Runner.open(amp_rewrite.emulate(converted, io="float32", rounding=False))
+    pending = Runner.open(converted)
+    rounded = WEIGHT.astype(np.float16).astype(np.float32)
+    y = emulated.run({"x": ROW})["y"]
+    np.testing.assert_allclose(y, ROW @ rounded, atol=CLOSE, rtol=0)
+    assert np.abs(y - ROW @ WEIGHT).max() > CLOSE
+    z = pending.run({"x": ROW})["y"]
+    np.testing.assert_allclose(z, y, atol=2.0**-10 * 60)
+
+
+def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    y = Runner.open(Model.load(heavy())).run({"x": ROW})["y"]
+    np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", 1 << 10)
+
+    def full(*_: object, **__: object) -> None:
+        raise ModelError("cannot write /tmp/x/model.onnx: No space left on device; nothing was changed")
+
+    monkeypatch.setattr(Model, "save", full)
+    with pytest.raises(ModelError) as error:
+        Runner.open(Model.load(heavy()))
+    assert str(error.value) == (
+        "the model has to be written to a temporary folder to be opened, and that failed: cannot write"
+        " /tmp/x/model.onnx: No space left on device; nothing was changed; set TMPDIR to a folder with more room, or"
+        " save the model and load it again"
+    )
+
+
+def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(heavy(), path)
+    model = Model.load(path)
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ModelError, match=r"m\.onnx has changed since the model was loaded from it; load it again"):
+        Runner.open(model)
+
+
+# -- objections ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fed", "outputs", "message"),
+    [
+        ({}, None, "nothing is fed to input 'x'; give an array for each of ['x']"),
+        ({"X": X}, None, "the model has no input 'X'; it has 'x'"),
+        ({"x": X, "xx": X}, None, "the model has no input 'xx'; did you mean 'x'?"),
+        ({"x": X}, ["yy"], "the model has no output 'yy'; did you mean 'y'?"),
+        (
+            {"x": X.astype(np.float64)},
+            None,
+            "onnxruntime cannot run the model: Unexpected input data type. Actual: (tensor(double)) , expected:"
+            " (tensor(float)); check what is fed against the model's inputs",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(fed: dict[str, object], outputs: list[str] | None, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        Runner.open(parsed(TWO)).run(fed, outputs)
+    assert str(error.value) == message
+
+
+def test_what_onnxruntime_says_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    runner = Runner.open(parsed("g (float[n] x, float[m] y) => (float[k] z) { z = Add (x, y) }"))
+    with pytest.raises(ModelError) as error:
+        runner.run({"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
+    assert str(error.value).startswith(
+        "onnxruntime cannot run the model: Non-zero status code returned while running Add"
+    )
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_place_in_the_source_of_onnxruntime_is_left_out() -> None:
+    with pytest.raises(ModelError) as error:
+        Runner.open(
+            parsed(
+                "g (float[1] x, bool c) => (float[1] y)"
+                " { y = If (c) <then_branch = t () => (x) {}, else_branch = e () => (x) {}> }"
+            )
+        )
+    assert str(error.value).startswith("onnxruntime cannot open the model: This is an invalid model. Subgraph output")
+
+
+def test_outputs_only_of_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"^the model has no output 'q'; it has 'y', 'z'$"):
+        Runner.open(parsed(TWO), outputs_only=["q"])
+
+
+# -- providers -----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_provider_is_refused() -> None:
+    with pytest.raises(
+        PolicyError, match=r"^this onnxruntime has no provider 'Abacus'; use one of .*CPUExecutionProvider"
+    ):
+        Runner.open(parsed(TWO), providers=["Abacus"])
+    with pytest.raises(PolicyError, match=r"^this onnxruntime has no provider ''; use one of"):
+        Runner.open(parsed(TWO), providers=[])
+
+
+def _has_cuda() -> bool:
+    import onnxruntime
+
+    return CUDA in onnxruntime.get_available_providers()
+
+
+@pytest.mark.skipif(not _has_cuda() or cuda_opens(), reason="for an onnxruntime with CUDA on a machine without")
+def test_a_provider_that_does_not_open_is_not_claimed(capfd: pytest.CaptureFixture[str]) -> None:
+    runner = Runner.open(parsed(TWO), providers=[CUDA, CPU])
+    assert runner.provider == CPU
+    with pytest.raises(ModelError) as error:
+        Runner.open(parsed(TWO), providers=[CUDA])
+    assert str(error.value) == (
+        "CUDAExecutionProvider cannot be opened on this machine, only CPUExecutionProvider; name CPUExecutionProvider"
+        " too, or install what the other needs"
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+# -- traps of the runtime ------------------------------------------------------------------------------
+
+
+Options = list[dict[str, object]]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Options:
+    """The options of each session that is opened."""
+    import onnxruntime
+
+    seen: Options = []
+
+    class Spy(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, given: object, settings: onnxruntime.SessionOptions, *rest: object, **more: object) -> None:
+            found = {"reuse": settings.enable_mem_reuse, "threads": settings.intra_op_num_threads}
+            level = settings.graph_optimization_level.name
+            seen.append({**found, "level": level, "disabled": more["disabled_optimizers"]})
+            super().__init__(given, settings, *rest, **more)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", Spy)
+    return seen
+
+
+USUAL = {"reuse": True, "threads": 0, "level": "ORT_ENABLE_ALL", "disabled": None}
+
+
+def test_options_reach_the_runtime(opened: Options) -> None:
+    Runner.open(parsed(TWO))
+    Runner.open(parsed(TWO), optimized=False, threads=1)
+    Runner.open(parsed(TWO), planned=False)
+    assert opened == [USUAL, {**USUAL, "level": "ORT_DISABLE_ALL", "threads": 1}, {**USUAL, "reuse": False}]
+
+
+def test_threads_that_wait_sleep_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    seen = []
+
+    class Spy(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, given: object, settings: onnxruntime.SessionOptions, *rest: object, **more: object) -> None:
+            seen.append(settings.get_session_config_entry("session.intra_op.allow_spinning"))
+            super().__init__(given, settings, *rest, **more)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", Spy)
+    Runner.open(parsed(TWO), spinning=False)
+    assert seen == ["0"]
+
+
+def test_memory_is_not_planned_for_huge_graphs(opened: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_rewrite.runtime.runner._MOST_PLANNED_NODES", 1)
+    Runner.open(parsed(TWO))
+    assert opened == [{**USUAL, "reuse": False}]
+
+
+def test_an_optimizer_that_may_end_the_process_is_off_where_an_lstm_is(opened: Options) -> None:
+    Runner.open(Model.load(TESTS / "models" / "lstm_ts13.onnx"))
+    assert opened == [{**USUAL, "disabled": ["NchwcTransformer"]}]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("y = far.Fancy (x)", "it knows no op 'Fancy' of the domain 'far'; give the model a local function of that"
+         " name, or put ops that it knows in its place"),
+        ("y = Negg (x)", "it knows no op 'Negg' in opset 20; check the spelling, or import the opset that has it"),
+        ("y = near.Neg (x)", "the model uses the domain 'near', and imports no opset of it; add it to opset_import"),
+        ("[a] z = Neg (x) [a] y = Neg (z)", "two of its nodes are named 'a'; give each a name of its own, or none"),
+        ("y = Neg (x) y = Abs (x)", "two of its nodes make 'y'; rename what one of them makes"),
+        ("y = Det (x)", "Node () Op (Det) [ShapeInferenceError] Input rank must be >= 2; `amp-rewrite report MODEL`"
+         " shows what it is made of"),
+    ],
+)  # fmt: skip
+def test_what_onnxruntime_objects_to_is_named_with_the_way_out(text: str, told: str) -> None:
+    body = f"g (float[3] x) => (float[3] y) {{ {text} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20, "far": 1]> {body}')
+    with pytest.raises(ModelError) as refused:
+        Runner.open(Model(model))
+    assert str(refused.value) == f"onnxruntime cannot open the model: {told}"
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        ('ir_version: 10, opset_import: ["": 99]', "; install a newer onnxruntime, or bring the model to an older opset"
+         " with onnx.version_converter"),
+        ('ir_version: 99, opset_import: ["": 20]', "; install a newer onnxruntime, or export the model again for an"
+         " older one"),
+    ],
+)  # fmt: skip
+def test_a_model_of_the_future_needs_a_newer_runtime(head: str, told: str) -> None:
+    model = onnx.parser.parse_model(f"<{head}> g (float[3] x) => (float[3] y) {{ y = Neg (x) }}")
+    with pytest.raises(ModelError) as refused:
+        Runner.open(Model(model))
+    assert str(refused.value).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'provider_options_utils.h:182 Parse Unknown provider option: "nope".',
+            "a provider has no option 'nope'; check the spelling against onnxruntime's page of that provider, or leave"
+            " it out",
+        ),
+        (
+            'provider_options_utils.h:187 Parse Failed to parse provider option "device_id":'
+            " cuda_execution_provider_info.cc:71 operator() Invalid device ID: 9, must be between 0 (inclusive) and 1"
+            " (exclusive).",
+            "provider option 'device_id' has a value that it does not take: Invalid device ID: 9, must be between 0"
+            " (inclusive) and 1 (exclusive); give another one, or leave it out",
+        ),
+    ],
+)
+def test_an_option_that_a_provider_does_not_take_is_named(said: str, told: str) -> None:
+    assert objection("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
+
+
+def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
+    said = (
+        "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/python/onnxruntime_pybind_state.cc:580 std::"
+        "shared_ptr<X> onnxruntime::python::CreateY(const Z&) Please install TensorRT libraries as mentioned in the GPU"
+        " requirements page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported."
+    )
+    assert objection("open", RuntimeError(said)) == (
+        "it cannot load the libraries of TensorRT; install TensorRT (pip install tensorrt) where the loader finds it,"
+        " or leave TensorrtExecutionProvider out"
+    )
+
+
+def test_opening_and_running_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """At its default level onnxruntime warns of an initializer that nobody reads, and of a shape that is not stated."""
+    runner = Runner.open(parsed("g (float[n] x) => (float[5] y) <float[2] w = {3, 4}> { y = Neg (x) }"))
+    same(runner.run({"x": np.ones(2, np.float32)}), {"y": -np.ones(2, np.float32)})
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,484 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import onnx.defs
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import amp_rewrite.settings.list_file
+import amp_rewrite.settings.op_lists
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError, ListError, PolicyError
+from amp_rewrite.settings.list_entry import check_attribute
+from amp_rewrite.settings.list_file import read_file, read_shipped, row_of
+from amp_rewrite.settings.op_lists import Color, Level, OpLists, environment_edits, lists_folder, load_lists
+from support.paths import ROOT
+
+SHIPPED = [(to, base) for to in (DType.FLOAT16, DType.BFLOAT16) for base in ("float16", "bfloat16", "tensorflow")]
+
+
+def color(lists: OpLists, op_type: str, domain: str = "", operands: int = 1, **attributes: object) -> str:
+    return lists.classify(domain, op_type, attributes, operands).color.value
+
+
+def overlaid(tmp_path: Path, text: str, to: DType = DType.FLOAT16) -> OpLists:
+    path = tmp_path / "my.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_lists(to, [path])
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ListError) as caught:
+        overlaid(tmp_path, text)
+    return str(caught.value).removeprefix(f"{tmp_path}/")
+
+
+# ---- the shipped lists
+
+
+@pytest.mark.parametrize(("to", "base"), SHIPPED)
+def test_every_onnx_op_has_a_class_and_a_reason(to: DType, base: str) -> None:
+    lists = load_lists(to, [base])
+    said = {key for key, entries in lists.entries.items() if entries}
+    wanted = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()}
+    assert sorted(wanted - said) == []
+    assert [entry for entry in lists if entry.because == "no reason given"] == []
+
+
+@pytest.mark.parametrize(("to", "base"), SHIPPED)
+def test_every_contrib_op_has_a_class(to: DType, base: str) -> None:
+    table = json.loads((files("amp_rewrite") / "runtime" / "_tables" / "contrib_schemas.json").read_text("utf-8"))
+    lists = load_lists(to, [base])
+    names = [name.partition("::") for name in table["ops"] if name.startswith("com.microsoft::")]
+    assert names
+    assert [op for domain, _, op in names if not lists.entries_of(domain, op)] == []
+
+
+@pytest.mark.parametrize("path", sorted(lists_folder().glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_files_pass_the_checks_of_user_files_and_are_sorted(path: Path) -> None:
+    load_lists(DType.FLOAT16, [path])
+    document = yaml.safe_load(path.read_text("utf-8"))
+    for key in {"allow", "gray", "clear", "deny", "unlisted"} & document.keys():
+        names = [entry["op"].rpartition("::")[::2] for entry in document[key]]
+        assert names == sorted(names), key
+
+
+@pytest.mark.parametrize("path", sorted(lists_folder().glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_stored_table_says_what_the_files_say(path: Path) -> None:
+    """Red after an edit of a list: python tools/build_tables.py lists."""
+    stored = json.loads(
+        (Path(amp_rewrite.runtime.kernels.__file__).parent / "_tables" / "lists.json").read_text("utf-8")
+    )
+    assert stored["lists"][path.stem] == json.loads(json.dumps(row_of(path)))
+    assert read_shipped(path) == replace(read_file(path, None), base_place="")
+
+
+def test_a_shipped_file_that_was_edited_counts_for_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "float16.yaml"
+    path.write_bytes((lists_folder() / "float16.yaml").read_bytes() + b"remove: [Frobnicate]\n")
+    assert [entry.name for entry in read_shipped(path).removed] == ["Frobnicate"]
+
+
+@pytest.mark.parametrize(("to", "base"), SHIPPED)
+def test_conditions_test_attributes_that_their_op_has(to: DType, base: str) -> None:
+    for entry in load_lists(to, [base]):
+        for attribute, _ in entry.condition.attributes if entry.condition else ():
+            check_attribute(entry.domain, entry.op_type, attribute, entry.source)
+
+
+def test_elementwise_ops_are_not_mistaken_for_reductions() -> None:
+    for base in ("float16", "tensorflow"):
+        lists = load_lists(DType.FLOAT16, [base])
+        names = ("Sum", "Mean", "Max", "Min", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
+        assert [color(lists, name, operands=3) for name in names] == [
+            *("gray", "gray", "clear", "clear"),
+            *("deny", "deny", "clear", "clear"),
+        ]
+
+
+def test_float16_lists_classify_ops_of_every_kind() -> None:
+    lists = load_lists(DType.FLOAT16)
+    found = {name: color(lists, name) for name in ("MatMul", "Softmax", "Relu", "Exp", "Sin", "CumSum", "SwiGLU")}
+    assert found == {
+        "MatMul": "allow",
+        "Softmax": "gray",
+        "Relu": "clear",
+        "Exp": "deny",
+        "Sin": "unlisted",
+        "CumSum": "deny",
+        "SwiGLU": "gray",
+    }
+    assert color(lists, "GroupQueryAttention", "com.microsoft") == "allow"
+    assert color(lists, "MatMul", "ai.onnx") == "allow"
+
+
+def test_bfloat16_lists_move_sums_and_means_to_gray() -> None:
+    float16, bfloat16 = load_lists(DType.FLOAT16), load_lists(DType.BFLOAT16)
+    ops = {key[1] for key in float16.entries if key[0] == ""}
+    moved = {op: color(bfloat16, op) for op in sorted(ops) if color(float16, op) != color(bfloat16, op)}
+    assert moved == dict.fromkeys(
+        ("Einsum", "ReduceL1", "ReduceLogSum", "ReduceMean", "ReduceProd", "ReduceSum"), "gray"
+    )
+
+
+def test_tensorflow_lists_differ_between_the_two_types_as_tensorflow_s_do() -> None:
+    half, brain = (load_lists(to, ["tensorflow"]) for to in (DType.FLOAT16, DType.BFLOAT16))
+    ops = sorted(op for domain, op in half.entries if domain == "")
+    changed = {op: (color(half, op), color(brain, op)) for op in ops if color(half, op) != color(brain, op)}
+    assert changed == {
+        **dict.fromkeys(("ReduceL1", "ReduceLogSum", "ReduceMean", "ReduceSum"), ("deny", "gray")),
+        **dict.fromkeys(("Attention", "GRU", "LSTM", "RNN"), ("allow", "unlisted")),
+        **dict.fromkeys(("OneHot", "Size"), ("clear", "unlisted")),
+        "ScatterND": ("unlisted", "clear"),
+    }
+    assert (color(half, "Resize", mode="linear"), color(brain, "Resize", mode="linear")) == ("unlisted", "clear")
+    assert [color(half, op) for op in ("LRN", "Sin", "Cos", "CumSum", "Mod", "Cast")] == ["unlisted"] * 6
+
+
+def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
+    code = (
+        "import sys; from amp_rewrite.settings.op_lists import load_lists; from amp_rewrite.dtypes import DType;"
+        "load_lists(DType.BFLOAT16, ['tensorflow']); sys.exit('onnx' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+def test_an_installed_package_finds_its_lists_inside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "amp_rewrite"
+    (package / "_lists").mkdir(parents=True)
+    monkeypatch.setattr(amp_rewrite.settings.op_lists, "__file__", str(package / "settings" / "op_lists.py"))
+    with pytest.raises(ListError, match="reinstall"):
+        lists_folder()
+    (package / "_lists" / "float16.yaml").write_text("deny: [Exp]\n")
+    assert lists_folder() == package / "_lists"
+    assert load_lists(DType.FLOAT16).ops(Color.DENY) == ("Exp",)
+
+
+# ---- conditions
+
+
+def test_an_absent_attribute_counts_as_its_onnx_default() -> None:
+    lists = load_lists(DType.FLOAT16)
+    assert color(lists, "Resize") == "clear"
+    assert color(lists, "Resize", mode=b"nearest") == "clear"
+    assert color(lists, "Resize", mode=b"cubic") == "gray"
+    reductions = {r: color(lists, "ScatterND", reduction=r) for r in ("none", "add", "mul", "max", "min")}
+    assert reductions == {"none": "clear", "add": "deny", "mul": "deny", "max": "clear", "min": "clear"}
+    assert color(lists, "ScatterND") == "clear"
+
+
+def test_einsum_is_a_matrix_product_from_two_operands_on() -> None:
+    lists = load_lists(DType.FLOAT16)
+    assert [color(lists, "Einsum", operands=count) for count in (1, 2, 3)] == ["deny", "allow", "allow"]
+
+
+def test_float_attributes_compare_at_float32_precision(tmp_path: Path) -> None:
+    lists = overlaid(tmp_path, "deny: [{op: LeakyRelu, when: {alpha: 0.2}}]")
+    assert color(lists, "LeakyRelu", alpha=0.20000000298023224) == "deny"
+    assert color(lists, "LeakyRelu", alpha=0.2001) == "gray"
+
+
+def test_several_tests_of_one_condition_must_all_hold(tmp_path: Path) -> None:
+    lists = overlaid(tmp_path, "deny: [{op: Gemm, when: {transA: 1, operands: ['<2', 3]}}]")
+    assert color(lists, "Gemm", operands=3, transA=1) == "deny"
+    assert color(lists, "Gemm", operands=2, transA=1) == "allow"
+    assert color(lists, "Gemm", operands=3) == "allow"
+    assert lists.entries_of("", "Gemm")[0].condition.__str__() == "transA=1, operands<2|==3"
+
+
+# ---- overlays
+
+
+def test_an_overlay_adds_moves_and_removes_and_says_where(tmp_path: Path) -> None:
+    lists = overlaid(
+        tmp_path,
+        "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\nremove: [Relu]\n",
+    )
+    found = {
+        name: (entry.color.value, entry.because, entry.source)
+        for name, entry in {
+            "Softmax": lists.classify("", "Softmax", {}, 1),
+            "Fancy": lists.classify("my.domain", "Fancy", {}, 1),
+            "MatMul": lists.classify("", "MatMul", {}, 2),
+            "Relu": lists.classify("", "Relu", {}, 1),
+        }.items()
+    }
+    assert found == {
+        "Softmax": ("deny", "no reason given", "my.yaml:2"),
+        "Fancy": ("deny", "ours", "my.yaml:3"),
+        "MatMul": ("unlisted", "no reason given", "my.yaml:4"),
+        "Relu": ("unlisted", "removed from the lists", "my.yaml:5"),
+    }
+    assert color(lists, "Exp") == "deny"
+    assert lists.name == "float16+my.yaml"
+
+
+def test_an_entry_without_condition_replaces_conditional_ones_and_a_conditional_one_goes_before_them(
+    tmp_path: Path,
+) -> None:
+    whole = overlaid(tmp_path, "deny: [Resize]")
+    assert (color(whole, "Resize", mode="nearest"), color(whole, "Resize", mode="cubic")) == ("deny", "deny")
+    assert [entry.source for entry in whole.entries_of("", "Resize")] == ["my.yaml:1"]
+    part = overlaid(tmp_path, "deny: [{op: Resize, when: {mode: cubic}}]")
+    modes = [color(part, "Resize", mode=mode) for mode in ("nearest", "linear", "cubic")]
+    assert modes == ["clear", "gray", "deny"]
+    same = overlaid(tmp_path, "deny: [{op: Resize, when: {mode: nearest}}]")
+    assert (color(same, "Resize"), color(same, "Resize", mode="linear")) == ("deny", "gray")
+    assert [entry.color for entry in same.entries_of("", "Resize")] == [Color.DENY, Color.GRAY]
+
+
+def test_conditional_entries_alone_leave_the_rest_unlisted(tmp_path: Path) -> None:
+    lists = overlaid(tmp_path, "base: empty\nallow: [{op: Einsum, when: {operands: 2}}]")
+    entry = lists.classify("", "Einsum", {}, 3)
+    assert (entry.color, entry.because) == (Color.UNLISTED, "none of its conditions holds")
+
+
+def test_later_overlays_win_and_bases_come_first(tmp_path: Path) -> None:
+    deny, gray = {"deny": ["MatMul"]}, {"gray": ["MatMul"]}
+    assert color(load_lists(DType.FLOAT16, [deny, gray]), "MatMul") == "gray"
+    assert color(load_lists(DType.FLOAT16, ["tensorflow", deny]), "CumSum") == "unlisted"
+    with pytest.raises(ListError, match=r"^tensorflow: a base would discard the lists before it"):
+        load_lists(DType.FLOAT16, [deny, "tensorflow"])
+    with pytest.raises(ListError, match=r"^<mapping>: a base would discard"):
+        load_lists(DType.FLOAT16, [deny, {"base": "empty"}])
+
+
+def test_a_file_chooses_its_base(tmp_path: Path) -> None:
+    empty = overlaid(tmp_path, "base: empty\nallow: [MatMul]")
+    assert (empty.ops(Color.ALLOW), empty.ops(Color.GRAY), empty.name) == (("MatMul",), (), "empty+my.yaml")
+    twin = overlaid(tmp_path, "base: tensorflow", DType.BFLOAT16)
+    assert color(twin, "ReduceSum") == "gray"
+    assert color(overlaid(tmp_path, "base: float16", DType.BFLOAT16), "ReduceSum") == "deny"
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    plain = load_lists(DType.FLOAT16)
+    for text in ("", "# only a comment\n", "allow:\n", "\ufeff---\n"):
+        lists = overlaid(tmp_path, text)
+        assert (lists.entries, lists.fingerprint) == (plain.entries, plain.fingerprint)
+
+
+def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
+    plain = load_lists(DType.FLOAT16).fingerprint
+    assert load_lists(DType.FLOAT16, [{"deny": [{"op": "Exp", "because": "else"}]}]).fingerprint == plain
+    assert load_lists(DType.FLOAT16, [{"remove": ["my.domain::Op"]}]).fingerprint == plain
+    assert load_lists(DType.FLOAT16, [{"gray": ["Exp"]}]).fingerprint != plain
+    assert len({load_lists(to, [base]).fingerprint for to, base in SHIPPED}) == 4
+
+
+def test_only_float16_and_bfloat16_have_lists() -> None:
+    with pytest.raises(PolicyError, match="no op lists for float32; use float16 or bfloat16"):
+        load_lists(DType.FLOAT)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("allow: [Exp]\ndeny: [Exp]", "my.yaml:2: op 'Exp' is on 'allow' ({0}:1) and on 'deny'; keep one"),
+        ("deny:\n- Exp\n- ai.onnx::Exp", "my.yaml:3: op 'Exp' is on 'deny' ({0}:2) and on 'deny'; keep one"),
+        (
+            "deny:\n- {op: Resize, when: {mode: cubic}}\n- {op: Resize, when: {mode: cubic}}",
+            "my.yaml:3: op 'Resize' is on 'deny' ({0}:2) and on 'deny' when mode=cubic; keep one",
+        ),
+        (
+            "gray:\n- {op: Resize, when: {mode: [linear, cubic]}}\n"
+            "deny:\n- {op: Resize, when: {operands: '>3', mode: cubic}}",
+            "my.yaml:4: op 'Resize' is on 'gray' ({0}:2) and on 'deny', and 'mode=linear|cubic' and "
+            "'mode=cubic, operands>3' may hold together; make one exclude the other",
+        ),
+        ("deny: [Exp]\nremove:\n- Exp", "my.yaml:3: op 'Exp' is in 'remove' and 'deny'; keep one"),
+        ("dney:\n- Exp", "my.yaml:1: unknown key 'dney'; did you mean 'deny'?"),
+        ("infer: [Exp]", "my.yaml:1: unknown key 'infer'; did you mean 'gray'?"),
+        (
+            "allow: [MatMul]\nxyz: 1",
+            "my.yaml:2: unknown key 'xyz'; use one of base, allow, gray, clear, deny, unlisted, remove",
+        ),
+        ("\ndeny: [Sofmax]", "my.yaml:2: no such op as 'Sofmax'; did you mean 'Softmax'?"),
+        ("deny: [softmax]", "my.yaml:1: no such op as 'softmax'; did you mean 'Softmax'?"),
+        ("deny: [FastGelu]", "my.yaml:1: no such op as 'FastGelu'; did you mean 'com.microsoft::FastGelu'?"),
+        (
+            "deny: ['com.microsoft::MatMul4Bits']",
+            "my.yaml:1: no such op as 'com.microsoft::MatMul4Bits'; did you mean 'com.microsoft::MatMulNBits'?",
+        ),
+        (
+            "deny: [Qqqqqqq]",
+            "my.yaml:1: no such op as 'Qqqqqqq'; a custom op needs its domain, as in my.domain::Op",
+        ),
+        ("remove: [Exq]", "my.yaml:1: no such op as 'Exq'; did you mean 'Exp'?"),
+        ("deny: [a b]", "my.yaml:1: 'a b' is no op; write Op or domain::Op"),
+        ("deny: ['a::b::c']", "my.yaml:1: 'a::b::c' is no op; write Op or domain::Op"),
+        ("deny: [3]", "my.yaml:1: 3 is no op; write Op or domain::Op"),
+        ("deny: [[Exp]]", "my.yaml:1: a list is no op; write Op or domain::Op"),
+        ("deny: Exp", "my.yaml:1: 'deny' holds 'Exp'; give a list of ops"),
+        ("- Exp", "my.yaml:1: a list file is a mapping with the keys base, allow, gray, clear, deny, unlisted, remove"),
+        ("base: float8", "my.yaml:1: unknown base 'float8'; use one of empty, float16, bfloat16, tensorflow"),
+        ("deny:\n- {because: x}", "my.yaml:2: an entry without 'op'; write {{op: Exp, because: a reason}}"),
+        ("deny:\n- op: Exp\n  why: x", "my.yaml:3: unknown key 'why' in an entry; use op, when and because"),
+        ("deny: [{op: Exp, because: [x]}]", "my.yaml:1: 'because' holds a list; give one line of text"),
+        ("deny: [{op: Exp, when: x}]", "my.yaml:1: 'when' holds 'x'; write when: {{mode: nearest}}"),
+        ("deny: [{op: Exp, when: {}}]", "my.yaml:1: 'when' holds a mapping; write when: {{mode: nearest}}"),
+        ("deny: [{op: Resize, when: {mod: x}}]", "my.yaml:1: Resize has no attribute 'mod'; did you mean 'mode'?"),
+        (
+            "deny: [{op: Exp, when: {zzz: x}}]",
+            "my.yaml:1: Exp has no attribute 'zzz'; it has consumed_inputs (and `operands` counts inputs)",
+        ),
+        ("deny: [{op: Resize, when: {mode: ~}}]", "my.yaml:1: nothing is no attribute value; give text or a number"),
+        (
+            "deny: [{op: Resize, when: {mode: []}}]",
+            "my.yaml:1: 'mode' has no value to test for; give one or a list of them",
+        ),
+        (
+            "deny: [{op: Einsum, when: {operands: many}}]",
+            "my.yaml:1: 'many' is no count of operands; write 2 or '<=2'",
+        ),
+        ("deny: [Exp]\ndeny: [Pow]", "my.yaml:2: key 'deny' is here twice; keep one"),
+        ("deny:\n- op: Exp\n  op: Pow", "my.yaml:3: key 'op' is here twice; keep one"),
+        ("yes: [Exp]", "my.yaml:1: key True is not text; quote it"),
+        ("deny: &x [Exp]\n", "my.yaml:1: YAML anchors and aliases are refused; write the entry out"),
+        ("deny: [!!str x]", "my.yaml:1: YAML tags are refused; remove 'tag:yaml.org,2002:str'"),
+        ("deny: [Exp]\n---\ndeny: [Pow]", "my.yaml:2: a second YAML document; a list file is one mapping"),
+        ("deny: [[[[[[[[[[Exp]]]]]]]]]]", "my.yaml:1: nested too deeply for an op list"),
+        ("deny: [" + "[" * 5000, "my.yaml:1: nested too deeply for an op list"),
+    ],
+)  # fmt: skip
+def test_a_bad_list_is_refused_with_file_line_and_advice(tmp_path: Path, text: str, message: str) -> None:
+    assert refusal(tmp_path, text) == message.format(tmp_path / "my.yaml")
+
+
+def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "deny:\n  - Exp\n - Pow\n").startswith("my.yaml:3: not valid YAML: ")
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ListError, match=r"^tensorflw: no such list file; did you mean 'tensorflow'\?$"):
+        load_lists(DType.FLOAT16, ["tensorflw"])
+    with pytest.raises(ListError, match=r"gone\.yaml: no such list file; the shipped lists are float16"):
+        load_lists(DType.FLOAT16, [tmp_path / "gone.yaml"])
+    with pytest.raises(ListError, match="cannot be read"):
+        load_lists(DType.FLOAT16, [tmp_path])
+    path = tmp_path / "my.yaml"
+    path.write_bytes(b"deny:\n- \xff\n")
+    with pytest.raises(ListError, match=r"my\.yaml:2: not UTF-8"):
+        load_lists(DType.FLOAT16, [path])
+    path.write_bytes(b"# " + b"x" * 1_000_000)
+    with pytest.raises(ListError, match="larger than 1000000 bytes"):
+        load_lists(DType.FLOAT16, [path])
+
+
+def test_a_mapping_is_checked_like_a_file() -> None:
+    lists = load_lists(DType.FLOAT16, [{"deny": [{"op": "Resize", "when": {"mode": ("linear", "cubic")}}, "Softmax"]}])
+    assert (color(lists, "Resize", mode="linear"), color(lists, "Softmax")) == ("deny", "deny")
+    assert lists.classify("", "Softmax", {}, 1).source == "<mapping>"
+    for mapping, message in (
+        ({"deny": ["Exp", "Exp"]}, "<mapping>: op 'Exp' is on 'deny'"),
+        ({"dney": []}, "<mapping>: unknown key 'dney'"),
+        ({"deny": [object()]}, "<mapping>: holds a object"),
+    ):
+        with pytest.raises(ListError) as caught:
+            load_lists(DType.FLOAT16, [mapping])
+        assert str(caught.value).startswith(message)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.sampled_from("deny allow:-[]{},'\"\n #&*!|>~0.<=Exp"), max_size=60))
+def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("lists") / "any.yaml"
+    path.write_text(text)
+    try:
+        lists = load_lists(DType.FLOAT16, [path])
+    except ListError as error:
+        assert str(error).startswith(str(path))
+    else:
+        assert lists.name == "float16+any.yaml"
+
+
+# ---- levels
+
+
+def test_levels_are_parsed_in_any_spelling_of_tensorflow() -> None:
+    assert Level.parse("TENSOR_CORES_ONLY") is Level.TENSOR_CORES_ONLY
+    assert Level.parse(" treat-infer-as-deny ") is Level.TREAT_GRAY_AS_DENY
+    with pytest.raises(PolicyError) as caught:
+        Level.parse("fastest")
+    assert str(caught.value) == (
+        "unknown level 'fastest'; use one of default, tensor-cores-only, treat-gray-as-deny, "
+        "unsafe-force-all, lower-all"
+    )
+
+
+def test_levels_change_the_lists_that_they_name() -> None:
+    lists = load_lists(DType.FLOAT16)
+    for level in (Level.DEFAULT, Level.UNSAFE_FORCE_ALL, Level.LOWER_ALL):
+        assert lists.at_level(level) is lists
+    bare = lists.at_level(Level.TENSOR_CORES_ONLY)
+    assert bare.ops(Color.ALLOW) == lists.ops(Color.ALLOW)
+    assert [bare.ops(c) for c in (Color.GRAY, Color.CLEAR, Color.DENY)] == [(), (), ()]
+    strict = lists.at_level(Level.TREAT_GRAY_AS_DENY)
+    assert strict.ops(Color.DENY) == tuple(sorted(lists.ops(Color.GRAY) + lists.ops(Color.DENY)))
+    was, now = lists.classify("", "Add", {}, 2), strict.classify("", "Add", {}, 2)
+    assert (now.source, now.because) == (was.source, f"level treat-gray-as-deny, else gray: {was.because}")
+
+
+# ---- environment
+
+
+def test_the_environment_moves_ops_after_the_overlays() -> None:
+    edits = environment_edits(
+        {
+            "AMP_REWRITE_DENYLIST_ADD": "Softmax, my.domain::Fancy,",
+            "AMP_REWRITE_GRAYLIST_REMOVE": "Softmax,Add",
+            "AMP_REWRITE_CLEARLIST_REMOVE": "Resize",
+            "AMP_REWRITE_LISTS": "not ours",
+            "PATH": "/bin",
+        }
+    )
+    lists = load_lists(DType.FLOAT16, [{"gray": ["Exp"]}], edits)
+    assert [color(lists, op) for op in ("Softmax", "Add", "Exp")] == ["deny", "unlisted", "gray"]
+    assert (color(lists, "Resize", mode="nearest"), color(lists, "Resize", mode="linear")) == ("unlisted", "gray")
+    assert color(lists, "Fancy", "my.domain") == "deny"
+    entry = lists.classify("", "Softmax", {}, 1)
+    assert (entry.because, entry.source) == ("put on the deny list", "AMP_REWRITE_DENYLIST_ADD")
+    assert lists.name == "float16+<mapping>+environment"
+
+
+def test_an_op_added_and_removed_is_removed_as_in_tensorflow() -> None:
+    edits = environment_edits({"AMP_REWRITE_ALLOWLIST_REMOVE": "Exp", "AMP_REWRITE_ALLOWLIST_ADD": "Exp"})
+    assert color(load_lists(DType.FLOAT16, edits=edits), "Exp") == "unlisted"
+
+
+@pytest.mark.parametrize(
+    ("environ", "error", "message"),
+    [
+        (
+            {"AMP_REWRITE_DENYLIST_ADD": "Sofmax"},
+            ListError,
+            "AMP_REWRITE_DENYLIST_ADD: no such op as 'Sofmax'; did you mean 'Softmax'?",
+        ),
+        (
+            {"AMP_REWRITE_DENYLIST_ADD": "Exp", "AMP_REWRITE_ALLOWLIST_ADD": "Exp"},
+            ListError,
+            "AMP_REWRITE_DENYLIST_ADD: op 'Exp' is in AMP_REWRITE_ALLOWLIST_ADD too; keep one",
+        ),
+        (
+            {"AMP_REWRITE_INFERLIST_ADD": "Exp"},
+            ConfigError,
+            "unknown environment variable AMP_REWRITE_INFERLIST_ADD; "
+            "use AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}",
+        ),
+    ],
+)
+def test_a_bad_variable_is_refused(environ: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        environment_edits(environ)
+    assert str(caught.value) == message

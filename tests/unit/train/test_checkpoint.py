@@ -1,0 +1,275 @@
+"""Checkpoints: what is in one, runs that go on with the same bits, whole files or none, and what is refused."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.train.loss_scale import Array
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
+from support.train.nets import CROSS_ENTROPY, batches, mlp, same, trainer
+
+DATA = list(batches(12))
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 5}, {"policy": "float32"}, {"loss_scale": 8}])
+def test_a_run_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+    straight = trainer(**options)
+    straight.fit(DATA)
+
+    first = trainer(**options)
+    first.fit(DATA[:7])
+    first.save(tmp_path / "a.npz")
+    second = trainer(**options)
+    second.load(tmp_path / "a.npz")
+    second.fit(DATA[7:])
+
+    assert same(straight.state, second.state)
+
+
+def test_counts_of_skipped_steps_are_resumed(tmp_path: Path) -> None:
+    made = trainer()
+    made.fit([{"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}])
+    made.save(tmp_path / "a.npz")
+    again = trainer()
+    again.load(tmp_path / "a.npz")
+
+    assert (again.skipped, again.nonfinite, again.loss_scale) == (1, 1, 2.0**14)
+
+
+def test_a_checkpoint_shows_what_is_in_it(tmp_path: Path) -> None:
+    trainer(optimizer="sgd,momentum=0.9").save(tmp_path / "a.npz")
+    slots = [f"{kind}/{name}{slot}" for name in ("w1", "b1", "w2", "b2") for kind, slot in _KINDS]
+
+    assert np.load(tmp_path / "a.npz").files == [
+        "amp_rewrite/version",
+        "amp_rewrite/model",
+        *slots,
+        "step",
+        "loss_scale",
+        "good_steps",
+        "count/skipped",
+        "count/nonfinite",
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.npz"]
+
+
+_KINDS = (("parameter", ""), ("slot", "/momentum"))
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(None, "dynamic"), ("dynamic", None), (8, "dynamic")])
+def test_a_checkpoint_loads_with_and_without_loss_scaling(saved: Any, loaded: Any, tmp_path: Path) -> None:
+    source = trainer(loss_scale=saved)
+    source.fit(DATA[:3])
+    source.save(tmp_path / "a.npz")
+    target = trainer(loss_scale=loaded)
+    target.load(tmp_path / "a.npz")
+
+    assert all(np.array_equal(source.state[n], target.state[n]) for n in source.state.keys() & target.state.keys())
+    assert target.loss_scale == (2.0**15 if loaded else None)
+    assert target.steps == 3
+
+
+def test_an_older_checkpoint_is_replaced_and_a_failed_write_leaves_it(tmp_path: Path, monkeypatch: Any) -> None:
+    made = trainer()
+    made.save(tmp_path / "a.npz")
+    old = (tmp_path / "a.npz").read_bytes()
+    made.fit(DATA[:1])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        with pytest.raises(TrainingError) as error:
+            made.save(tmp_path / "a.npz")
+    assert str(error.value) == f"cannot write a checkpoint to {tmp_path / 'a.npz'}: No space left on device"
+    assert ([f.name for f in tmp_path.iterdir()], (tmp_path / "a.npz").read_bytes()) == (["a.npz"], old)
+
+    made.save(tmp_path / "a.npz")
+    assert (tmp_path / "a.npz").read_bytes() != old
+
+
+def test_who_reads_a_checkpoint_while_it_is_replaced_reads_the_older_one_whole(tmp_path: Path) -> None:
+    made = trainer()
+    made.save(tmp_path / "a.npz")
+    before = (tmp_path / "a.npz").read_bytes()
+    made.fit(DATA[:1])
+    with (tmp_path / "a.npz").open("rb") as reader:
+        made.save(tmp_path / "a.npz")
+        assert reader.read() == before
+    assert (tmp_path / "a.npz").read_bytes() != before
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    trainer().save(tmp_path / "a.npz")
+    other = mlp()
+    other.graph.node[2].op_type = "Tanh"
+    made = Trainer(training_step(other, loss=CROSS_ENTROPY, optimizer="adam"))
+    with pytest.raises(TrainingError) as error:
+        made.load(tmp_path / "a.npz")
+    assert str(error.value) == (
+        f"{tmp_path / 'a.npz'} is a checkpoint of another model: its ops or its weights' shapes differ"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        (
+            {"optimizer": "sgd"},
+            "holds 'slot/w1/m', and this step has no such state; it was saved with another optimizer: make the step"
+            " with that one",
+        ),
+        (
+            {"optimizer": "rmsprop"},
+            "holds 'slot/w1/m', and this step has no such state; it was saved with another optimizer: make the step"
+            " with that one",
+        ),
+        (
+            {"freeze": ["w1"]},
+            "holds 'parameter/w1', and this step has no such state; it was saved with other parameters trained: make"
+            " the step with the same ones",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_step_is_refused(options: dict[str, Any], fact: str, tmp_path: Path) -> None:
+    trainer().save(tmp_path / "a.npz")
+    made = trainer(**options)
+    before = made.state
+    with pytest.raises(TrainingError) as error:
+        made.load(tmp_path / "a.npz")
+    assert str(error.value) == f"{tmp_path / 'a.npz'} {fact}"
+    assert same(made.state, before)
+
+
+def test_a_checkpoint_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    trainer(optimizer="sgd").save(tmp_path / "a.npz")
+    with pytest.raises(TrainingError) as error:
+        trainer().load(tmp_path / "a.npz")
+    assert str(error.value) == (
+        f"{tmp_path / 'a.npz'} lacks 'slot/w1/m'; it was saved with another optimizer: make the step with that one"
+    )
+
+
+def _rewritten(path: Path, **changes: Array) -> None:
+    arrays = dict(np.load(path))
+    np.savez(path, **{**arrays, **changes})  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_another_version_or_shape_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    trainer().save(path)
+    _rewritten(path, **{"parameter/w1": np.zeros((8, 15), np.float32)})
+    with pytest.raises(TrainingError) as error:
+        trainer().load(path)
+    assert str(error.value) == f"{path}: 'parameter/w1' is float32 [8, 15], and the step has float32 [8, 16]"
+
+    _rewritten(path, **{"amp_rewrite/version": np.array(2)})
+    with pytest.raises(TrainingError) as error:
+        trainer().load(path)
+    assert str(error.value) == f"{path} is a checkpoint of version 2; this package reads version 1"
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    with pytest.raises(TrainingError) as error:
+        trainer().load(tmp_path / "a.npz")
+    assert str(error.value) == (
+        f"{tmp_path / 'a.npz'} is no checkpoint of a training step; name one that Trainer.save wrote"
+    )
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        archive.writestr("step.npy", b"cos\nsystem\n")
+    with pytest.raises(TrainingError):
+        trainer().load(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", **{"amp_rewrite/version": np.array([{}]), "amp_rewrite/model": np.zeros(1)})  # type: ignore[arg-type]
+    with pytest.raises(FeedError, match="holds pickled Python objects, which are not read"):
+        trainer().load(tmp_path / "c.npz")
+
+
+def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as error:
+        trainer().save(tmp_path / "a.bin")
+    assert str(error.value) == f"cannot write a checkpoint to {tmp_path / 'a.bin'}: name a .npz file"
+    with pytest.raises(TrainingError) as error:
+        trainer().save(tmp_path / "none" / "a.npz")
+    where = tmp_path / "none" / "a.npz"
+    assert str(error.value) == f"cannot write a checkpoint to {where}: No such file or directory"
+
+
+def refused(made: Trainer, path: Path) -> str:
+    """What loading says; the state must be as it was."""
+    before = made.state
+    with pytest.raises(TrainingError) as error:
+        made.load(path)
+    assert same(made.state, before) and (made.skipped, made.nonfinite) == (0, 0)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("count", "here"), [(2, "2 runs make a step"), (1, "each run is a step")])
+def test_gradients_of_a_step_that_was_begun_are_not_dropped(count: int, here: str, tmp_path: Path) -> None:
+    begun = trainer(micro_batches=4)
+    begun.fit(DATA[:3])
+    begun.save(tmp_path / "a.npz")
+
+    assert refused(trainer(micro_batches=count), tmp_path / "a.npz") == (
+        f"{tmp_path / 'a.npz'} was saved within a step, after 3 of its micro-batches, and here {here}; make the step"
+        " with as many micro-batches as the one that was saved"
+    )
+
+
+def test_after_a_whole_step_the_micro_batches_may_be_others(tmp_path: Path) -> None:
+    whole = trainer(micro_batches=4)
+    whole.fit(DATA[:4])
+    whole.save(tmp_path / "a.npz")
+    made = trainer(micro_batches=2)
+    made.load(tmp_path / "a.npz")
+    made.fit(DATA[:4])
+
+    assert (whole.steps, made.steps) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fact"),
+    [
+        ("loss_scale", np.array(np.nan, np.float32), "'loss_scale' is nan, and must be a number of 1 or more"),
+        ("loss_scale", np.array(0.25, np.float32), "'loss_scale' is 0.25, and must be a number of 1 or more"),
+        ("loss_scale", np.array("much"), "'loss_scale' is much, and must be a number of 1 or more"),
+        ("good_steps", np.array(-5), "'good_steps' is -5, and must be a number of 0 or more"),
+        ("step", np.array(-5), "'step' is -5, and must be a number of 0 or more"),
+        ("count/skipped", np.zeros(2, int), "'count/skipped' is [0 0], and must be a number of 0 or more"),
+        ("count/nonfinite", np.array(np.nan), "'count/nonfinite' is nan, and must be a number of 0 or more"),
+        ("micro_batch", np.array(-1), "'micro_batch' is -1, and must be a number of 0 or more"),
+    ],
+)
+def test_numbers_that_no_step_leaves_behind_are_refused(name: str, value: Array, fact: str, tmp_path: Path) -> None:
+    made = trainer()
+    made.save(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", **{**np.load(tmp_path / "a.npz"), name: value})  # type: ignore[arg-type]
+
+    assert refused(made, tmp_path / "b.npz") == f"{tmp_path / 'b.npz'} is damaged: {fact}; load an older one"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fact"),
+    [
+        ("amp_rewrite/version", np.array("x"), "is a checkpoint of version x; this package reads version 1"),
+        (
+            "amp_rewrite/model",
+            np.array("x"),
+            "is a checkpoint of another model: its ops or its weights' shapes differ",
+        ),
+    ],
+)
+def test_a_head_of_another_type_is_refused(name: str, value: Array, fact: str, tmp_path: Path) -> None:
+    made = trainer()
+    made.save(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", **{**np.load(tmp_path / "a.npz"), name: value})  # type: ignore[arg-type]
+
+    assert refused(made, tmp_path / "b.npz") == f"{tmp_path / 'b.npz'} {fact}"

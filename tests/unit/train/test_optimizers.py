@@ -1,0 +1,232 @@
+"""Optimizers: clipping, steps by hand, PyTorch agrees, and what they refuse. See also test_host_and_graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.train.builder import Builder
+from amp_rewrite.train.loss_scale import Array, DynamicLossScale, LossScale
+from amp_rewrite.train.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSprop,
+    applied,
+    deserialize,
+    initial_slots,
+    named,
+    serialize,
+)
+from amp_rewrite.train.step.update import Scaling, Update, append_update
+from unit.train.test_loss_scale import SEQUENCES
+
+F32 = np.float32
+
+
+def update_graph(rule: Optimizer, scale: LossScale | None, start: Mapping[str, Array]) -> tuple[Runner, Update]:
+    """A model that is fed scaled gradients `g_<name>` and state."""
+    inputs = ", ".join(f"float{list(a.shape) if a.ndim else ''} {n}" for k, a in start.items() for n in (f"g_{k}", k))
+    first = next(iter(start))
+    text = f'<ir_version: 10, opset_import: ["": 20]> net ({inputs}) => (float[?] o) {{ o = Identity (g_{first}) }}'
+    b = Builder.of(Model.load(onnx.parser.parse_model(text.replace("[?]", str(list(start[first].shape))))))
+    update = append_update(b, start, {name: f"g_{name}" for name in start}, rule, Scaling.of(b, scale))
+    return Runner.open(b.model(), threads=1), update
+
+
+@pytest.mark.parametrize("rule", [SGD(0.1, clipnorm=0.5), SGD(0.1, global_clipnorm=0.5)])
+def test_norms_of_many_numbers_agree_up_to_the_order_of_summation(rule: Optimizer) -> None:
+    rng = np.random.default_rng(7)
+    host = {name: np.array(rng.normal(size=size), F32) for name, size in (("a", 2), ("b", 1000))}
+    runner, update = update_graph(rule, None, host)
+    fed: dict[str, Any] = {v.input: v.initial for v in update.state}
+    for step in range(1, 501):
+        grads = {name: np.array(rng.normal(size=array.shape), F32) for name, array in host.items()}
+        host, _ = applied(rule, host, grads, {"a": {}, "b": {}}, step=step)
+        out: Any = runner.run({**fed, **{f"g_{n}": g for n, g in grads.items()}, "learning_rate": np.array(0.1, F32)})
+        fed = {v.input: out[v.output] for v in update.state}
+
+    # one step's relative error is a few units of 2**-24, and 500 steps add up at most that many of them
+    assert all(np.abs(a - fed[name]).max() <= 500 * 2.0**-22 * np.abs(a).max() for name, a in host.items())
+
+
+def test_infinities_that_a_fixed_scale_lets_in_are_clipped_without_a_word() -> None:
+    start = {"v": np.zeros(2, F32)}
+    moved, _ = applied(SGD(clipnorm=1.0), start, {"v": np.array([np.inf, 1], F32)}, {"v": {}}, step=1)
+
+    assert np.isnan(moved["v"][0])
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_dynamic_scale_as_nodes_goes_through_the_published_sequence(name: str) -> None:
+    flags, settings, expected = SEQUENCES[name]
+    runner, update = update_graph(SGD(), DynamicLossScale(*settings), {"v": np.array(0, F32)})
+    fed: dict[str, Any] = {v.input: v.initial for v in update.state}
+    seen = []
+    for flag in flags:
+        gradient = np.array(0 if flag == "T" else np.inf, F32)
+        out: Any = runner.run({**fed, "g_v": gradient, "learning_rate": np.array(1, F32)})
+        fed = {v.input: out[v.output] for v in update.state}
+        assert (bool(out["finite"]), bool(out["applied"])) == (flag == "T", flag == "T")
+        seen.append(float(fed["loss_scale"]))
+
+    assert seen == [float(F32(value)) for value in expected]
+
+
+def test_a_norm_is_taken_of_each_gradient_or_of_all_together() -> None:
+    start = {"a": np.zeros(2, F32), "b": np.zeros(1, F32)}
+    grads = {"a": np.array([3, 0], F32), "b": np.array([4], F32)}
+
+    def moved(rule: Optimizer) -> dict[str, Any]:
+        return {n: (-a).tolist() for n, a in applied(rule, start, grads, {"a": {}, "b": {}}, step=1)[0].items()}
+
+    assert moved(SGD(1.0, clipnorm=1.0)) == {"a": [1.0, 0.0], "b": [1.0]}
+    assert moved(SGD(1.0, global_clipnorm=1.0)) == {"a": [F32(0.6), 0.0], "b": [F32(0.8)]}
+    assert moved(SGD(1.0, clipvalue=2.0)) == {"a": [2.0, 0.0], "b": [2.0]}
+    assert moved(SGD(1.0, clipnorm=8.0)) == {"a": [3.0, 0.0], "b": [4.0]}
+
+
+def test_clipping_acts_on_unscaled_gradients_and_an_infinity_skips_before_it() -> None:
+    # TensorFlow's own numbers: gradient 4, rate 2; clip 2: 5 → 1; clip 3: 1 → -5; inf: stays; scale 4 → 8 → 4.
+    scale = DynamicLossScale(4, 2)
+    fed: dict[str, Any] = {"v": np.array(5, F32), "step": np.array(0), "loss_scale": np.array(4, F32)}
+    fed["good_steps"] = np.array(0)
+    seen = []
+    for clip, gradient in ((2.0, 4.0), (3.0, 4.0), (3.0, np.inf)):
+        runner, update = update_graph(SGD(2.0, clipvalue=clip), scale, {"v": np.array(5, F32)})
+        scaled = np.asarray(np.array(gradient, F32) * fed["loss_scale"])
+        out: Any = runner.run({**fed, "g_v": scaled, "learning_rate": np.array(2, F32)})
+        fed = {v.input: out[v.output] for v in update.state}
+        seen.append((float(fed["v"]), float(fed["loss_scale"])))
+
+    assert seen == [(1.0, 4.0), (-5.0, 8.0), (-5.0, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (SGD(0.5), [3 - 1, 3 - 2]),
+        (SGD(0.5, momentum=0.5), [3 - 1, 3 - 1 - 1.5]),
+        (SGD(0.5, momentum=0.5, nesterov=True), [3 - 1.5, 3 - 1.5 - 1.75]),
+        (SGD(0.5, weight_decay=1.0), [3 - 0.5 * (2 + 3), 0.5 - 0.5 * (2 + 0.5)]),
+        (RMSprop(0.5, rho=0.75), [3 - 0.5 * 2 / 1, 2 - 0.5 * 2 / np.sqrt(1.75)]),
+        (Adam(0.5), [3 - 0.5, 3 - 1.0]),
+        (AdamW(0.5, weight_decay=0.5), [3 * 0.75 - 0.5, 1.75 * 0.75 - 0.5]),
+        (Adagrad(0.5, initial_accumulator_value=0.0), [3 - 0.5, 2.5 - 1 / np.sqrt(8)]),
+    ],
+)
+def test_two_steps_by_hand_from_3_down_a_gradient_of_2(rule: Optimizer, expected: list[float]) -> None:
+    values = {"v": np.array(3, F32)}
+    slots = initial_slots(rule, values)
+    seen = []
+    for step in (1, 2):
+        values, slots = applied(rule, values, {"v": np.array(2, F32)}, slots, step=step)
+        seen.append(float(values["v"]))
+
+    assert seen == pytest.approx(expected, rel=1e-6)  # epsilon is 1e-7
+
+
+TORCH: Mapping[str, tuple[Optimizer, str, dict[str, Any]]] = {
+    "sgd": (SGD(0.1), "SGD", {"lr": 0.1}),
+    "momentum": (SGD(0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
+    "nesterov": (SGD(0.1, momentum=0.9, nesterov=True), "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "decay": (SGD(0.1, weight_decay=0.05), "SGD", {"lr": 0.1, "weight_decay": 0.05}),
+    "adam": (Adam(0.01), "Adam", {"lr": 0.01, "eps": 1e-7}),
+    "adam, decay": (Adam(0.01, weight_decay=0.05), "Adam", {"lr": 0.01, "eps": 1e-7, "weight_decay": 0.05}),
+    "adamw": (AdamW(0.01), "AdamW", {"lr": 0.01, "eps": 1e-7}),
+    "rmsprop": (RMSprop(0.01), "RMSprop", {"lr": 0.01, "alpha": 0.9, "eps": 1e-7}),
+    "rmsprop, momentum": (
+        RMSprop(0.01, momentum=0.5),
+        "RMSprop",
+        {"lr": 0.01, "alpha": 0.9, "eps": 1e-7, "momentum": 0.5},
+    ),
+    "adagrad": (Adagrad(0.1), "Adagrad", {"lr": 0.1, "eps": 1e-7, "initial_accumulator_value": 0.1}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", TORCH)
+def test_200_steps_are_those_of_pytorch(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    rule, class_name, settings = TORCH[name]
+    rng = np.random.default_rng(3)
+    ours = {"v": np.array(rng.normal(size=(4, 3)), F32)}
+    theirs = torch.nn.Parameter(torch.tensor(ours["v"].copy()))
+    optimizer = getattr(torch.optim, class_name)([theirs], **settings)
+    slots = initial_slots(rule, ours)
+    for step in range(1, 201):
+        grads = {"v": np.array(rng.normal(size=(4, 3)), F32)}
+        theirs.grad = torch.tensor(grads["v"])
+        optimizer.step()
+        ours, slots = applied(rule, ours, grads, slots, step=step)
+
+    # 200 steps, each a handful of float32 roundings of values of order 1
+    assert np.abs(ours["v"] - theirs.detach().numpy()).max() < 200 * 8 * 2.0**-24 * max(1.0, np.abs(ours["v"]).max())
+
+
+def test_the_arguments_stay_as_they_are() -> None:
+    start = {"v": np.ones(2, F32)}
+    slots = initial_slots(Adam(), start)
+    applied(Adam(), start, {"v": np.ones(2, F32)}, slots, step=1)
+
+    assert start["v"].tolist() == [1, 1]
+    assert {name: a.tolist() for name, a in slots["v"].items()} == {"m": [0, 0], "v": [0, 0]}
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
+    assert named("adam") == Adam()
+    assert named("SGD, lr=0.1, momentum=0.9, nesterov=true") == SGD(0.1, 0.9, nesterov=True)
+    assert named("adamw,weight_decay=0.5,clipnorm=1") == AdamW(weight_decay=0.5, clipnorm=1.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["adam,learning_rate=0.001", "sgd,clipvalue=2,learning_rate=0.5,momentum=0.9,nesterov=true"]
+)
+def test_a_spelling_leads_back(text: str) -> None:
+    assert named(text).spelling == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("adamax", "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad"),
+        ("sgd,lr=fast", "optimizer 'sgd': 'lr=fast' is no setting; write NAME=NUMBER"),
+        ("sgd,momentum", "optimizer 'sgd': 'momentum' is no setting; write NAME=NUMBER"),
+        (
+            "sgd,beta_1=0.5",
+            "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
+            " learning_rate, momentum, nesterov",
+        ),
+        ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
+        ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),
+        ("sgd,lr=nan", "learning_rate of SGD must be at least 0 and finite, not nan"),
+        ("sgd,clipnorm=0", "clipnorm of SGD must be more than 0 and finite, not 0.0"),
+        ("sgd,clipnorm=1,clipvalue=1", "SGD clips gradients by clipnorm and by clipvalue; choose one"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(text: str, message: str) -> None:
+    with pytest.raises(TrainingError) as error:
+        named(text)
+    assert str(error.value) == message
+
+
+def test_an_optimizer_comes_back_from_its_plain_form() -> None:
+    rule = AdamW(0.5, clipnorm=2.0)
+    assert deserialize(serialize(rule)) == rule
+    with pytest.raises(TrainingError) as error:
+        deserialize({"class_name": "Lion", "config": {}})
+    assert str(error.value) == (
+        "not a serialized optimizer: {'class_name': 'Lion', 'config': {}}; use what serialize gave"
+    )

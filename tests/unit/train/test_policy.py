@@ -1,0 +1,265 @@
+"""Policies: names and what they mean, plain forms, and the one that a process has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from amp_rewrite.cli import door
+from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy.session.process import global_policy, policy_scope, set_policy
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.runtime.gpu import Gpu, device_advice
+from amp_rewrite.settings.policy import Policy, deserialize, low_type, serialize
+from support.train.nets import mlp
+
+F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No policy, no rewrite, and a fast GPU."""
+    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    yield
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "scale"),
+    [
+        ("mixed_float16", (F32, F16, F32), "dynamic"),
+        ("mixed_bfloat16", (F32, BF16, F32), None),
+        ("float32", (F32, F32, F32), None),
+        ("f16", (F16, F16, F16), None),
+        ("_infer", (None, None, None), None),
+        ("p=f32,c=f16,o=f32", (F32, F16, F32), "dynamic"),
+        ("c=bf16, o=bf16", (F32, BF16, BF16), None),
+        ("params=f64,compute=f32,output=f64", (F64, F32, F64), None),
+    ],
+)
+def test_a_policy_says_three_types_and_a_loss_scale(name: str, types: tuple[DType | None, ...], scale: str) -> None:
+    policy = Policy(name)
+    assert ((policy.param, policy.compute, policy.output), policy.loss_scale) == (types, scale)
+
+
+def test_equal_policies_are_equal_however_they_are_spelled() -> None:
+    assert Policy("p=f32,c=f16,o=f32") == Policy("mixed_float16")
+    assert Policy("half") == Policy("float16") == Policy("o=f16,p=f16,c=f16")
+    assert Policy("mixed_float16") != Policy("mixed_float16", loss_scale=8)
+    assert Policy("c=bf16,o=bf16").name == "p=float32,c=bfloat16,o=bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "float16_float32_vars",
+            "policies no longer end in '_float32_vars'; use 'mixed_float16' instead of 'float16_float32_vars'",
+        ),
+        (
+            "mixed",
+            "unknown policy 'mixed'; use mixed_float16, mixed_bfloat16, an element type such as float32, or"
+            " p=f32,c=f16,o=f32",
+        ),
+        (
+            "p=f32,p=f16,c=f16",
+            "unknown policy 'p=f32,p=f16,c=f16'; use mixed_float16, mixed_bfloat16, an element type such as float32,"
+            " or p=f32,c=f16,o=f32",
+        ),
+        ("p=f32", "policy 'p=f32' does not say what to compute in; add c=float16 or another type"),
+        (
+            "c=f17",
+            "unknown element type 'f17'; use one of float16 (f16, half), bfloat16 (bf16), float32 (f32, float)",
+        ),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_way_out(name: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy(name)
+    assert str(error.value) == message
+
+
+def test_a_name_that_is_no_string_is_a_type_error_with_a_hint() -> None:
+    with pytest.raises(TypeError, match=r"must be a string, not .*; for an element type use Policy\('float16'\)"):
+        Policy(F16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^a policy's name must be a string, not 3$"):
+        Policy(3)  # type: ignore[arg-type]
+
+
+def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16: "):
+        assert Policy("mixed_bfloat16", loss_scale=2).loss_scale == 2.0
+
+
+@pytest.mark.parametrize("scale", ["static", 0.5, float("inf"), True])
+def test_what_is_no_loss_scale_is_refused(scale: object) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy("mixed_float16", loss_scale=scale)  # type: ignore[arg-type]
+    assert str(error.value) == f"loss scale {scale!r} is none; use None, 'dynamic' or a finite number of 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("to", "low"),
+    [
+        ("half", F16),
+        (" BF16 ", BF16),
+        ("mixed_float16", F16),
+        ("p=f32,c=bf16,o=f32", BF16),
+        (F16, F16),
+        (Policy("mixed_bfloat16"), BF16),
+    ],
+)
+def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, low: DType) -> None:
+    assert low_type(to) is low
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "convert net.onnx --dry-run",
+        "explain net.onnx first",
+        "calibrate net.onnx --random --shape x=4,8",
+        "doctor net.onnx",
+        "lists",
+    ],
+)
+def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(mlp(), "net.onnx")
+    by_type, by_policy = (
+        CliRunner().invoke(door, [*words.split(), "--to", to]) for to in ("bfloat16", "p=f32,c=bf16,o=f32")
+    )
+
+    assert by_policy.exit_code in (0, 1) and by_policy.exit_code == by_type.exit_code
+    assert by_policy.stdout == by_type.stdout != ""
+
+
+NAMES = "use float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("float17", f"no type or policy is named 'float17'; {NAMES}"),
+        ("mixed_int8", f"no type or policy is named 'mixed_int8'; {NAMES}"),
+        ("c=f17", f"no type or policy is named 'c=f17'; {NAMES}"),
+        ("float32", "cannot lower to float32; use float16 or bfloat16"),
+        ("c=f32", "policy 'float32' lowers nothing; use mixed_float16 or mixed_bfloat16"),
+        (
+            "c=f16,o=f16",
+            "policy 'p=float32,c=float16,o=float16' does not keep results in float32; use mixed_float16, and io='low'"
+            " for low inputs and outputs",
+        ),
+    ],
+)
+def test_what_nothing_is_lowered_to_is_refused(to: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        low_type(to)
+    assert str(error.value) == message
+
+
+def test_a_policy_prints_as_in_keras() -> None:
+    assert repr(Policy("mixed_float16")) == '<Policy "mixed_float16", loss_scale=dynamic>'
+    assert repr(Policy("float16", loss_scale=8)) == '<Policy "float16", loss_scale=8.0>'
+
+
+@pytest.mark.parametrize(
+    ("policy", "plain"),
+    [
+        (Policy("float64"), "float64"),
+        (Policy("_infer"), None),
+        (Policy("mixed_float16"), {"class_name": "Policy", "config": {"name": "mixed_float16"}}),
+        (
+            Policy("mixed_float16", loss_scale=None),
+            {"class_name": "Policy", "config": {"name": "mixed_float16", "loss_scale": None}},
+        ),
+        (
+            Policy("float16", loss_scale=8),
+            {"class_name": "Policy", "config": {"name": "float16", "loss_scale": 8.0}},
+        ),
+    ],
+)
+def test_a_policy_has_a_plain_form_that_leads_back(policy: Policy, plain: object) -> None:
+    assert serialize(policy) == plain
+    assert deserialize(serialize(policy)) == policy
+
+
+def test_a_plain_form_that_is_none_is_refused() -> None:
+    with pytest.raises(PolicyError) as error:
+        deserialize({"class_name": "Policy"})
+    assert str(error.value) == "not a serialized policy: {'class_name': 'Policy'}; use what serialize gave"
+    with pytest.raises(PolicyError) as error:
+        Policy.from_config({"name": "float32", "dtype": "float16"})
+    assert str(error.value) == (
+        "not a policy's configuration: {'name': 'float32', 'dtype': 'float16'}; it has `name` and may have `loss_scale`"
+    )
+
+
+# -- the process -------------------------------------------------------------------------------------
+
+
+def test_the_policy_of_a_process_is_float32_until_one_is_set_and_after_it_is_taken_back() -> None:
+    assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
+    set_policy("mixed_float16")
+    assert (global_policy(), process.policy_was_set()) == (Policy("mixed_float16"), True)
+    set_policy(None)
+    assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
+
+
+def test_a_scope_ends_with_what_was_there_before_even_after_an_error() -> None:
+    set_policy("float64")
+    with pytest.raises(ZeroDivisionError), policy_scope("mixed_bfloat16"):
+        assert global_policy() == Policy("mixed_bfloat16")
+        raise ZeroDivisionError
+    assert global_policy() == Policy("float64")
+
+
+@pytest.mark.parametrize("name", ["int32", "_infer"])
+def test_a_process_does_not_compute_in_what_is_not_floating(name: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        set_policy(name)
+    assert str(error.value) == (
+        f"a policy for a whole process must compute in a floating type, and {name!r} does not; use mixed_float16,"
+        " mixed_bfloat16 or float32"
+    )
+    assert not process.policy_was_set()
+
+
+def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowed() -> None:
+    process.switch(True)
+    with pytest.raises(PolicyError) as error:
+        set_policy("mixed_float16")
+    assert str(error.value) == (
+        "cannot set policy 'mixed_float16': the mixed precision graph rewrite is enabled, and one of the two is enough;"
+        " call disable_mixed_precision_graph_rewrite() first"
+    )
+    set_policy("float64")
+    assert global_policy() == Policy("float64")
+
+
+def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
+    set_policy("mixed_bfloat16")  # only float16 is asked about
+    message = "these GPUs have less: P100, compute capability 6.0 \\(x2\\)$"
+    with pytest.warns(UserWarning, match=message) as said:
+        set_policy("mixed_float16")
+    assert [warning.filename for warning in said] == [__file__]
+    set_policy("mixed_float16")
+
+
+def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_gpus", lambda: ())
+    with pytest.warns(UserWarning, match="^no NVIDIA GPU was found here") as said, policy_scope("mixed_float16"):
+        pass
+    assert [warning.filename for warning in said] == [__file__]
+
+
+def test_no_gpu_is_no_gain() -> None:
+    assert device_advice([]) == "no NVIDIA GPU was found here; on a CPU float16 is slower, not faster"
+    assert device_advice([Gpu("H200", (9, 0))]) is None

@@ -1,0 +1,344 @@
+"""The whole step as one graph: what it computes, what it leaves alone, and in which types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite import View
+from amp_rewrite.deploy.session import process
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
+from amp_rewrite.train.loss_scale import Array, DynamicLossScale
+from amp_rewrite.train.model_loss import ModelLoss
+from amp_rewrite.train.optimizers import SGD, Adam
+from amp_rewrite.train.step.step import training_step
+from support.train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
+
+# -- what it computes --------------------------------------------------------------------------------
+
+
+def test_one_graph_and_the_door_of_tensorflow_go_the_same_way_bit_by_bit() -> None:
+    one = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(), policy="float32", loss_scale="dynamic"))
+    loss = ModelLoss.of(mlp(), CROSS_ENTROPY)
+    opt = LossScaleOptimizer(Adam(0.1), "dynamic")
+    for batch in batches(20):
+        one(batch)
+        opt.minimize(loss.on(batch), loss.variables)
+
+    assert {v.name: v.numpy().tolist() for v in loss.variables} == {
+        v.name: one.state[v.name].tolist() for v in loss.variables
+    }
+
+
+def test_in_float32_the_scale_changes_no_bit() -> None:
+    def trained(scale: float | None) -> dict[str, Array]:
+        return Run(training_step(mlp(), loss=CROSS_ENTROPY, policy="float32", loss_scale=scale)).all(10).state
+
+    assert same(trained(None), trained(1.0))
+    assert same(trained(None), trained(2.0**15))
+
+
+def test_the_loss_and_the_accuracy_that_come_out_are_unscaled() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY)
+    (batch,) = batches(1)
+    results = Run(step)(batch).results
+    forward: Any = Runner.open(Model.load(mlp())).run({"x": batch["x"]})["y"]
+    shifted = forward - forward.max(1, keepdims=True)
+    expected = -(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[np.arange(16), batch["t"]].mean()
+
+    assert results[step.loss] == pytest.approx(expected, abs=2.0**-9)  # float16 logits of order 1
+    assert results["accuracy"] == pytest.approx((forward.argmax(1) == batch["t"]).mean(), abs=1e-6)
+    assert list(results)[:4] == ["loss", "accuracy", "finite", "applied"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "formula"),
+    [
+        ("mean_squared_error(y, goal)", lambda y, t: ((y - t) ** 2).mean()),
+        ("binary_cross_entropy(y, goal)", lambda y, t: (np.log1p(np.exp(y)) - y * t).mean()),
+    ],
+)
+def test_the_other_losses_are_what_they_are_called(loss: str, formula: Any) -> None:
+    step = training_step(mlp(), loss=loss, policy="float32")
+    rng = np.random.default_rng(0)
+    batch = {"x": np.array(rng.normal(size=(5, 8)), F32), "goal": np.array(rng.uniform(size=(5, 4)), F32)}
+    forward: Any = Runner.open(Model.load(mlp())).run({"x": batch["x"]})["y"]
+
+    assert step.batch == ("x", "goal")
+    assert Run(step)(batch).results["loss"] == pytest.approx(formula(forward, batch["goal"]), rel=1e-5)
+
+
+def test_a_loss_may_be_a_value_inside_the_model() -> None:
+    model = parsed("net (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Mul (x, w)  l = ReduceMean (y) }")
+    run = Run(training_step(model, loss="l", policy="float32", optimizer=SGD()))
+    run({"x": np.array([3, 6, 9], F32)}, rate=1.0)
+
+    assert run.results["l"].shape == (1,)
+    assert run.state["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("sgd,momentum=0.9,lr=0.1", lambda t, p: t.optim.SGD(p, lr=0.1, momentum=0.9)),
+        ("adamw,lr=0.01", lambda t, p: t.optim.AdamW(p, lr=0.01, eps=1e-7)),
+    ],
+)
+def test_twenty_steps_are_those_of_pytorch(ours: str, theirs: Any) -> None:
+    torch = pytest.importorskip("torch")
+    step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=ours, policy="float32", loss_scale="dynamic")
+    run = Run(step)
+    weights = {s.input: torch.nn.Parameter(torch.tensor(s.initial.copy())) for s in step.state if s.name[0] == "p"}
+    optimizer = theirs(torch, list(weights.values()))
+    for batch in batches(20):
+        run(batch, step.optimizer.learning_rate)
+        hidden = torch.relu(torch.tensor(batch["x"]) @ weights["w1"] + weights["b1"])
+        loss = torch.nn.functional.cross_entropy(hidden @ weights["w2"] + weights["b2"], torch.tensor(batch["t"]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert run.results["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+
+    for name, weight in weights.items():
+        # 20 steps of float32 sums of 16 products, in another order
+        np.testing.assert_allclose(run.state[name], weight.detach().numpy(), rtol=0, atol=20 * 16 * 2.0**-23)
+
+
+def test_training_learns_in_every_policy_and_ends_near_float32() -> None:
+    ends = {}
+    for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
+        run = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam", policy=policy)).all(150, rate=0.02)
+        ends[policy] = float(run.results["loss"])
+
+    assert ends["float32"] < 0.25
+    assert ends["mixed_float16"] == pytest.approx(ends["float32"], abs=0.01)
+    assert ends["mixed_bfloat16"] == pytest.approx(ends["float32"], abs=0.03)
+
+
+@pytest.mark.parametrize("opset", [12, 13, 17, 18, 21, 22, 23])
+def test_a_step_is_made_at_the_opset_of_the_model(opset: int) -> None:
+    step = training_step(mlp(opset=opset), loss=CROSS_ENTROPY, optimizer="adam,clipvalue=1", policy="float32")
+    expected = training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam,clipvalue=1", policy="float32")
+
+    assert {o.domain: o.version for o in step.model.proto.opset_import}[""] == opset
+    assert same(Run(step).all(3).state, Run(expected).all(3).state)
+
+
+# -- skipped steps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(policy: str, bad: float) -> None:
+    run = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam", policy=policy, loss_scale="dynamic")).all(3)
+    before = dict(run.state)
+    (batch,) = batches(1)
+    batch["x"][0, 0] = bad
+    run(batch)
+
+    assert (bool(run.results["finite"]), bool(run.results["applied"])) == (False, False)
+    assert same(before, run.state, "loss_scale", "good_steps")
+    assert (before["loss_scale"], run.state["loss_scale"], run.state["good_steps"]) == (2.0**15, 2.0**14, 0)
+    run.all(1)
+    assert not same(before, run.state)
+
+
+def test_a_fixed_scale_applies_what_is_not_finite_and_says_so() -> None:
+    run = Run(training_step(mlp(), loss=CROSS_ENTROPY, policy="float32", loss_scale=8))
+    (batch,) = batches(1)
+    batch["x"][0, 0] = np.nan
+    run(batch)
+
+    assert (bool(run.results["finite"]), bool(run.results["applied"])) == (False, True)
+    assert np.isnan(run.state["w1"]).any()
+    assert "loss_scale" not in run.state
+
+
+def test_an_overflow_in_float16_halves_the_scale_until_gradients_fit() -> None:
+    scale = DynamicLossScale(2.0**24, 1000)
+    run = Run(training_step(mlp(), loss=CROSS_ENTROPY, loss_scale=scale)).all(30)
+
+    assert 0 < int(run.state["step"]) < 30
+    assert 2.0**10 < run.state["loss_scale"] < 2.0**24
+
+
+def test_a_small_gradient_vanishes_in_float16_without_a_scale_and_survives_with_one() -> None:
+    # d loss / d y is 1e-9 for each row: float16 flushes what is below 2**-25, about 3e-8
+    model = parsed(
+        """net (float[4,8] x) => (float[4,8] y) <float tiny = {0.000000032}> {
+          [first] h = MatMul (x, w)
+          [second] y = MatMul (h, v)
+          [small] s = Mul (y, tiny)
+          loss = ReduceMean <keepdims = 0> (s)
+        }"""
+    )
+    for name in "wv":
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, dtype=F32), name))
+
+    def moved(scale: float | None) -> float:
+        step = training_step(model, loss="loss", loss_scale=scale, keep=["name=small"])
+        run = Run(step)({"x": np.ones((4, 8), F32)}, rate=1e6)
+        return float(np.abs(run.state["w"] - np.eye(8)).max())
+
+    exact = 1e6 * 4 * 3.2e-8 / 32
+    assert moved(None) == 0.0
+    assert moved(2.0**15) == pytest.approx(exact, rel=1e-2)
+
+
+# -- types -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_products_are_low_forward_and_backward_and_the_update_is_float32(policy: str) -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adamw", policy=policy)
+    view = View.of(step.model)
+    low = Policy(policy).compute
+    products = {view.dtype(op.outputs[0]) for op in view.ops if op.op_type in ("MatMul", "Gemm")}  # type: ignore[arg-type]
+    updates = [op for op in view.ops if op.name.startswith(("amp.update/", "amp.loss/"))]
+    touched = {view.dtype(v) for op in updates for v in (*op.inputs, *op.outputs) if v is not None}
+    assert low is not None
+    assert products == {low}
+    assert sum(op.op_type in ("MatMul", "Gemm") for op in view.ops) == 5  # two forward, three backward: x needs none
+    assert len(updates) > 50 and low not in touched
+    assert {str(s.initial.dtype) for s in step.state} == {"float32", "int64"}
+
+
+def test_each_parameter_is_cast_to_the_low_type_once_a_step() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY)
+    view = View.of(step.model)
+    casts = [view.value_name(op.inputs[0]) for op in view.ops if op.op_type == "Cast"]  # type: ignore[arg-type]
+
+    assert {name: casts.count(name) for name in step.parameters} == {"w1": 1, "b1": 1, "w2": 1, "b2": 0}
+
+
+def test_under_float32_nothing_is_lowered() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32")
+    view = View.of(step.model)
+
+    assert (step.lowered, step.report, step.loss_scale) == (False, None, None)
+    assert not [v for v in view.values if (d := view.dtype(v.id)) is not None and d.low]
+
+
+def test_the_policy_of_the_process_holds_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_process", process._Process())
+    assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_float16")
+    with process.policy_scope("mixed_bfloat16"):
+        assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_bfloat16")
+
+
+def test_an_optimizer_with_a_loss_scale_around_it_brings_that() -> None:
+    opt = LossScaleOptimizer(Adam(), DynamicLossScale(8, 3))
+    step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=opt)
+
+    assert (step.optimizer, step.loss_scale) == (Adam(), opt.loss_scale)
+    assert step.initial_state()["loss_scale"] == 8.0
+
+
+# -- micro-batches, frozen parameters, running statistics ----------------------------------------------
+
+
+def test_micro_batches_make_the_step_of_the_whole_batch() -> None:
+    whole = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(momentum=0.9), policy="float32"))
+    parts = Run(
+        training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(momentum=0.9), policy="float32", micro_batches=4)
+    )
+    applied = []
+    for batch in batches(3):
+        whole(batch)
+        for i in range(4):
+            parts({name: array[4 * i : 4 * i + 4] for name, array in batch.items()})
+            applied.append(bool(parts.results["applied"]))
+
+    assert applied == [False, False, False, True] * 3
+    assert (whole.state["step"], parts.state["step"], parts.state["micro_batch"]) == (3, 3, 0)
+    for name in ("w1", "b1", "w2", "b2", "w1/momentum"):
+        # three steps; a sum of 16 products in another order
+        np.testing.assert_allclose(parts.state[name], whole.state[name], rtol=0, atol=3 * 16 * 2.0**-24)
+
+
+def test_one_bad_micro_batch_skips_the_step_and_halves_the_scale_once() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY, micro_batches=3)
+    run = Run(step)
+    before = dict(run.state)
+    scales = []
+    for i, batch in enumerate(batches(3)):
+        if i == 0:
+            batch["x"][0, 0] = np.inf
+        run(batch)
+        scales.append(float(run.state["loss_scale"]))
+
+    assert scales == [2.0**15, 2.0**15, 2.0**14]
+    assert same(before, run.state, "loss_scale")
+    run.all(3)
+    assert (run.state["step"], run.state["good_steps"]) == (1, 1)
+
+
+def test_frozen_parameters_stay_and_are_constants_of_the_step() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY, freeze=["*1"])
+    kept = {t.name: DType(t.data_type) for t in step.model.proto.graph.initializer}
+
+    assert step.parameters == ("w2", "b2")
+    assert kept.keys() >= {"w1", "b1"} and kept["w1"] is DType.FLOAT16
+
+
+def test_parameters_are_chosen_by_name() -> None:
+    assert training_step(mlp(), loss=CROSS_ENTROPY, parameters=["w?"]).parameters == ("w1", "w2")
+
+
+def test_masks_single_numbers_and_statistics_are_no_parameters() -> None:
+    model = parsed(
+        """net (float[2,4] x) => (float[2,4] y)
+        <float[4,4] w = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}, float scale = {0.5}, float[4] mask = {0,0,0,-30000},
+         float[1] bias = {1}> {
+          h = MatMul (x, w)
+          s = Mul (h, scale)
+          m = Add (s, mask)
+          y = Add (m, bias)
+          loss = ReduceMean <keepdims = 0> (y)
+        }"""
+    )
+    assert training_step(model, loss="loss").parameters == ("w",)
+    assert training_step(model, loss="loss", parameters=["bias", "scale"]).parameters == ("scale", "bias")
+
+
+def test_a_mask_that_masks_nothing_is_no_parameter_and_a_table_of_zeros_is_one() -> None:
+    model = parsed(
+        """net (float[1,2,2,2] x) => (float[1,2,2,2] y)
+        <float[1,1,2,2] mask = {0, 0, 0, 0}, float[2,2] table = {0, 0, 0, 0},
+         float[1,1,2,2] learned = {0, 0, 0, 1}> {
+          a = Add (x, mask)
+          b = Add (a, table)
+          y = Add (b, learned)
+          loss = ReduceMean <keepdims = 0> (y)
+        }"""
+    )
+    assert training_step(model, loss="loss").parameters == ("table", "learned")
+
+
+def test_the_trained_model_has_the_new_weights_and_is_otherwise_the_old_one() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY)
+    run = Run(step).all(2)
+    trained = step.trained(run.state).to_proto()
+    original = mlp()
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in trained.graph.initializer}
+    del trained.graph.initializer[:]
+    del original.graph.initializer[:]
+
+    assert trained == original
+    assert {n: a.tolist() for n, a in weights.items()} == {n: run.state[n].tolist() for n in ("w1", "b1", "w2", "b2")}
+
+
+def test_the_model_given_is_not_changed() -> None:
+    model = mlp()
+    before = model.SerializeToString(deterministic=True)
+    training_step(model, loss=CROSS_ENTROPY)
+
+    assert model.SerializeToString(deterministic=True) == before

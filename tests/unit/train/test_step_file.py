@@ -1,0 +1,335 @@
+"""Steps in files: what any runtime can do with one, what comes back, and the command that writes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner, Result
+
+from amp_rewrite.cli import door
+from amp_rewrite.errors import ModelError, TrainingError
+from amp_rewrite.train.step.step import TrainingStep, training_step
+from amp_rewrite.train.step.step_file import KEY, load_step, save_step
+from amp_rewrite.train.step.trainer import Trainer
+from support.train.nets import batches, mlp
+
+CROSS_ENTROPY = "cross_entropy(y, t)"
+DATA = list(batches(4))
+
+
+def step(**options: Any) -> TrainingStep:
+    return training_step(mlp(), **{"loss": CROSS_ENTROPY, "optimizer": "adam,lr=0.01", **options})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_step(step(), tmp_path / "step.onnx")
+    return tmp_path / "step.onnx"
+
+
+def test_a_file_runs_anywhere_and_its_state_has_defaults(file: Path) -> None:
+    onnx.checker.check_model(onnx.load(file), full_check=True)
+    session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    first = dict(zip(names, session.run(None, DATA[0]), strict=True))
+    state = {name.removeprefix("new/"): value for name, value in first.items() if name.startswith("new/")}
+    second = dict(zip(names, session.run(None, {**DATA[1], **state}), strict=True))
+
+    assert (first["new/step"], second["new/step"], first["new/loss_scale"]) == (1, 2, 2.0**15)
+    assert not np.array_equal(first["new/w1"], second["new/w1"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"policy": "float32", "optimizer": "sgd"},
+        {"loss_scale": 8, "micro_batches": 2},
+        {"policy": "mixed_bfloat16"},
+    ],
+)
+def test_a_step_comes_back_as_it_was(options: dict[str, Any], tmp_path: Path) -> None:
+    made = step(**options)
+    save_step(made, tmp_path / "a.onnx")
+    again = load_step(tmp_path / "a.onnx", forward=mlp())
+    trainers = [Trainer(each, threads=1) for each in (made, again)]
+    histories = [trainer.fit(DATA) for trainer in trainers]
+
+    assert histories[0] == histories[1]
+    a, b = (trainer.state for trainer in trainers)
+    assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+    for name in ("batch", "loss", "metrics", "target", "optimizer", "policy", "micro_batches", "fingerprint"):
+        assert getattr(again, name) == getattr(made, name)
+    assert trainers[1].export().to_proto() == trainers[0].export().to_proto()
+    assert {t.name for t in again.model.proto.graph.initializer} == {t.name for t in made.model.proto.graph.initializer}
+
+
+def test_without_the_model_that_it_trains_a_step_does_not_export(file: Path) -> None:
+    trainer = Trainer(load_step(file))
+    trainer.fit(DATA)
+    with pytest.raises(TrainingError) as error:
+        trainer.export()
+    assert str(error.value) == ("the step came from a file without the model that it trains; load it with `forward`")
+
+
+def test_a_step_in_training_mode_needs_the_model_to_evaluate(tmp_path: Path) -> None:
+    save_step(step(training_mode=True), tmp_path / "a.onnx")
+    with pytest.raises(TrainingError, match="load it with `forward`"):
+        Trainer(load_step(tmp_path / "a.onnx")).evaluate(DATA)
+    assert Trainer(load_step(tmp_path / "a.onnx", forward=mlp())).evaluate(DATA).rows == 64
+
+
+def test_another_model_is_not_what_a_step_trains(file: Path) -> None:
+    with pytest.raises(TrainingError) as error:
+        load_step(file, forward=mlp(opset=21))
+    assert str(error.value) == f"{file} trains another model than the one given: their graphs differ"
+
+
+def test_a_model_that_is_no_step_is_refused(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "net.onnx")
+    with pytest.raises(TrainingError) as error:
+        load_step(tmp_path / "net.onnx")
+    assert str(error.value) == (
+        f"{tmp_path / 'net.onnx'} is a model, but no training step; write one with `amp-rewrite train-step`"
+    )
+
+
+def _with_metadata(file: Path, change: Any) -> None:
+    model = onnx.load(file)
+    entry = next(p for p in model.metadata_props if p.key == KEY)
+    entry.value = change(entry.value)
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: "{", "the metadata 'amp_rewrite.training_step' is damaged"),
+        (lambda _: "[]", "holds a training step of version None; this package reads version 1"),
+        (lambda text: text.replace('"version": 1', '"version": 9'), "holds a training step of version 9;"),
+        (
+            lambda text: json.dumps({**json.loads(text), "state": 3}),
+            "the metadata 'amp_rewrite.training_step' is damaged",
+        ),
+        (lambda text: json.dumps({**json.loads(text), "state": [["a", "q", "r"]]}), "lacks the initial value of 'q'"),
+        (lambda text: json.dumps({"version": 1}), "the metadata 'amp_rewrite.training_step' is damaged"),
+        *(
+            (
+                lambda text, key=key, value=value: json.dumps({**json.loads(text), key: value}),
+                "the metadata 'amp_rewrite.training_step' is damaged; write the step again",
+            )
+            for key, value in (
+                ("batch", ["q"]),
+                ("state", []),
+                ("loss", "q"),
+                ("loss", None),
+                ("metrics", [[1]]),
+                ("finite", {}),
+                ("applied", 3),
+                ("learning_rate", 3),
+                ("micro_batches", 0),
+                ("micro_batches", 2),
+                ("training_mode", "no"),
+                ("target", {"name": "q"}),
+                ("fingerprint", None),
+            )
+        ),
+    ],
+)
+def test_damaged_metadata_is_named(change: Any, message: str, file: Path) -> None:
+    _with_metadata(file, change)
+    with pytest.raises(TrainingError) as error:
+        load_step(file)
+    assert str(error.value).startswith(str(file)) and message in str(error.value)
+
+
+def test_a_step_of_a_step_is_read_as_what_it_is(file: Path, tmp_path: Path) -> None:
+    outer = training_step(file, loss="loss", optimizer="sgd", parameters=["w1"])
+    save_step(outer, tmp_path / "outer.onnx")
+    again = load_step(tmp_path / "outer.onnx")
+    assert (again.parameters, again.optimizer, again.loss) == (("w1",), outer.optimizer, outer.loss)
+
+
+def test_a_file_that_is_there_is_not_replaced_unasked(file: Path) -> None:
+    before = file.read_bytes()
+    with pytest.raises(ModelError, match="exists"):
+        save_step(step(optimizer="sgd"), file)
+    assert file.read_bytes() == before
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(door, words)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(mlp(), "net.onnx")
+    return tmp_path
+
+
+def test_the_command_writes_a_step_and_says_what_it_is(folder: Path) -> None:
+    done = run("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--optimizer", "adam,lr=0.01,clipnorm=1")
+
+    assert (done.exit_code, done.stderr) == (0, "wrote net.step.onnx\n")
+    assert done.stdout.startswith(
+        "training step of net.onnx\n"
+        "  trains       4 parameters of 212 numbers\n"
+        "  batch        x, t\n"
+        "  gives        loss, accuracy, finite, applied, new state\n"
+        "  optimizer    adam,clipnorm=1,learning_rate=0.01\n"
+        "  loss scale   dynamic, 32768 at first\n"
+        "  policy       mixed_float16\n"
+        "net.onnx → float16\n"
+    )
+    assert load_step("net.step.onnx").optimizer.clipnorm == 1.0
+    assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "net.step.onnx"]
+
+
+def test_the_command_takes_what_the_library_takes(folder: Path) -> None:
+    words = "--policy float32 --loss-scale 8 --freeze *1 --micro-batches 3 -o s.onnx"
+    done = run("train-step", "net.onnx", "--loss", "mean_squared_error(y, goal)", *words.split())
+
+    assert done.exit_code == 0
+    assert done.stdout == (
+        "training step of net.onnx\n"
+        "  trains       2 parameters of 68 numbers\n"
+        "  batch        x, goal\n"
+        "  gives        loss, finite, applied, new state\n"
+        "  optimizer    sgd,learning_rate=0.01\n"
+        "  loss scale   8\n"
+        "  policy       float32\n"
+    )
+    made = load_step("s.onnx")
+    assert (made.parameters, made.micro_batches) == (("w2", "b2"), 3)
+
+
+def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(folder: Path) -> None:
+    onnx.save(mlp(), "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+    Path("amp.toml").write_text("overwrite = true\n")
+    before = {name: Path(name).read_bytes() for name in ("net.onnx", "net.data")}
+    words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "-o")
+
+    for name, told in (
+        (
+            "net.onnx",
+            "net.onnx is the model that is read: replacing it loses the model that the step was made from; name"
+            " another output, or add --overwrite to this command",
+        ),
+        (
+            "net.data",
+            "cannot write net.data: it holds the weights of net.onnx, which is being read; name another",
+        ),
+    ):
+        refused = run(*words, name)
+        assert (refused.exit_code, refused.stderr) == (2, f"error: {told}\n")
+    assert {name: Path(name).read_bytes() for name in before} == before
+    assert run(*words, "net.onnx", "--overwrite").exit_code == 0
+
+
+def test_parameters_that_an_exporter_may_have_merged_are_named(folder: Path) -> None:
+    model = mlp()
+    model.graph.node[4].input[1] = "b1"
+    model.graph.node[3].input[1] = "w1"
+    model.graph.node.insert(3, onnx.helper.make_node("Slice", ["a", "zero", "eight", "one"], ["a8"]))
+    model.graph.node[4].input[0] = "a8"
+    ints = {"zero": 0, "eight": 8, "one": 1}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array([i]), name) for name, i in ints.items())
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 16
+    onnx.save(model, "tied.onnx")
+    done = run("train-step", "tied.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
+
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[1:3] == [
+        "  trains       2 parameters of 144 numbers",
+        "  shared       w1, b1: several ops read each",
+    ]
+
+
+def test_settings_of_a_file_hold_and_the_command_line_wins(folder: Path) -> None:
+    settings = ['to = "mixed_bfloat16"', 'keep = ["first"]', 'target = "onnx"', 'io = ["low"]', "overwrite = true"]
+    Path("amp.toml").write_text("\n".join(settings))
+    words = ["train-step", "net.onnx", "--loss", CROSS_ENTROPY]
+    assert run(*words).exit_code == 0
+    by_file = load_step("net.step.onnx")
+    assert run(*words, "--policy", "mixed_float16", "--keep", "second").exit_code == 0
+    by_both = load_step("net.step.onnx")
+
+    def nodes(policy: str, keep: str) -> Any:
+        made = step(policy=policy, keep=[keep], optimizer="sgd", target="onnx")
+        return made.model.proto.graph.node
+
+    assert by_file.policy.name == "mixed_bfloat16"
+    assert by_file.model.proto.graph.node == nodes("mixed_bfloat16", "first")
+    assert by_both.model.proto.graph.node == nodes("mixed_float16", "second")
+
+
+def test_in_float32_the_file_says_nothing_about_lowering_and_the_command_line_must_not(folder: Path) -> None:
+    Path("amp.toml").write_text('to = "bfloat16"\nkeep = ["first"]\n')
+    words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
+    assert run(*words).exit_code == 0
+    assert load_step("net.step.onnx").policy.name == "float32"
+
+    refused = run(*words, "--overwrite", "--keep", "second")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "error: keep says how to lower, and policy 'float32' lowers nothing\n",
+    )
+
+
+def test_quiet_says_nothing(folder: Path) -> None:
+    done = run("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--loss-scale", "none", "-q")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("net.onnx", "Missing option '--loss'; see 'amp-rewrite train-step --help'"),
+        (
+            "net.onnx --loss y",
+            "the loss 'y' has shape ['N', 4], and a loss is one number; reduce it to its mean first",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --optimizer adamax",
+            "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --loss-scale much",
+            "loss scale 'much' is none; use None, 'dynamic', a number or a LossScale",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --freeze w9",
+            "parameter 'w9' is no initializer of the model; it has 'w1', 'b1', 'w2', 'b2'",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) -o net.onnx",
+            "net.onnx is the model that is read: replacing it loses the model that the step was made from; name another"
+            " output, or add --overwrite to this command",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --policy float17",
+            "unknown policy 'float17'; use mixed_float16, mixed_bfloat16, an element type such as float32, or"
+            " p=f32,c=f16,o=f32",
+        ),
+        (
+            "net.onnx --loss cross_entropy(y) --config no.toml",
+            "no.toml: cannot be read (No such file or directory); name a TOML file",
+        ),
+        ("none.onnx --loss y", "cannot read none.onnx: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words: str, message: str, folder: Path) -> None:
+    done = run("train-step", *words.split())
+
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+    assert [file.name for file in folder.iterdir()] == ["net.onnx"]

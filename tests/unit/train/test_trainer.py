@@ -1,0 +1,345 @@
+"""Training over data: epochs, skipped steps, learning rates, interrupts, and the trained model."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import amp_rewrite
+from amp_rewrite.errors import FeedError, ModelError, TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.buffers import BufferedRunner
+from amp_rewrite.runtime.runner import Runner, cuda_opens
+from amp_rewrite.train.loss_scale import DynamicLossScale
+from amp_rewrite.train.parallel import Alone, DataParallelTrainer
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
+from support import stub
+from support.paths import TESTS
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed, same, step, trainer
+
+DATA = list(batches(12))
+
+
+def test_loss_falls_and_accuracy_rises_over_epochs() -> None:
+    made = trainer()
+    before = made.evaluate(DATA)
+    history = made.fit(DATA, epochs=20)
+    after = made.evaluate(DATA)
+
+    assert (len(history.losses), len(history.metrics["accuracy"]), made.steps) == (240, 240, 240)
+    assert (history.skipped, history.nonfinite) == (0, 0)
+    assert before.rows == after.rows == 12 * 16
+    assert after.loss < 0.3 < 1.2 < before.loss
+    assert before.metrics["accuracy"] < 0.5 < 0.9 < after.metrics["accuracy"]
+
+
+def test_on_the_cpu_a_low_step_is_emulated_and_says_so() -> None:
+    assert trainer().where == "CPUExecutionProvider, float16 emulated: float32 kernels, rounded"
+    assert trainer(policy="float32").where == "CPUExecutionProvider"
+    as_it_is = Trainer(step(), **PLACE, emulated=False)
+    assert as_it_is.where == "CPUExecutionProvider, float16 as the provider computes it"
+
+
+@pytest.mark.skipif(cuda_opens(), reason="CUDA opens here")
+def test_where_cuda_does_not_open_the_cpu_emulates_as_well() -> None:
+    made = Trainer(step(), providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert made.where == "CPUExecutionProvider, float16 emulated: float32 kernels, rounded"
+
+
+def test_emulation_rounds_where_the_providers_own_kernels_do_not() -> None:
+    rounded = trainer()
+    plain = Trainer(step(), **PLACE, emulated=False)
+    for each in (rounded, plain):
+        each.fit(DATA)
+
+    assert not np.array_equal(rounded.state["w1"], plain.state["w1"])
+
+
+def test_a_scale_that_grows_fast_overflows_float16_now_and_then_and_training_goes_on() -> None:
+    fast = trainer(loss_scale=DynamicLossScale(2.0**15, 10))
+    history = fast.fit(DATA, epochs=30)
+    steady = trainer()
+    steady.fit(DATA, epochs=30)
+
+    assert history.skipped == history.nonfinite > 5
+    assert fast.loss_scale is not None and fast.loss_scale < 2.0**26  # 36 doublings, had nothing overflowed
+    assert fast.evaluate(DATA).loss == pytest.approx(steady.evaluate(DATA).loss, abs=0.05)
+
+
+def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
+    spoiled = [{name: array.copy() for name, array in batch.items()} for batch in DATA]
+    spoiled[4]["x"][3, 3] = np.nan
+    made = trainer()
+    history = made.fit(spoiled, epochs=2)
+
+    assert (history.skipped, history.nonfinite, made.steps, made.loss_scale) == (2, 2, 22, 2.0**13)
+    assert np.isnan(history.losses[4]) and np.isfinite(made.state["w1"]).all()
+    without = trainer(loss_scale=DynamicLossScale(2.0**15))
+    without.fit([*spoiled[:4], *spoiled[5:]])
+    again = trainer()
+    again.fit(spoiled)
+    assert np.array_equal(without.state["w1"], again.state["w1"])  # powers of two scale exactly
+
+
+@pytest.mark.parametrize("scale", [8, None])
+def test_with_a_fixed_scale_or_none_what_is_not_finite_is_applied_and_reported(scale: float | None) -> None:
+    spoiled = [{"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}]
+    made = trainer(loss_scale=scale)
+    history = made.fit(spoiled)
+
+    assert (history.skipped, history.nonfinite, made.steps, made.loss_scale) == (0, 1, 1, scale)
+
+
+def test_with_micro_batches_steps_are_counted_not_runs() -> None:
+    made = trainer(micro_batches=5)
+    history = made.fit(DATA)
+    assert (len(history.losses), made.steps, int(made.state["micro_batch"])) == (12, 2, 2)
+
+
+def test_the_learning_rate_may_follow_the_steps() -> None:
+    asked: list[int] = []
+
+    def rate(steps: int) -> float:
+        asked.append(steps)
+        return 0.0 if steps < 3 else 0.01
+
+    made = trainer()
+    made.fit(DATA[:5], learning_rate=rate)
+    still = trainer()
+    still.fit(DATA[:3], learning_rate=0.0)
+
+    assert asked == [0, 1, 2, 3, 4]
+    assert np.array_equal(still.state["w1"], trainer().state["w1"])
+    assert not np.array_equal(made.state["w1"], still.state["w1"])
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -0.1, "fast", None])
+def test_a_learning_rate_that_would_spoil_the_parameters_is_refused(rate: Any) -> None:
+    made = trainer()
+    with pytest.raises(TrainingError) as error:
+        made.fit(DATA, learning_rate=lambda steps: rate if steps == 2 else 0.1)
+    assert str(error.value) == f"the learning rate of step 3 is {rate!r}; give a number of 0 or more"
+    assert made.steps == 2
+
+
+def test_progress_is_told_after_each_run() -> None:
+    told: list[tuple[int, int]] = []
+    trainer().fit(DATA[:3], epochs=2, progress=lambda done, total: told.append((done, total)))
+
+    assert told == [(i, 6) for i in range(1, 7)]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: Any) -> None:
+    plain, drawn = io.StringIO(), _Terminal()
+    for stream in (plain, drawn):
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setenv("TERM", "xterm")
+        with amp_rewrite.progress_bar("digits") as bar:
+            trainer().fit(DATA[:3], epochs=2, progress=bar)
+
+    assert plain.getvalue() == ""
+    assert "digits" in drawn.getvalue() and "100%" in drawn.getvalue()
+
+
+def test_a_generator_function_is_read_anew_in_each_epoch() -> None:
+    made = trainer()
+    made.fit(lambda: batches(12), epochs=2)
+    other = trainer()
+    other.fit(DATA, epochs=2)
+
+    assert same(made.state, other.state)
+
+
+def test_the_state_is_a_copy() -> None:
+    made = trainer()
+    before = made.state
+    made.state["w1"][:] = 7
+    made.fit(DATA[:1])
+    after = made.state
+    made.fit(DATA[1:3])
+
+    assert same(before, trainer().state)
+    assert not same(before, after) and not same(after, made.state)
+
+
+def test_batches_of_other_sizes_follow_each_other() -> None:
+    sizes = (16, 5, 16, 1, 9)
+    uneven = [{name: array[:size] for name, array in batch.items()} for batch, size in zip(DATA, sizes, strict=False)]
+    made, run = trainer(policy="float32"), Run(step(policy="float32"))
+    made.fit(uneven, learning_rate=0.1)
+    for batch in uneven:
+        run(batch)
+
+    assert same(made.state, run.state)
+
+
+# -- interrupts --------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_leaves_the_state_of_the_last_whole_step() -> None:
+    straight = trainer()
+    straight.fit(DATA)
+
+    made = trainer()
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(DATA, progress=interrupt)
+    assert made.steps == 5
+    made.fit(DATA[5:])
+    assert same(straight.state, made.state)
+
+
+@pytest.mark.parametrize("kind", [Trainer, lambda step, **place: DataParallelTrainer(step, Alone(), **place)])
+def test_an_interrupt_within_a_step_leaves_the_state_of_the_step_before(kind: Any, monkeypatch: Any) -> None:
+    made = kind(step(micro_batches=2), **PLACE)
+    made.fit(DATA[:3])
+    before = (made.state, made.steps, made.skipped)
+    real = BufferedRunner.run
+
+    def interrupted(self: BufferedRunner, side: Any, feeds: Any) -> Any:
+        told = real(self, side, feeds)
+        if "applied" in told:  # all new state is written by now
+            raise KeyboardInterrupt
+        return told
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(BufferedRunner, "run", interrupted)
+        made.fit(DATA[3:4])
+    assert same(made.state, before[0]) and (made.steps, made.skipped) == before[1:]
+
+    made.fit(DATA[3:])
+    straight = kind(step(micro_batches=2), **PLACE)
+    straight.fit(DATA)
+    assert same(straight.state, made.state)
+
+
+def test_a_run_that_fails_changes_nothing() -> None:
+    model = parsed(
+        "net (int64[N] x) => (float[N,2] y) <float[3,2] table = {1, 2, 3, 4, 5, 6}> { y = Gather (table, x) }"
+    )
+    made = Trainer(training_step(model, loss="mean_squared_error(y, t)", policy="float32"), **PLACE)
+    batch = {"x": np.array([0, 2]), "t": np.zeros((2, 2), F32)}
+    made.fit([batch])
+    before = made.state
+    with pytest.raises(ModelError, match=r"^onnxruntime cannot run the model: .* idx=9 must be within"):
+        made.fit([{**batch, "x": np.array([0, 9])}])
+
+    assert same(before, made.state) and made.steps == 1
+
+
+# -- the trained model -------------------------------------------------------------------------------
+
+
+def test_the_exported_model_computes_what_was_learned_and_converts() -> None:
+    made = trainer()
+    made.fit(DATA, epochs=5)
+    learned = made.export()
+    x = DATA[0]["x"]
+    y: Any = Runner.open(learned).run({"x": x})["y"]
+
+    assert (y.argmax(1) == DATA[0]["t"]).mean() > 0.8
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in learned.to_proto().graph.initializer}
+    assert all(np.array_equal(weights[name], made.state[name]) for name in ("w1", "b1", "w2", "b2"))
+    assert amp_rewrite.convert(learned).report.text()
+
+
+# -- data --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wrong", "at"), [(-1, 3), (4, 5)])
+def test_a_target_that_names_no_class_is_refused_before_the_step(wrong: int, at: int) -> None:
+    bad = {name: array.copy() for name, array in DATA[1].items()}
+    bad["t"][at] = wrong
+    made = trainer()
+    with pytest.raises(TrainingError) as error:
+        made.fit([DATA[0], bad])
+    assert str(error.value) == (
+        f"input 't' of batch 1 has class {wrong}, and the model knows 0 to 3; correct the targets"
+    )
+    assert made.steps == 1
+    with pytest.raises(TrainingError):
+        made.evaluate([bad])
+
+
+def test_data_that_does_not_fit_is_refused_by_name() -> None:
+    with pytest.raises(FeedError, match="batch 0 has nothing for input 't'"):
+        trainer().fit([{"x": DATA[0]["x"]}])
+    with pytest.raises(FeedError, match="batch 0 has 'w1', which is no input"):
+        trainer().fit([{**DATA[0], "w1": DATA[0]["x"]}])
+
+
+def test_a_batch_of_no_rows_is_refused() -> None:
+    empty = {name: array[:0] for name, array in DATA[1].items()}
+    made = trainer()
+    with pytest.raises(FeedError) as error:
+        made.fit([DATA[0], empty])
+    assert str(error.value) == "batch 1 has no elements: x [0, 8], t [0]; give at least one row"
+    with pytest.raises(FeedError):
+        made.evaluate([empty])
+
+
+def test_a_model_in_a_file_is_trained_too(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "net.onnx")
+    made = Trainer(training_step(tmp_path / "net.onnx", loss=CROSS_ENTROPY, optimizer="adam,lr=0.01"), threads=1)
+    made.fit(DATA[:2])
+    other = trainer()
+    other.fit(DATA[:2])
+
+    assert same(made.state, other.state)
+    made.export().save(tmp_path / "trained.onnx")
+    assert Model.load(tmp_path / "trained.onnx").to_proto() == made.export().to_proto()
+
+
+# -- on CUDA -----------------------------------------------------------------------------------------
+
+ON_CUDA = """
+from amp_rewrite.train.parallel import Alone, DataParallelTrainer
+from amp_rewrite.train.step.trainer import Trainer
+from support.train.nets import batches, step
+
+for kind in (Trainer, lambda step: DataParallelTrainer(step, Alone())):
+    made = kind(step(policy="float32"))
+    buffer = made._stepper.buffer
+    held = [value for side in buffer.sides for value in side.values()]
+    places = {(value.data_ptr(), value.device_name()) for value in held}
+    print(made.where, len(made.fit(list(batches(4))).losses), made.evaluate(list(batches(2))).rows)
+    after = {(value.data_ptr(), value.device_name()) for value in held}
+    print(len(places) == len(held), {name for _, name in places}, places == after)
+    print({name: array.shape for name, array in made.state.items() if "/" not in name})
+"""
+
+
+@pytest.mark.stub
+def test_on_cuda_the_state_stays_where_it_is() -> None:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+    command = [sys.executable, "-c", ON_CUDA]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+
+    each = [
+        "CUDAExecutionProvider 4 32",
+        "True {'cuda'} True",
+        "{'w1': (8, 16), 'b1': (16,), 'w2': (16, 4), 'b2': (4,), 'step': ()}",
+    ]
+    assert done.stdout.splitlines() == each * 2, done.stderr

@@ -1,0 +1,262 @@
+"""What people give to training: numbers that float32 does not hold, odd names, models that are half already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.errors import AmpRewriteError, FeedError, TrainingError
+from amp_rewrite.train.external_gradients import scale_gradients
+from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer, Variable
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+from amp_rewrite.train.optimizers import SGD, named
+from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.trainer import Trainer
+from support.train.nets import CROSS_ENTROPY, batches, mlp, parsed
+
+BATCH = next(batches(1))
+
+
+def trainer(model: ModelProto | None = None, loss: str = CROSS_ENTROPY) -> Trainer:
+    step = training_step(mlp() if model is None else model, loss=loss, policy="float32")
+    return Trainer(step, providers=("CPUExecutionProvider",), threads=1)
+
+
+def message(call: Any, kind: type[AmpRewriteError] = TrainingError) -> str:
+    with pytest.raises(kind) as error:
+        call()
+    return str(error.value)
+
+
+def renamed(**names: str) -> ModelProto:
+    """The two layers with other names for some values."""
+    model = mlp()
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for formal in (*model.graph.input, *model.graph.output):
+        formal.name = names.get(formal.name, formal.name)
+    return model
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [1e39, True])
+def test_a_learning_rate_beyond_float32_does_not_spoil_the_parameters(rate: float) -> None:
+    assert message(lambda: trainer().fit([BATCH], learning_rate=rate)) == (
+        f"the learning rate of step 1 is {rate!r}; give a number of 0 or more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spelling", "fact"),
+    [
+        ("sgd,lr=1e39", "learning_rate of SGD must be at least 0 and finite, not 1e+39"),
+        ("sgd,weight_decay=1e39", "weight_decay of SGD must be at least 0 and finite, not 1e+39"),
+        ("sgd,clipnorm=1e-50", "clipnorm of SGD must be more than 0 and finite, not 1e-50"),
+        ("sgd,momentum=1.5", "momentum of SGD must be at least 0 and at most 1 and finite, not 1.5"),
+        ("sgd,momentum=true", "momentum of SGD must be at least 0 and at most 1 and finite, not True"),
+        ("sgd,nesterov=0.5", "nesterov of SGD must be true or false, not 0.5"),
+        ("adam,lr=0.1,learning_rate=0.2", "optimizer 'adam' has learning_rate twice; give it once"),
+    ],
+)
+def test_hyperparameters_that_no_formula_can_use_are_refused(spelling: str, fact: str) -> None:
+    assert message(lambda: named(spelling)) == fact
+
+
+def test_a_fixed_scale_beyond_float32_is_refused() -> None:
+    assert message(lambda: FixedLossScale(1e39)) == "a fixed loss scale must be finite and at least 1, not 1e+39"
+
+
+@pytest.mark.parametrize("epochs", [-1, 1.5])
+def test_epochs_are_counted(epochs: Any) -> None:
+    assert message(lambda: trainer().fit([BATCH], epochs)) == f"epochs is {epochs!r}; give a whole number of 0 or more"
+
+
+@pytest.mark.parametrize("count", [1.5, "2"])
+def test_micro_batches_are_counted(count: Any) -> None:
+    asked = {"loss": CROSS_ENTROPY, "micro_batches": count}
+    assert message(lambda: training_step(mlp(), **asked)) == f"micro_batches is {count!r}; a step has at least 1"
+
+
+def test_a_named_dimension_with_two_sizes_is_refused_before_gradients_are_wrong() -> None:
+    wrong = {"x": BATCH["x"], "t": np.zeros((1, 4), np.float32)}
+    made = trainer(loss="mean_squared_error(y, t)")
+    for call in (made.fit, made.evaluate):
+        assert message(lambda call=call: call([wrong]), FeedError) == (
+            "batch 0 has 16 as 'N' in 'x', and 1 in 't'; give inputs of one size, or export the model with two names"
+        )
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["my logits", "f(x)", "a,b", "y:0"])
+def test_a_prediction_of_any_name_can_be_compared(name: str) -> None:
+    made = trainer(renamed(y=name), f"cross_entropy({name}, t)")
+    assert made.fit([BATCH]).losses == trainer().fit([BATCH]).losses
+
+
+@pytest.mark.parametrize("name", ["my label", "t(0)"])
+def test_targets_of_any_name_can_be_fed(name: str) -> None:
+    made = trainer(loss=f"cross_entropy(y, {name})")
+    assert made.fit([{"x": BATCH["x"], name: BATCH["t"]}]).losses == trainer().fit([BATCH]).losses
+
+
+@pytest.mark.parametrize(
+    ("loss", "fact"),
+    [
+        (None, "the loss is None; give the name of a value, or a text as cross_entropy(LOGITS, TARGETS)"),
+        ("cross_entropy(y, t, u)", "the model has no value 'y, t, u'; its outputs are 'y'"),
+        ("cross_entropy(q, t)", "the model has no value 'q'; its outputs are 'y'"),
+    ],
+)
+def test_a_loss_that_names_nothing_is_refused(loss: Any, fact: str) -> None:
+    assert message(lambda: training_step(mlp(), loss=loss)) == fact
+
+
+def test_one_glob_needs_no_list() -> None:
+    assert training_step(mlp(), loss=CROSS_ENTROPY, parameters="w*").parameters == ("w1", "w2")
+    assert training_step(mlp(), loss=CROSS_ENTROPY, freeze="?1").parameters == ("w2", "b2")
+
+
+def test_one_name_needs_no_list() -> None:
+    model = parsed(
+        "net (float[3] x) => (float loss) <float[3] w9 = {1, 2, 3}> { p = Mul (x, w9) loss = ReduceSum"
+        " <keepdims = 0> (p) }"
+    )
+    assert [o.name for o in amp_rewrite.gradients(model, "loss", "w9").proto.graph.output] == ["loss", "w9_grad"]
+
+
+def test_one_gradient_named_twice_is_one_output() -> None:
+    model = parsed(
+        "net (float[3] x, float seed, float[3] w) => (float loss, float[3] g)"
+        " { p = Mul (x, w) loss = ReduceSum <keepdims = 0> (p) g = Mul (x, seed) }"
+    )
+    made = scale_gradients(model, loss="loss", grads=["g", "g"])
+    assert ([o.name for o in made.model.proto.graph.output].count("g"), made.grads) == (1, ("g",))
+    assert scale_gradients(model, loss="loss", grads="g").grads == ("g",)
+
+
+# -- models ----------------------------------------------------------------------------------------------------
+
+
+def test_a_converted_model_is_refused_instead_of_trained_in_part() -> None:
+    half = amp_rewrite.convert(mlp(), placement="propagate").model
+    assert message(lambda: training_step(half, loss=CROSS_ENTROPY)) == (
+        "'w1', 'w2' of the model are in half precision, and trained weights are kept in float32; give the float32 model"
+        " (training_step lowers it), widen this one with convert(model, keep=['*']), or name what is trained:"
+        " `parameters`"
+    )
+    assert training_step(half, loss=CROSS_ENTROPY, parameters=["b2"]).parameters == ("b2",)
+    widened = amp_rewrite.convert(half, keep=["*"]).model
+    assert training_step(widened, loss=CROSS_ENTROPY).parameters == ("w1", "b1", "w2", "b2")
+
+
+def test_weights_that_only_a_body_reads_are_trained_too() -> None:
+    model = parsed(
+        "net (float[N,2] x, bool c) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2,2] v = {1, 2, 3, 4}>"
+        " { y = If (c) <then_branch = a () => (float[N,2] p) { p = MatMul (x, w) },"
+        " else_branch = b () => (float[N,2] q) { q = MatMul (x, v) }> }"
+    )
+    step = training_step(model, loss="mean_squared_error(y, t)", policy="float32")
+    made = Trainer(step, providers=("CPUExecutionProvider",), threads=1)
+    ones = np.ones((3, 2), np.float32)
+    before = made.step.initial_state()
+    made.fit([{"x": ones, "t": ones, "c": np.array(True)}])
+
+    assert step.parameters == ("w", "v")
+    assert [np.array_equal(before[name], made.state[name]) for name in ("w", "v")] == [False, True]
+
+
+@pytest.mark.parametrize("to", ["mixed_float16", "p=f32,c=f16,o=f32", amp_rewrite.Policy("mixed_float16")])
+def test_a_policy_says_what_to_convert_to(to: Any) -> None:
+    assert amp_rewrite.convert(mlp(), to=to).model == amp_rewrite.convert(mlp(), to="float16").model
+
+
+@pytest.mark.parametrize(
+    ("to", "fact"),
+    [
+        (amp_rewrite.Policy("float32"), "policy 'float32' lowers nothing; use mixed_float16 or mixed_bfloat16"),
+        (
+            amp_rewrite.Policy("float16"),
+            "policy 'float16' does not keep results in float32; use mixed_float16, and io='low' for low inputs and"
+            " outputs",
+        ),
+    ],
+)
+def test_a_policy_that_no_conversion_follows_is_refused(to: Any, fact: str) -> None:
+    assert message(lambda: amp_rewrite.convert(mlp(), to=to), amp_rewrite.PolicyError) == fact
+
+
+@pytest.mark.parametrize(
+    ("attribute", "fact"),
+    [
+        ("", "input 't' of batch 0 has class 3, and the model knows 0 to 2; correct the targets"),
+        ("<ignore_index = 3>", None),
+    ],
+)
+def test_classes_of_a_loss_in_the_model_are_checked(attribute: str, fact: str | None) -> None:
+    model = parsed(
+        "net (float[N,2] x, int64[N] t) => (float loss) <float[2,3] w = {1, 2, 3, 4, 5, 6}>"
+        f" {{ y = MatMul (x, w) loss = SoftmaxCrossEntropyLoss {attribute} (y, t) }}"
+    )
+    made = trainer(model, "loss")
+    batch = {"x": np.ones((2, 2), np.float32), "t": np.array([0, 3])}
+    if fact is None:
+        assert np.isfinite(made.fit([batch]).losses).all()
+    else:
+        assert message(lambda: made.fit([batch])) == fact
+
+
+# -- TensorFlow's door -----------------------------------------------------------------------------------------
+
+
+def test_momentum_can_be_turned_on_after_steps_without() -> None:
+    variable, optimizer = Variable([1.0, 2.0]), StatefulOptimizer(SGD(1.0))
+    ones = np.ones(2, np.float32)
+    optimizer.apply_gradients([(ones, variable)])
+    optimizer.momentum = 0.5
+    optimizer.apply_gradients([(ones, variable)])
+    optimizer.apply_gradients([(ones, variable)])
+
+    assert variable.numpy().tolist() == [1 - 1 - 1 - 1.5, 2 - 1 - 1 - 1.5]
+
+
+@pytest.mark.parametrize("row", [2, -1])
+def test_a_sparse_gradient_of_no_row_is_refused(row: int) -> None:
+    sparse = IndexedSlices(np.ones(2, np.float32), np.array([0, row]))
+    optimizer = StatefulOptimizer(SGD(1.0))
+    assert message(lambda: optimizer.apply_gradients([(sparse, Variable([1.0, 2.0]))])) == (
+        f"a sparse gradient has row {row}, and the variable has shape (2,)"
+    )
+
+
+def test_a_slot_of_another_shape_is_refused() -> None:
+    optimizer = StatefulOptimizer(SGD(1.0, momentum=0.5))
+    optimizer.restore({"iter": np.array(1), "v/momentum": np.zeros(3)})
+    assert message(lambda: optimizer.apply_gradients([(np.ones(2), Variable([1.0, 2.0], "v"))])) == (
+        "slot 'momentum' of variable 'v' has shape (3,), and the variable has (2,); restore a checkpoint of this"
+        " variable"
+    )
+
+
+def test_a_scale_that_no_step_leaves_behind_is_not_restored() -> None:
+    optimizer = LossScaleOptimizer(SGD(1.0), DynamicLossScale(4, 1))
+    saved = {**optimizer.checkpoint(), "iter": np.array(3), "loss_scale/current_loss_scale": np.float32(np.nan)}
+    assert message(lambda: optimizer.restore(saved)).startswith("the checkpoint has the loss scale")
+    assert (optimizer.iterations, float(optimizer.loss_scale())) == (0, 4.0)
+
+
+def test_a_step_count_that_is_none_is_not_restored() -> None:
+    optimizer = StatefulOptimizer(SGD(1.0))
+    for saved in ({}, {"iter": np.zeros(3)}):
+        assert message(lambda saved=saved: optimizer.restore(saved)) == (
+            "the checkpoint has no step count as 'iter'; give what checkpoint() gave"
+        )

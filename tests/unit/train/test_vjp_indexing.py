@@ -1,0 +1,119 @@
+"""Gradients of gathers, scatters, slices and padding."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_rewrite import GradientError, gradients
+from support.train.vjp_case import Case, check_against_torch, every, judged
+
+INT = {"i": "int"}
+
+
+def gather(name: str, graph: str, x: tuple[int, ...], i: object, shape: tuple[int, ...], torch: object = None) -> Case:
+    return Case(name, graph, {"x": x, "i": shape}, types=INT, values={"i": i}, opsets=(16, 20), torch=torch)  # type: ignore[arg-type]
+
+
+CASES = (
+    gather("Gather of rows", "y=Gather(x,i)", (4, 3), [2, 0, 2], (3,), lambda t, x, i: x[i]),
+    gather("Gather of a table of rows", "y=Gather(x,i)", (4, 3), [[2, 0], [-1, 2]], (2, 2), lambda t, x, i: x[i]),
+    gather("Gather of columns", "y=Gather[axis=1](x,i)", (2, 4, 3), [3, 3], (2,), lambda t, x, i: x[:, i]),
+    gather("Gather along the last axis", "y=Gather[axis=-1](x,i)", (2, 3, 4), [[3, -1], [0, 1]], (2, 2),
+           lambda t, x, i: x[:, :, i]),
+    gather("Gather of one row", "y=Gather(x,i)", (4, 3), 2, (), lambda t, x, i: x[i]),
+    gather("Gather of one column", "y=Gather[axis=1](x,i)", (4, 3), 2, (), lambda t, x, i: x[:, i]),
+    gather("Gather of nothing", "y=Gather(x,i)", (4, 3), [], (0,), lambda t, x, i: x[i]),
+    Case("Gather of a constant row", "y=Gather(x,i)", {"x": (4, 3)}, constants={"i": 1}),
+    gather("GatherElements", "y=GatherElements[axis=1](x,i)", (2, 4), [[1, 1, 0], [3, 2, 3]], (2, 3),
+           lambda t, x, i: x.gather(1, i)),
+    gather("GatherND", "y=GatherND(x,i)", (2, 4, 3), [[0, 1], [1, 3], [0, 1]], (3, 2),
+           lambda t, x, i: x[i[:, 0], i[:, 1]]),
+    gather("GatherND of single elements", "y=GatherND(x,i)", (2, 4), [[0, 1], [1, -1]], (2, 2),
+           lambda t, x, i: x[i[:, 0], i[:, 1]]),
+    gather("GatherND in a batch", "y=GatherND[batch_dims=1](x,i)", (2, 4, 3), [[[1]], [[3]]], (2, 1, 1),
+           lambda t, x, i: t.stack([x[0][i[0, 0]], x[1][i[1, 0]]])),
+    Case("ScatterND", "y=ScatterND(x,i,u)", {"x": (4, 3), "i": (2, 1), "u": (2, 3)}, types=INT,
+         values={"i": [[2], [0]]}, torch=lambda t, x, i, u: x.index_put((i[:, 0],), u)),
+    Case("ScatterND that adds", "y=ScatterND[reduction=add](x,i,u)", {"x": (4, 3), "i": (3, 1), "u": (3, 3)},
+         types=INT, values={"i": [[2], [0], [2]]}, opsets=(16, 20),
+         torch=lambda t, x, i, u: x.index_put((i[:, 0],), u, accumulate=True)),
+    Case("ScatterElements", "y=ScatterElements[axis=1](x,i,u)", {"x": (2, 4), "i": (2, 2), "u": (2, 2)}, types=INT,
+         values={"i": [[1, 3], [0, 2]]}, torch=lambda t, x, i, u: x.scatter(1, i, u)),
+    Case("ScatterElements that adds", "y=ScatterElements[axis=0,reduction=add](x,i,u)",
+         {"x": (3, 2), "i": (2, 2), "u": (2, 2)}, types=INT, values={"i": [[1, 0], [1, 2]]}, opsets=(16, 20),
+         torch=lambda t, x, i, u: x.scatter_add(0, i, u)),
+    *(
+        Case(f"ScatterElements, the {word}", f"y=ScatterElements[axis=1,reduction={word}](x,i,u)",
+             {"x": (2, 4), "i": (2, 3), "u": (2, 3)}, types=INT, values={"i": [[1, 3, 1], [0, 2, 0]]}, opsets=(18, 20),
+             torch=lambda t, x, i, u, word=word: x.scatter_reduce(1, i, u, f"a{word}"))
+        for word in ("max", "min")
+    ),
+    Case("ScatterND, the max", "y=ScatterND[reduction=max](x,i,u)",
+         {"x": (4, 3), "i": (3, 1), "u": (3, 3)}, types=INT, values={"i": [[2], [0], [2]]}, opsets=(18, 20)),
+    Case("Slice", "y=Slice(x,s,e,a)", {"x": (4, 5)}, constants={"s": [1], "e": [4], "a": [1]}, opsets=(13, 20),
+         torch=lambda t, x: x[:, 1:4]),
+    Case("Slice from the back", "y=Slice(x,s,e,a)", {"x": (4, 5)}, constants={"s": [-3], "e": [-1], "a": [-1]},
+         torch=lambda t, x: x[:, -3:-1]),
+    Case("Slice of two axes, to ends beyond", "y=Slice(x,s,e)", {"x": (4, 5)},
+         constants={"s": [1, -99], "e": [99, 2]}, torch=lambda t, x: x[1:, :2]),
+    Case("Slice of nothing", "y=Slice(x,s,e)", {"x": (4, 5)}, constants={"s": [3], "e": [1]}),
+    Case("Slice from beyond", "y=Slice(x,s,e)", {"x": (4, 5)}, constants={"s": [9], "e": [12]}),
+    Case("Slice of everything", "y=Slice(x,s,e)", {"x": (4, 5)}, constants={"s": [0], "e": [4]}),
+    Case("Slice in steps", "y=Slice(x,s,e,a,t)", {"x": (4, 7)},
+         constants={"s": [1], "e": [7], "a": [1], "t": [2]}, torch=lambda t, x: x[:, 1:7:2]),
+    Case("Slice backwards", "y=Slice(x,s,e,a,t)", {"x": (4, 5)},
+         constants={"s": [-1], "e": [-99], "a": [1], "t": [-1]}, torch=lambda t, x: x.flip(1)),
+    Case("Slice from a place that is fed", "y=Slice(x,s,e)", {"x": (4, 5), "s": (1,)}, constants={"e": [3]},
+         types={"s": "int"}, values={"s": [1]}),
+    Case("Pad", "y=Pad(x,p)", {"x": (2, 3)}, constants={"p": [0, 1, 2, 1]}, opsets=(13, 20),
+         torch=lambda t, x: t.nn.functional.pad(x, (1, 1, 0, 2))),
+    Case("Pad that takes away", "y=Pad(x,p)", {"x": (3, 4)}, constants={"p": [-1, 1, 0, -2]},
+         torch=lambda t, x: t.nn.functional.pad(x, (1, -2, -1, 0))),
+    Case("Pad with a number that is fed", "y=Pad(x,p,c)", {"x": (2, 3), "c": ()}, constants={"p": [0, 1, 2, 1]}),
+    Case("Pad some axes", "y=Pad(x,p,,a)", {"x": (2, 3, 4)}, constants={"p": [1, 2], "a": [-2]},
+         torch=lambda t, x: t.nn.functional.pad(x, (0, 0, 1, 2))),
+    Case("Pad by a number that is fed", "y=Pad(x,p)", {"x": (2, 3), "p": (4,)}, types={"p": "int"},
+         values={"p": [0, 1, 2, 1]}),
+    *(
+        Case(f"Pad, {mode}", f"y=Pad[mode={mode}](x,p)", {"x": (3, 4)}, constants={"p": [1, 2, 1, 1]}, opsets=(19,),
+             torch=lambda t, x, m=torch: t.nn.functional.pad(x[None], (2, 1, 1, 1), mode=m)[0])
+        for mode, torch in (("reflect", "reflect"), ("edge", "replicate"), ("wrap", "circular"))
+    ),
+    Case("Compress", "y=Compress[axis=1](x,c)", {"x": (2, 4), "c": (4,)}, types={"c": "bool"},
+         values={"c": [1, 0, 0, 1]}),
+    Case("Compress of all", "y=Compress(x,c)", {"x": (2, 2), "c": (3,)}, types={"c": "bool"}, values={"c": [1, 0, 1]}),
+    Case("ReverseSequence", "y=ReverseSequence[batch_axis=0,time_axis=1](x,i)", {"x": (2, 4), "i": (2,)}, types=INT,
+         values={"i": [3, 2]}),
+    Case("OneHot of two values", "y=OneHot(i,d,x)", {"i": (4,), "x": (2,)}, types=INT, values={"i": [0, 2, -1, 5]},
+         constants={"d": 3}),
+    Case("OneHot of nothing", "y=OneHot(i,d,x)", {"i": (0,), "x": (2,)}, types=INT, constants={"d": 3}),
+    Case("OneHot along the first axis", "y=OneHot[axis=0](i,d,x)", {"i": (2, 2), "x": (2,)}, types=INT,
+         values={"i": [[0, 1], [2, 2]]}, constants={"d": 3}),
+    Case("TopK", "y,n=TopK(x,k)", {"x": (3, 5)}, constants={"k": [2]}, torch=lambda t, x: x.topk(2)[0]),
+)  # fmt: skip
+
+TestRules = judged(CASES)
+
+
+TIES = (
+    Case("ScatterElements", "y=ScatterElements[axis=0,reduction=max](x,i,u)", {"x": (3,), "i": (4,), "u": (4,)},
+         types=INT, values={"x": [1, 2, 3], "i": [0, 0, 1, 2], "u": [1, 1, 2, 0]}, opsets=(18,),
+         torch=lambda t, x, i, u: x.scatter_reduce(0, i, u, "amax")),
+)  # fmt: skip
+
+
+@pytest.mark.torch
+@every(TIES)
+def test_at_a_kink_the_gradient_is_that_of_torch(case: Case) -> None:
+    pytest.importorskip("torch")
+    check_against_torch(case)
+
+
+def test_a_product_of_what_comes_together_is_refused() -> None:
+    shapes = {"x": (3,), "i": (2,), "u": (2,)}
+    model = Case("", "y=ScatterElements[reduction=mul](x,i,u)", shapes, types=INT, values={"i": [0, 1]}).model(18)
+    with pytest.raises(GradientError) as caught:
+        gradients(model, "loss", ["x"])
+    assert str(caught.value) == (
+        "node 'y' (ScatterElements): no gradient with reduction 'mul', only with none, add, max and min; replace the op"
+    )

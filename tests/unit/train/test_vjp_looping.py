@@ -1,0 +1,179 @@
+"""Gradients of Scan and Loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from amp_rewrite import GradientError, gradients
+from support.train.vjp_case import Case, Torch, judged, run_float32
+
+TANH = """
+last, y = Scan <num_scan_inputs = 1, body = step (float[2,3] h, float[2,3] s) => (float[2,3] n, float[2,3] z) {
+  m = MatMul (h, w)  a = Add (m, s)  n = Tanh (a)  z = Mul (n, n)
+}> (h0, x)
+"""
+BACKWARDS = TANH.replace("num_scan_inputs = 1", "num_scan_inputs = 1, scan_input_directions = [1]")
+TURNED = TANH.replace(
+    "num_scan_inputs = 1",
+    "num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [-1], scan_output_directions = [1]",
+)
+FIRST_STATE_ONLY = TANH.replace("last, y", "y")
+HANDED_ON = """
+p, q, y = Scan <num_scan_inputs = 1, body = step (float[3] a, float[3] b, float[3] s)
+  => (float[3] b_on, float[3] n, float[3] z) {
+  b_on = Identity (b)  n = Mul (a, s)  z = Add (n, w)
+}> (h0, g0, x)
+"""
+TWICE = """
+last, y, z = Scan <num_scan_inputs = 1, body = step (float[3] h, float[3] s) => (float[3] n, float[3] m, float[3] k) {
+  e = Mul (h, s)  n = Sin (e)  m = Identity (n)  k = Identity (n)
+}> (h0, x)
+"""
+WITHOUT_STATE = """
+y = Scan <num_scan_inputs = 2, body = step (float[3] r, float[3] s) => (float[3] z) { z = Mul (r, s) }> (x, w)
+"""
+IN_A_SCAN = """
+last, y = Scan <num_scan_inputs = 1, body = outer (float[3] h, float[4,3] row) => (float[3] n, float[4,3] z) {
+  n, z = Scan <num_scan_inputs = 1, body = inner (float[3] k, float[3] s) => (float[3] t, float[3] u) {
+    m = Mul (k, w)  a = Add (m, s)  t = Tanh (a)  u = Mul (t, h)
+  }> (h, row)
+}> (h0, x)
+"""
+COUNTED = """
+last, y = Loop (trips, yes, h0) <body = step (int64 i, bool go, float[3] h) => (bool on, float[3] n, float[3] z) {
+  on = Identity (go)  r = Gather (x, i)  m = Mul (h, w)  a = Add (m, r)  n = Tanh (a)  z = Mul (n, h)
+}>
+"""
+BY_CONDITION = """
+last, y = Loop (, yes, h0) <body = step (int64 i, bool go, float[3] h) => (bool on, float[3] n, float[3] z) {
+  n = Mul (h, w)  z = Sin (n)  size = ReduceSum <keepdims = 0> (n)  on = Less (size, limit)
+}>
+"""
+COUNTS_BESIDE = """
+last, k, y = Loop (trips, yes, h0, zero) <body = step (int64 i, bool go, float[3] h, int64 c)
+  => (bool on, float[3] n, int64 d, float[3] z) {
+  on = Identity (go)  r = Gather (x, c)  n = Mul (h, r)  d = Add (c, one)  z = Neg (n)
+}>
+"""
+ADDS = """
+last = Scan <num_scan_inputs = 1, body = step (float[3] h, float[3] s) => (float[3] n) {
+  m = Add (h, s)  n = Add (m, w)
+}> (h0, x)
+"""
+COUNTED_ADDS = """
+last = Loop (trips, yes, h0) <body = step (int64 i, bool go, float[3] h) => (bool on, float[3] n) {
+  on = Identity (go)  n = Add (h, w)
+}>
+"""
+IN_A_BRANCH = """
+y = If (yes) <
+  then_branch = then () => (float[3] t) {
+    t, u = Scan <num_scan_inputs = 1, body = step (float[3] h, float[3] s) => (float[3] n, float[3] z) {
+      a = Add (h, w)  n = Mul (a, s)  z = Identity (n)
+    }> (h0, x)
+  },
+  else_branch = other () => (float[3] e) { e = Neg (h0) }
+>
+"""
+
+RANDOM = """
+last = Loop (trips, yes, h0) <body = step (int64 i, bool go, float[3] h) => (bool on, float[3] n) {
+  on = Identity (go)  r = RandomNormalLike (h)  n = Mul (h, r)
+}>
+y = Identity (last)
+"""
+SEQUENCE = """
+empty = SequenceEmpty <dtype = 1> ()
+y, all = Loop (trips, yes, h0, empty) <body = step (int64 i, bool go, float[3] h, seq(float[3]) s)
+  => (bool on, float[3] n, seq(float[3]) t) {
+  on = Identity (go)  k = SequenceLength (s)  f = Cast <to = 1> (k)  n = Mul (h, f)  t = SequenceInsert (s, n)
+}>
+"""
+KEPT_BESIDE = SEQUENCE.replace("f = Cast <to = 1> (k)  n = Mul (h, f)", "n = Mul (h, h)")
+
+MATRIX = {"h0": (2, 3), "x": (4, 2, 3), "w": (3, 3)}
+VECTOR = {"h0": (3,), "x": (4, 3), "w": (3,)}
+TOLD = {"trips": (), "yes": ()}
+
+
+TYPES = {"trips": "int", "yes": "bool", "zero": "int", "one": "int"}
+VALUES = {"trips": 3, "yes": True, "zero": 0, "one": 1, "limit": 20.0}
+
+
+def case(
+    name: str,
+    text: str,
+    shapes: dict[str, tuple[int, ...]],
+    outputs: Sequence[str] = ("last", "y"),
+    *,
+    low: float = -1,
+    high: float = 1,
+    wrt: Sequence[str] = (),
+    torch: Torch | None = None,
+) -> Case:
+    return Case(name, "", shapes, wrt, outputs, TYPES, values=VALUES, low=low, high=high, text=text, torch=torch)
+
+
+def rnn(t: object, h: object, x: object, w: object, order: Sequence[int] = range(4)) -> tuple[object, object]:
+    seen = []
+    for i in order:
+        h = (h @ w + x[i]).tanh()  # type: ignore[operator, index]
+        seen.append(h * h)
+    return h, t.stack(seen)  # type: ignore[attr-defined]
+
+
+CASES = (
+    case("Scan", TANH, MATRIX, torch=rnn),
+    case("Scan, the last state", TANH, MATRIX, ("last",), torch=lambda *a: rnn(*a)[0]),
+    case("Scan, what its steps gave", TANH, MATRIX, ("y",), torch=lambda *a: rnn(*a)[1]),
+    case("Scan of one step", TANH, {**MATRIX, "x": (1, 2, 3)}),
+    case("Scan from the back", BACKWARDS, MATRIX, torch=lambda t, h, x, w: rnn(t, h, x, w, range(3, -1, -1))),
+    case("Scan along other axes", TURNED, {**MATRIX, "x": (2, 4, 3)}),
+    case("Scan whose states change places", HANDED_ON, {**VECTOR, "g0": (3,)}, ("p", "q", "y")),
+    case("Scan, one state of two", HANDED_ON, {**VECTOR, "g0": (3,)}, ("q",)),
+    case("Scan by its first state alone", HANDED_ON, {**VECTOR, "g0": (3,)}, ("p", "q"), wrt=("h0",)),
+    case("Scan by what its body reads", HANDED_ON, {**VECTOR, "g0": (3,)}, ("y",), wrt=("w",)),
+    case("Scan that gives equal values", TWICE, VECTOR, ("last", "y", "z"), wrt=("h0", "x")),
+    case("Scan without a state", WITHOUT_STATE, {"x": (4, 3), "w": (4, 3)}, ("y",), torch=lambda t, x, w: x * w),
+    case("Scan in a Scan", IN_A_SCAN, {"h0": (3,), "x": (2, 4, 3), "w": (3,)}),
+    case("Scan in a branch", IN_A_BRANCH, {**VECTOR, "yes": ()}, ("y",)),
+    case("Loop", COUNTED, {**VECTOR, **TOLD}),
+    case("Loop, what its steps gave", COUNTED, {**VECTOR, **TOLD}, ("y",)),
+    case("Loop until a condition", BY_CONDITION, {"h0": (3,), "w": (3,), "yes": (), "limit": ()}, wrt=("h0", "w"),
+         low=1.5, high=2),
+    case("Scan that only adds", ADDS, VECTOR, ("last",)),
+    case("Loop that only adds", COUNTED_ADDS, {"h0": (3,), "w": (3,), **TOLD}, ("last",)),
+    case("Loop that counts beside", COUNTS_BESIDE, {"h0": (3,), "x": (4, 3), **TOLD, "zero": (), "one": ()}),
+)  # fmt: skip
+
+TestRules = judged(CASES)
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        (
+            RANDOM,
+            "its body holds RandomNormalLike 'Loop_0/body/RandomNormalLike_1', which would draw other numbers in the"
+            " backward pass; move it out of the body",
+        ),
+        (SEQUENCE, "its steps hand on 's', no tensor, and compute with it; no gradient passes there"),
+    ],
+    ids=["random numbers", "a sequence"],
+)
+def test_what_can_not_be_computed_again_is_refused(text: str, fact: str) -> None:
+    model = case("", text, {"h0": (3,), **TOLD}, ("y",)).model(20)
+    with pytest.raises(GradientError) as caught:
+        gradients(model, "loss", ["h0"])
+    assert str(caught.value) == f"node 'Loop_{model.graph.node[0].op_type != 'Loop':d}' (Loop): {fact}"
+
+
+def test_a_sequence_that_is_only_kept_beside_is_no_hindrance() -> None:
+    kept = case("", KEPT_BESIDE, {"h0": (3,), **TOLD}, ("y",))
+    weight = numpy_helper.to_array(kept.model(20).graph.initializer[0])
+    (found,) = run_float32(gradients(kept.model(20), "loss", ["h0"]).to_proto(), kept.feed(), ["h0_grad"])
+    np.testing.assert_allclose(found, weight * 8 * kept.feed()["h0"] ** 7, rtol=1e-6)  # of h⁸

@@ -1,0 +1,112 @@
+"""Gradients of normalizations, and of Dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite import gradients
+from support.cases import build
+from support.train.vjp_case import Case, judged, run_float32
+
+CHANNELS = {"s": (3,), "b": (3,), "m": (3,), "v": (3,)}
+POSITIVE = {"v": [0.5, 1.25, 2.0]}
+# onnxruntime writes the running statistics over those that it is fed.
+BATCH = (
+    "c=ReduceMean(x,over);d=Sub(x,c);q=Mul(d,d);e=ReduceMean(q,over);f=Add(e,eps);g=Sqrt(f);h=Div(d,g);"
+    "s2=Unsqueeze(s,last);b2=Unsqueeze(b,last);i=Mul(h,s2);y=Add(i,b2);"
+    "c1=Reshape(c,flat);e1=Reshape(e,flat);cn=Mul(c1,new);en=Mul(e1,new);mo=Mul(m,old);vo=Mul(v,old);n=Add(mo,cn);"
+    "w=Add(vo,en)"
+)
+IN_BATCH = {"over": [0, 2], "eps": 0.25, "last": [1], "flat": [-1], "new": 0.25, "old": 0.75}
+
+
+def in_groups(model: onnx.ModelProto) -> None:
+    """GroupNormalization, for which onnx infers no type that `build` could declare."""
+    node = model.graph.node[0]
+    node.op_type = "GroupNormalization"
+    node.attribute.append(onnx.helper.make_attribute("num_groups", 2))
+
+
+CASES = (
+    *(
+        Case(f"LRN over {size}", f"y=LRN[size={size},alpha=0.5,beta=0.75,bias=1.5](x)", {"x": (2, 5, 2, 3)},
+             torch=lambda t, x, n=size: t.nn.functional.local_response_norm(x, n, 0.5, 0.75, 1.5))
+        for size in (1, 3, 5)
+    ),
+    Case("LRN of no images", "y=LRN[size=3](x)", {"x": (0, 3, 2, 2)}),
+    Case("LRN with its usual numbers", "y=LRN[size=3](x)", {"x": (1, 1, 2, 2)},
+         torch=lambda t, x: t.nn.functional.local_response_norm(x, 3)),
+    Case("LayerNormalization", "y=LayerNormalization(x,s,b)", {"x": (2, 3, 4), "s": (4,), "b": (4,)}, opsets=(17, 20),
+         torch=lambda t, x, s, b: t.nn.functional.layer_norm(x, (4,), s, b)),
+    Case("LayerNormalization over two axes", "y=LayerNormalization[axis=1,epsilon=0.25](x,s,b)",
+         {"x": (2, 3, 4), "s": (3, 4), "b": (3, 4)},
+         torch=lambda t, x, s, b: t.nn.functional.layer_norm(x, (3, 4), s, b, 0.25)),
+    Case("LayerNormalization without a bias", "y=LayerNormalization(x,s)", {"x": (2, 4), "s": (4,)}),
+    Case("LayerNormalization of no rows", "y=LayerNormalization(x,s)", {"x": (0, 4), "s": (4,)}),
+    Case("RMSNormalization", "y=RMSNormalization(x,s)", {"x": (2, 3, 4), "s": (4,)}, opsets=(23,),
+         torch=lambda t, x, s: t.nn.functional.rms_norm(x, (4,), s, float(np.float32(1e-5)))),
+    Case("RMSNormalization over two axes", "y=RMSNormalization[axis=-2,epsilon=0.25](x,s)",
+         {"x": (2, 3, 4), "s": (3, 4)}, opsets=(23,),
+         torch=lambda t, x, s: t.nn.functional.rms_norm(x, (3, 4), s, 0.25)),
+    Case("InstanceNormalization", "y=InstanceNormalization[epsilon=0.25](x,s,b)",
+         {"x": (2, 3, 4), "s": (3,), "b": (3,)},
+         torch=lambda t, x, s, b: t.nn.functional.instance_norm(x, weight=s, bias=b, eps=0.25)),
+    Case("InstanceNormalization of images", "y=InstanceNormalization(x,s,b)",
+         {"x": (2, 3, 2, 4), "s": (3,), "b": (3,)}),
+    Case("GroupNormalization", "y=InstanceNormalization[epsilon=0.25](x,s,b)",
+         {"x": (2, 4, 3), "s": (4,), "b": (4,)}, opsets=(21,), change=in_groups, single=True,
+         constants={"over": [2], "eps": 0.25, "last": [1], "to": [2, 2, -1], "back": [2, 4, 3]},
+         meaning="r=Reshape(x,to);c=ReduceMean(r,over);d=Sub(r,c);q=Mul(d,d);e=ReduceMean(q,over);f=Add(e,eps);"
+         "g=Sqrt(f);h=Div(d,g);k=Reshape(h,back);s2=Unsqueeze(s,last);b2=Unsqueeze(b,last);i=Mul(k,s2);y=Add(i,b2)"),
+    Case("MeanVarianceNormalization", "y=MeanVarianceNormalization[axes=0 2 3](x)", {"x": (2, 3, 4, 2)},
+         single=True, constants={"over": [0, 2, 3], "eps": 1e-9},
+         meaning="c=ReduceMean(x,over);d=Sub(x,c);q=Mul(d,d);e=ReduceMean(q,over);g=Sqrt(e);f=Add(g,eps);y=Div(d,f)"),
+    Case("BatchNormalization with given statistics", "y=BatchNormalization[epsilon=0.25](x,s,b,m,v)",
+         {"x": (4, 3, 2), **CHANNELS}, values=POSITIVE,
+         torch=lambda t, x, s, b, m, v: (x - m[:, None]) / (v[:, None] + 0.25).sqrt() * s[:, None] + b[:, None]),
+    Case("BatchNormalization of features", "y=BatchNormalization(x,s,b,m,v)", {"x": (4, 3), **CHANNELS},
+         values=POSITIVE),
+    Case("BatchNormalization with the statistics of the batch",
+         "y,n,w=BatchNormalization[epsilon=0.25,training_mode=1](x,s,b,m,v)",
+         {"x": (4, 3, 2), **CHANNELS}, wrt=("x", "s", "b"), values=POSITIVE, opsets=(18, 20), meaning=BATCH,
+         constants=IN_BATCH,
+         torch=lambda t, x, s, b, m, v: t.nn.functional.batch_norm(x, m, v, s, b, True, eps=0.25)),
+    Case("BatchNormalization that gives its running statistics",
+         "y,n,w=BatchNormalization[epsilon=0.25,training_mode=1,momentum=0.75](x,s,b,m,v)",
+         {"x": (4, 3, 2), **CHANNELS}, values=POSITIVE, outputs=("y", "n", "w"), meaning=BATCH,
+         constants=IN_BATCH),
+    *(
+        Case(f"LpNormalization, p = {p}", f"y=LpNormalization[p={p},axis=1](x)", {"x": (2, 3, 4)},
+             torch=lambda t, x, p=p: t.nn.functional.normalize(x, p, 1))
+        for p in (1, 2)
+    ),
+    Case("Dropout outside of training", "y=Dropout(x)", {"x": (3, 4)}),
+    Case("Dropout that is told so", "y=Dropout(x,r,t)", {"x": (3, 4), "t": ()}, types={"t": "bool"},
+         constants={"r": 0.25}, values={"t": False}),
+)  # fmt: skip
+
+TestRules = judged(CASES)
+
+
+@pytest.mark.parametrize("training", ["a constant", "fed", "fed as false"])
+@pytest.mark.parametrize("ratio", [None, 0.25])
+def test_dropout_passes_what_it_kept_grown_as_the_value_itself(training: str, ratio: float | None) -> None:
+    told = training != "fed as false"
+    model = build(
+        f"y,mask=Dropout[seed=5](x,{'r' if ratio else ''},t);z=Mul(y,w);loss=ReduceSum[keepdims=0](z)",
+        ["loss", "mask"],
+        shapes={"x": (20, 20), "w": (20, 20), "t": (), "loss": (), "mask": (20, 20)},
+        types={"t": "bool"},
+        constants={"r": np.float32(ratio), "t": np.array(True)} if training == "a constant" else {"r": ratio or 0.5},
+    )
+    rng = np.random.default_rng(1)
+    feed = {"x": rng.normal(size=(20, 20)), "w": rng.normal(size=(20, 20))}
+    feed = {name: array.astype(np.float32) for name, array in feed.items()}
+    if training != "a constant":
+        feed["t"] = np.array(told)
+    mask, gradient = run_float32(gradients(model, "loss", ["x"]).to_proto(), feed, ["mask", "x_grad"])
+    share = 1 - (ratio or 0.5)
+    assert told == (0 < mask.mean() < 1)
+    np.testing.assert_allclose(gradient, np.where(mask, feed["w"] / (share if told else 1), 0), rtol=1e-6)

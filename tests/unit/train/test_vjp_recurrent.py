@@ -1,0 +1,140 @@
+"""Gradients of LSTM, GRU and RNN, through the Scan that says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from amp_rewrite import GradientError, gradients
+from support.cases import build
+from support.train.vjp_case import Case, Torch, judged, run_float32
+
+STEPS, BATCH, FEATURES, HIDDEN = 3, 2, 2, 2
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def case(
+    name: str,
+    op: str,
+    words: str = "",
+    extra: Sequence[str] = ("b",),
+    outputs: Sequence[str] = ("y", "h"),
+    *,
+    ways: int = 1,
+    torch: Torch | None = None,
+    **values: object,
+) -> Case:
+    """A layer: `extra` are its inputs after X, W and R, "" for those that are left out."""
+    gates = GATES[op] * HIDDEN
+    first = "layout=1" in words
+    state = (BATCH, ways, HIDDEN) if first else (ways, BATCH, HIDDEN)
+    sizes = {"x": (BATCH, STEPS, FEATURES) if first else (STEPS, BATCH, FEATURES), "w": (ways, gates, FEATURES)}
+    sizes |= {"r": (ways, gates, HIDDEN), "b": (ways, 2 * gates), "n": (BATCH,), "h0": state, "c0": state}
+    sizes |= {"p": (ways, 3 * HIDDEN)}
+    names = ["x", "w", "r", *extra]
+    read = ",".join("m" if n == "n" else n for n in names)
+    lengths = "m=Cast[to=6](n);" if "n" in names else ""
+    graph = f"{lengths}{','.join(outputs)}={op}[hidden_size={HIDDEN}{words and ','}{words}]({read})"
+    return Case(
+        f"{op}, {name}",
+        graph,
+        {n: sizes[n] for n in names if n},
+        outputs=[o for o in outputs if o != "_"],
+        types={"n": "int"},
+        known=("r",),
+        low=-1,
+        high=1,
+        opsets=(14, 20),
+        torch=torch,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def module(op: str, order: Sequence[int], **words: object) -> Torch:
+    """torch's own layer; `order` has onnx's gates by torch's."""
+
+    def run(t, x, w, r, b, *states):  # type: ignore[no-untyped-def]
+        layer = getattr(t.nn, op)(FEATURES, HIDDEN, dtype=t.float64, **words)
+        weights = {}
+        for way in range(len(w)):
+            tail = "_l0" + "_reverse" * way
+            arrays = (w[way], r[way], *b[way].chunk(2))
+            for name, array in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), arrays, strict=True):
+                parts = array.chunk(len(order))
+                weights[name + tail] = t.cat([parts[i] for i in order])
+        given = states[0] if len(states) == 1 else tuple(states) if states else None
+        y, last = t.func.functional_call(layer, weights, (x, given))
+        y = y.reshape(*y.shape[:2], len(w), HIDDEN).swapaxes(1, 2)
+        return (y, *last) if isinstance(last, tuple) else (y, last)
+
+    return run
+
+
+LSTM, GRU = (0, 2, 3, 1), (1, 0, 2)
+CASES = (
+    # of no rows or no steps onnxruntime's own LSTM ends the process
+    *(
+        Case(f"{op}, of ones", f"y,h={op}[hidden_size=1](x,w,r,b)",
+             {"x": (1, 1, 1), "w": (1, n, 1), "r": (1, n, 1), "b": (1, 2 * n)}, outputs=("y", "h"), known=("r",))
+        for op, n in GATES.items()
+    ),
+    case("plain", "LSTM", torch=lambda *a: module("LSTM", LSTM)(*a)[:2]),
+    case("with all it gives", "LSTM", "", ("b", "", "h0", "c0"), ("y", "h", "c"), torch=module("LSTM", LSTM)),
+    case("the last cell alone", "LSTM", "", ("b",), ("_", "_", "c"), torch=lambda *a: module("LSTM", LSTM)(*a)[2]),
+    case("without biases", "LSTM", "", ()),
+    case("from the back", "LSTM", "direction=reverse", ("b", "", "h0")),
+    case("both ways", "LSTM", "direction=bidirectional", ("b", "", "h0", "c0"), ("y", "h", "c"), ways=2,
+         torch=module("LSTM", LSTM, bidirectional=True)),
+    case("with lengths", "LSTM", "direction=bidirectional", ("b", "n", "h0", "c0"), ("y", "h", "c"), ways=2,
+         values={"n": [2, 3]}),
+    case("with peepholes", "LSTM", "", ("b", "", "", "", "p"), ("y", "h", "c")),
+    case("coupled", "LSTM", "input_forget=1"),
+    case("clipped", "LSTM", "clip=0.25"),
+    case("of other activations", "LSTM", "activations=HardSigmoid Softsign Tanh", single=True),
+    case("plain", "GRU"),
+    case("that resets after", "GRU", "linear_before_reset=1", torch=module("GRU", GRU)),
+    case("that resets after, without biases", "GRU", "linear_before_reset=1", ()),
+    case("both ways", "GRU", "direction=bidirectional,linear_before_reset=1", ("b", "", "h0"), ways=2,
+         torch=module("GRU", GRU, bidirectional=True)),
+    case("from the back with lengths", "GRU", "direction=reverse", ("b", "n", "h0"), values={"n": [1, 3]}),
+    case("clipped", "GRU", "clip=0.25,linear_before_reset=1"),
+    case("plain", "RNN", torch=module("RNN", (0,))),
+    case("of Relu, both ways", "RNN", "direction=bidirectional,activations=Relu Relu", ("b", "", "h0"), ways=2,
+         torch=module("RNN", (0,), bidirectional=True, nonlinearity="relu")),
+    case("its last state alone", "RNN", "", ("b",), ("_", "h"), torch=lambda *a: module("RNN", (0,))(*a)[1]),
+)  # fmt: skip
+
+TestRules = judged(CASES)
+
+
+def test_activations_with_numbers_of_their_own_are_refused() -> None:
+    for words, fact in (
+        ("activations=Affine Tanh", "no gradient with activation 'Affine', only with Sigmoid, Tanh, Relu, Softsign,"
+         " Softplus, HardSigmoid, Elu"),
+        ("activation_alpha=0.5 0.5", "no gradient with activation_alpha or activation_beta; use activations"
+         " without numbers"),
+    ):  # fmt: skip
+        with pytest.raises(GradientError) as caught:
+            gradients(case("", "GRU", words).model(20), "loss", ["w"])
+        assert str(caught.value) == f"node 'y' (GRU): {fact}"
+
+
+def test_a_batch_in_front_has_the_gradients_of_one_behind() -> None:
+    def slopes(words: str, turned: Sequence[int], states: Sequence[int]) -> list[np.ndarray]:
+        rng = np.random.default_rng(3)
+        drawn = {"x": (5, 2, 3), "w": (2, 8, 3), "r": (2, 8, 2), "b": (2, 16), "h0": (2, 2, 2), "c0": (2, 2, 2)}
+        feed = {n: rng.uniform(-1, 1, shape).astype("f") for n, shape in drawn.items()}
+        feed["x"] = np.array(feed["x"].transpose(turned), order="C")
+        for name in ("h0", "c0"):
+            feed[name] = np.array(feed[name].transpose(states), order="C")
+        graph = f"y,h,c=LSTM[direction=bidirectional,hidden_size=2{words}](x,w,r,b,,h0,c0);p=Sin(y);q=Mul(h,c);"
+        sums = "s=ReduceSum[keepdims=0](p);t=ReduceSum[keepdims=0](q);loss=Add(s,t)"
+        model = build(graph + sums, ["loss"], shapes={n: a.shape for n, a in feed.items()} | {"loss": ()}, opset=20)
+        found = run_float32(gradients(model, "loss", list(feed)).to_proto(), feed, [f"{n}_grad" for n in feed])
+        return [found[0].transpose(turned), *found[1:4], *[g.transpose(states) for g in found[4:]]]
+
+    behind, front = slopes("", (0, 1, 2), (0, 1, 2)), slopes(",layout=1", (1, 0, 2), (1, 0, 2))
+    for a, b in zip(behind, front, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)  # sums of some ten float32 terms

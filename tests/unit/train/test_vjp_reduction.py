@@ -1,0 +1,109 @@
+"""Gradients of reductions and running sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.train.vjp_case import Case, Torch, check_against_torch, every, judged
+
+AXES = {"the last axis": [-1], "two axes": [0, 2], "one axis": [1]}
+TORCH: dict[str, Torch] = {
+    "ReduceSum": lambda t, x, a, k: x.sum(a, keepdim=k),
+    "ReduceMean": lambda t, x, a, k: x.mean(a, keepdim=k),
+    "ReduceMax": lambda t, x, a, k: x.amax(a, keepdim=k),
+    "ReduceMin": lambda t, x, a, k: x.amin(a, keepdim=k),
+    "ReduceL1": lambda t, x, a, k: t.linalg.vector_norm(x, 1, a, keepdim=k),
+    "ReduceL2": lambda t, x, a, k: t.linalg.vector_norm(x, 2, a, keepdim=k),
+    "ReduceSumSquare": lambda t, x, a, k: (x * x).sum(a, keepdim=k),
+    "ReduceLogSum": lambda t, x, a, k: x.sum(a, keepdim=k).log(),
+    "ReduceLogSumExp": lambda t, x, a, k: x.logsumexp(a, keepdim=k),
+}
+OPS = (*TORCH, "ReduceProd")
+
+
+def torch_of(op: str, axes: list[int], keep: bool) -> Torch | None:
+    return (lambda t, x: TORCH[op](t, x, axes, keep)) if op in TORCH else None
+
+
+SHAPE = (2, 3, 4)
+CASES = (
+    *(
+        Case(
+            f"{op} over {name}, keepdims {keep}",
+            f"y={op}[keepdims={keep}](x,axes)",
+            {"x": SHAPE},
+            constants={"axes": axes},
+            low=0.5 if op == "ReduceLogSum" else -2.0,
+            torch=torch_of(op, axes, bool(keep)),
+            opsets=(18, 20),
+        )
+        for op in OPS
+        for name, axes in AXES.items()
+        for keep in (0, 1)
+    ),
+    *(
+        Case(
+            f"{op} by attribute, keepdims {keep}",
+            f"y={op}[keepdims={keep},axes=-1 0](x)",
+            {"x": SHAPE},
+            low=0.5 if op == "ReduceLogSum" else -2.0,
+            opsets=(13, 17),
+        )
+        for op in OPS
+        if op != "ReduceSum"
+        for keep in (0, 1)
+    ),
+    *(
+        Case(f"{op} of all, keepdims {keep}", f"y={op}[keepdims={keep}](x)", {"x": (2, 3)}, low=0.5, opsets=(13, 20))
+        for op in OPS
+        for keep in (0, 1)
+    ),
+    *(
+        Case(f"{op} over no axes", f"y={op}[noop_with_empty_axes=1](x)", {"x": (2, 3)}, low=0.5)
+        for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceProd")
+    ),
+    *(
+        Case(f"{op} over axes that are fed", f"y={op}(x,axes)", {"x": SHAPE, "axes": (2,)}, types={"axes": "int"},
+             values={"axes": [0, -1]}, low=0.5)
+        for op in OPS
+    ),
+    Case("ReduceSum over axes that are fed, flat", "y=ReduceSum[keepdims=0](x,axes)", {"x": SHAPE, "axes": (2,)},
+         types={"axes": "int"}, values={"axes": [0, -1]}),
+    *(Case(f"{op} over an axis of 1", f"y={op}(x,axes)", {"x": (3, 1)}, constants={"axes": [1]}) for op in
+      ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2")),
+    *(Case(f"{op} of no rows", f"y={op}(x,axes)", {"x": (0, 3)}, constants={"axes": [1]}) for op in
+      ("ReduceSum", "ReduceMean")),
+    Case("ReduceSum over nothing", "q=Mul(x,x);y=ReduceSum(q,axes)", {"x": (0, 3)}, constants={"axes": [0]}),
+    *(
+        Case(f"ReduceProd with {n} zeros", "y=ReduceProd(x,axes)", {"x": (n + 1, 3)}, constants={"axes": [1]},
+             values={"x": [[0.0] * min(k, 3) + [2.0, 3.0, 0.5][k:] for k in range(n + 1)]})
+        for n in (1, 2, 3)
+    ),
+    *(
+        Case(f"CumSum, exclusive {e}, reverse {r}", f"y=CumSum[exclusive={e},reverse={r}](x,axis)", {"x": (3, 4)},
+             constants={"axis": [1]})
+        for e in (0, 1)
+        for r in (0, 1)
+    ),
+)  # fmt: skip
+
+TestRules = judged(CASES)
+
+
+TIES = (
+    Case("ReduceMax", "y=ReduceMax(x,a)", {"x": (2, 3)}, values={"x": [[1, 2, 2], [3, 3, 3]]}, constants={"a": [1]},
+         torch=lambda t, x: x.amax(1, keepdim=True)),
+    Case("ReduceMin", "y=ReduceMin(x,a)", {"x": (2, 3)}, values={"x": [[1, 1, 2], [3, 3, 3]]}, constants={"a": [1]},
+         torch=lambda t, x: x.amin(1, keepdim=True)),
+    Case("ReduceL2 at the origin", "y=ReduceL2(x,a)", {"x": (2, 2)}, values={"x": [[0, 0], [3, 4]]},
+         constants={"a": [1]}, torch=lambda t, x: t.linalg.vector_norm(x, 2, 1, keepdim=True)),
+    Case("ReduceProd", "y=ReduceProd(x,a)", {"x": (3, 3)}, values={"x": [[0, 1, 2], [0, 0, 3], [4, 2, 1]]},
+         constants={"a": [1]}, torch=lambda t, x: x.prod(1, keepdim=True)),
+)  # fmt: skip
+
+
+@pytest.mark.torch
+@every(TIES)
+def test_at_a_kink_the_gradient_is_that_of_torch(case: Case) -> None:
+    pytest.importorskip("torch")
+    check_against_torch(case)
