@@ -1,6 +1,6 @@
 """Every shipped model, converted in ten ways, against digests of what it was: refactoring changes no result.
 
-Run as a program to write the digests of the code as it is: python tests/test_golden_digests.py
+Run as a program to write the digests of the code as it is: python tests/suites/models/test_golden_digests.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from amp_rewrite import AmpRewriteError, Report, convert
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 FILE = TESTS / "golden" / "digests.json"
 WAYS: dict[str, dict[str, str]] = {
     "float16": {},
