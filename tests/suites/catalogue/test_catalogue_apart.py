@@ -252,7 +252,7 @@ def test_bfloat16_cures_a_range_without_any_keep(case: Case) -> None:
 # -- 53, 57: what the report says ----------------------------------------------------------------------
 
 
-def test_a_convolution_that_bfloat16_needs_a_newer_opset_for_is_named_with_that_opset() -> None:
+def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_opset() -> None:
     text = "g (float[1,1,4,4] x) => (float[1,1,4,4] y) { y = Conv (x, w) }"
     case = Case(57, "", text, weights={"w": (1, 1, 1, 1)}, fails="", options={"to": "bfloat16"})
     (finding,) = converted(case).report.findings

@@ -89,7 +89,7 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(cage: Cage, tmp_path: Pa
     assert outcome.refused and fact in outcome.err, outcome
 
 
-def test_a_model_cut_off_at_any_byte_is_refused_or_read_as_the_shorter_model_that_it_then_is(tmp_path: Path) -> None:
+def test_a_model_cut_off_at_any_byte_is_refused_or_read_as_a_shorter_model(tmp_path: Path) -> None:
     content, path = sound().SerializeToString(), tmp_path / "m.onnx"
     refused = 0
 

@@ -346,7 +346,7 @@ def test_a_save_that_is_killed_at_random_leaves_the_old_model_or_the_new_one(tmp
         state(tmp_path)
 
 
-def test_what_a_killed_process_left_is_swept_up_by_the_next_save_but_not_what_is_in_use(tmp_path: Path) -> None:
+def test_the_next_save_removes_leftovers_of_a_killed_process_but_no_file_in_use(tmp_path: Path) -> None:
     import fcntl
 
     for name in ("dead", "living", "young"):
@@ -397,7 +397,7 @@ def test_two_processes_that_write_one_output_leave_one_whole_model(tmp_path: Pat
     assert len(names(out)) == 2
 
 
-def test_what_one_process_finds_outdated_is_not_removed_once_another_has_written_it_anew(tmp_path: Path) -> None:
+def test_an_outdated_entry_is_not_removed_once_another_process_has_rewritten_it(tmp_path: Path) -> None:
     """The writer of net 1 is about to remove the data of net 0 when net 0 is saved again."""
     for seed in (0, 1):
         onnx.save(net(seed), tmp_path / f"{seed}.onnx")

@@ -262,7 +262,7 @@ def same(path: Path) -> bool:
 
 @pytest.mark.parametrize("name", ["other.onnx", "other.model", "sub/other.onnx"])
 @pytest.mark.parametrize("external", [False, True])
-def test_the_data_of_the_model_that_is_read_stays_when_a_model_is_replaced_that_had_it_too(
+def test_data_of_the_model_read_stays_when_another_model_with_it_is_replaced(
     saved: Path, name: str, external: bool
 ) -> None:
     other = saved.parent / name

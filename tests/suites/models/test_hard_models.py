@@ -222,7 +222,7 @@ def test_every_model_of_the_page_was_repaired_with_nine_tenths_of_its_products_l
         )
 
 
-def test_every_exported_model_of_the_page_was_repaired_by_keeping_the_one_product_and_few_others(
+def test_repair_of_every_exported_model_of_the_page_kept_the_product_and_few_others(
     benchmark: ModuleType,
 ) -> None:
     rows = _rows(benchmark.Outlier, "planted_models")

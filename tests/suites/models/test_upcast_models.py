@@ -142,7 +142,7 @@ def test_the_same_half_model_gives_the_same_bytes(name: str) -> None:
 
 
 @every_fixture
-def test_a_half_model_with_the_default_lists_and_rules_is_raised_where_it_is_named_alone(name: str) -> None:
+def test_a_half_model_with_default_lists_and_rules_is_raised_only_where_it_is_named(name: str) -> None:
     """Nothing of it is float32, so nothing is lowered, and no rule takes it for one that is."""
     result = convert(twin(name), keep=["op=Add"]) if "Add" in low_kinds(twin(name)) else None
     if result is not None:

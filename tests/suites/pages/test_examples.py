@@ -75,7 +75,7 @@ def committed(folder: Path, **files: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "digits_vit"])
-def test_a_demo_model_is_small_valid_float32_and_tells_nothing_of_the_machine_that_made_it(name: str) -> None:
+def test_a_demo_model_is_small_valid_float32_and_does_not_name_its_build_machine(name: str) -> None:
     path = MODELS / f"{name}.onnx"
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
@@ -188,7 +188,7 @@ def test_the_workflow_fails_a_pull_request_that_raises_ops_and_annotates_it(
 
 
 @NEEDS_SHELL
-def test_the_workflow_passes_a_pull_request_that_changes_no_precision_or_adds_a_model(
+def test_the_workflow_passes_a_pull_request_that_keeps_precision_or_adds_a_model(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     committed(tmp_path / "base", net=models["lowered"])

@@ -119,7 +119,7 @@ def point(model: str, tool: str, cpu: float, casts: int, l2: float, lowered: int
     return {"model": model, "megabytes": 9, "tool": tool, "cpu": cpu, "peak": cpu * 1e6, "fault": "", "judged": judged}
 
 
-def test_a_tool_counts_only_with_a_model_that_runs_and_its_error_only_with_all_products_low(
+def test_a_tool_counts_if_its_model_runs_and_its_error_if_all_products_are_low(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -195,9 +195,7 @@ def test_another_start_has_other_losses(example: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("cnn", 12), ("gpt", 27)])
-def test_a_model_has_its_parameters_under_their_names_and_tells_nothing_of_the_machine(
-    name: str, parameters: int
-) -> None:
+def test_a_model_has_its_parameters_by_name_and_does_not_name_its_build_machine(name: str, parameters: int) -> None:
     model = onnx.load(EXAMPLES / "models" / f"{name}.onnx")
     named = [t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and "." in t.name]
 

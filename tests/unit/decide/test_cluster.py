@@ -253,7 +253,7 @@ def test_a_cluster_does_not_cross_into_a_body() -> None:
 @pytest.mark.parametrize("behind", [1, 10])
 @pytest.mark.parametrize("scale", [1, 10])
 @pytest.mark.parametrize("shared", [False, True])
-def test_onnxruntime_opens_a_normalization_exactly_when_its_tail_has_the_type_of_its_entry(
+def test_onnxruntime_opens_a_normalization_iff_tail_and_entry_have_one_type(
     behind: int, scale: int, shared: bool
 ) -> None:
     """The entry of its fusion lies before a Cast that the normalization alone reads, and after one that others

@@ -57,7 +57,7 @@ def test_a_weight_that_a_caller_may_replace_is_no_constant() -> None:
     assert pinned("p = MatMul (table, w) y = MatMul (x, p)", head) == set()
 
 
-def test_the_product_of_two_weights_is_cast_once_and_the_product_with_data_is_lowered() -> None:
+def test_a_product_of_two_weights_is_cast_once_and_one_with_data_is_lowered() -> None:
     text = f"""<ir_version: 8, opset_import: ["": 18]>
     g (float[N,2] x) => (float[N,2] y) {WEIGHTS} {{ p = MatMul (table, w) y = MatMul (x, p) }}"""
     converted = convert(onnx.parser.parse_model(text))

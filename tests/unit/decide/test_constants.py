@@ -57,7 +57,7 @@ def test_a_weight_that_overflows_float16_fits_bfloat16() -> None:
         ("values_floats = [7e4, 2.0], default_float = 65504.0", {"u": "constant_range", "y": "constant_range"}),
     ],
 )
-def test_what_reads_numbers_that_a_label_encoder_states_stays_float32_where_they_overflow(
+def test_readers_of_a_label_encoders_numbers_stay_float32_where_they_overflow(
     stated: str, held: dict[str, str]
 ) -> None:
     head = '<ir_version: 9, opset_import: ["": 20, "ai.onnx.ml": 4]>\n'
@@ -71,7 +71,7 @@ def test_what_reads_numbers_that_a_label_encoder_states_stays_float32_where_they
     assert list(overflow(view, BF16)) == []
 
 
-def test_copies_of_an_overflowing_constant_stay_float32_with_their_readers_and_no_others() -> None:
+def test_copies_of_an_overflowing_constant_and_their_readers_alone_stay_float32() -> None:
     text = """g (int64[N] i, float[N,2] x) => (float[N,2] y, float[N,2] z) <float[2,2] table = {1, 2, 1e6, 3}> {
         row = Gather (table, i)
         y = Add (x, row)
@@ -263,7 +263,7 @@ def test_a_factor_that_vanishes_in_part_is_free() -> None:
     assert pinned(underflow, text) == {}
 
 
-def test_a_divisor_below_the_normal_range_holds_the_division_and_a_factor_only_if_it_vanishes() -> None:
+def test_a_subnormal_divisor_holds_the_division_and_a_factor_only_if_it_vanishes() -> None:
     text = "g (float[N] x) => (float[N] y) <float c = {%s}> { y = %s (x, c) }"
     for op, held in (("Div", {"1e-5": True, "1e-9": True, "1e-4": False}), ("Mul", {"1e-5": False, "1e-9": True})):
         for value, expected in held.items():

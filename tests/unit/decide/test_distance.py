@@ -41,7 +41,7 @@ def test_a_product_is_pinned_where_it_meets_the_squares_of_its_factor(text: str,
     assert pinned(text) == expected
 
 
-def test_a_distance_stays_float32_when_a_model_is_converted_again_whose_squares_were_lowered() -> None:
+def test_a_distance_stays_float32_in_a_second_conversion_with_lowered_squares() -> None:
     text = "p=Mul(x,x);q=ReduceSum(p,one);m=MatMul(x,c);b=Add(m,cc);y=Sub(q,b)"
     proto = cases.build(text, ["y"], shapes=SHAPES, constants=CONSTANTS, opset=18)
     once = amp_rewrite.convert(proto, level="lower-all").model

@@ -247,7 +247,7 @@ def test_what_the_user_lowers_is_low_at_any_price() -> None:
     assert rules(placed(model, lower=["g"])) == {"g": "lower"}
 
 
-def test_a_gray_op_between_the_input_and_a_product_is_lowered_where_that_makes_the_cast_smaller() -> None:
+def test_a_gray_op_between_input_and_product_is_lowered_if_the_cast_gets_smaller() -> None:
     # The input has 512 × 1 elements, what Add makes of it 512 × 2048: the Cast belongs before the Add.
     text, given = "a=Add(x,b);m=MatMul(a,w)", {"b": np.ones((1, 2048)), "w": np.ones((2048, 2048))}
     model = cases.build(text, ("m",), shapes={"x": (512, 1)}, constants=given)
@@ -409,7 +409,7 @@ def test_an_exported_model_that_was_placed_stays_as_it_is(name: str, placement: 
 
 
 @pytest.mark.parametrize("name", ["llama_dynamo21", "t5_dynamo18", "bert_ts13"])
-def test_unasked_no_sum_of_a_residual_stream_is_lowered_that_spreading_leaves_float32(name: str) -> None:
+def test_by_default_residual_sums_that_spreading_leaves_float32_are_not_lowered(name: str) -> None:
     draft = drafted(name, "auto")
     _, spread, cut = both(draft)
     two = {op.id for op in draft.view.ops if op.kind == "Add" and not any(map(draft.view.constant, op.inputs))}

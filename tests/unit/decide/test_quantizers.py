@@ -71,7 +71,7 @@ def test_bfloat16_holds_them_all_and_the_int32_of_a_bias_is_not_judged() -> None
     assert list(quantizers(view, F16)) == []
 
 
-def test_what_makes_and_what_reads_values_of_that_size_is_pinned_with_a_constant_scale() -> None:
+def test_with_a_constant_scale_producers_and_readers_of_such_values_are_pinned() -> None:
     text = """a = Relu (x)  r = Transpose (a)  q = QuantizeLinear (r, s, z)  d = DequantizeLinear (q, s, z)
         t = Transpose (d)  e = Sigmoid (t)  y = Neg (e)"""
     held = "float s = {600.0}, int8 z = {0}"

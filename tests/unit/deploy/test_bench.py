@@ -145,7 +145,7 @@ def port(name: str, *shape: int | str | None, container: str = TENSOR) -> Port:
     return Port(name, DType.FLOAT, container, shape)
 
 
-def test_the_batch_is_the_named_dimension_of_the_first_input_that_has_one_wherever_the_name_stands() -> None:
+def test_the_batch_is_the_named_dimension_of_the_first_input_with_one_at_any_axis() -> None:
     ports = (port("weights", 3, 4), port("ids", "n", "length"), port("mask", "length", "n"))
     batch = {"weights": np.zeros((3, 4)), "ids": np.arange(6).reshape(2, 3), "mask": np.arange(6).reshape(3, 2)}
     axis = batch_axis(ports, batch)
@@ -346,7 +346,7 @@ def op(name: str, seconds: float, kind: str = "Mul", dtype: str = "float32", pro
     return OpTime(name, kind, provider, dtype, seconds)
 
 
-def test_ops_are_paired_by_name_and_type_and_the_one_that_got_slower_most_comes_first() -> None:
+def test_ops_are_paired_by_name_and_type_and_the_largest_slowdown_comes_first() -> None:
     before = [op("same", 1), op("gone", 1.5), op("faster", 3), op("renamed", 1, "Neg")]
     after = [op("faster", 1), op("new", 1), op("same", 9), op("renamed", 1, "Exp")]
     assert changes(before, after) == (

@@ -195,7 +195,7 @@ def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
     )
 
 
-def test_a_callable_gets_the_arrays_in_their_shape_and_its_bound_says_which_side_is_better() -> None:
+def test_a_callable_gets_arrays_in_shape_and_its_bound_says_which_side_is_better() -> None:
     def rows(a: np.ndarray, b: np.ndarray) -> float:
         assert a.shape == b.shape == (2, 3)
         return 2.0

@@ -270,7 +270,7 @@ def test_an_empty_feed_is_an_error(data: object) -> None:
 
 
 @pytest.mark.skipif(cuda_opens(), reason="CUDA rounds")
-def test_what_overflows_only_where_half_is_rounded_fails_by_default_and_passes_on_a_plain_cpu_session() -> None:
+def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_session() -> None:
     verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10)
     assert verdict.because == "output 'y', batch 0: 2 of 6 values are finite in the reference and not here"
     plain = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10, emulate=False)

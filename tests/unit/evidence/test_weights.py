@@ -68,7 +68,7 @@ def test_infinities_and_nan_are_counted_and_spoil_nothing() -> None:
     assert (found.fit.nonfinite, found.max_rel, found.error) == (2, 0.0, 0.0)
 
 
-def test_weights_that_are_low_already_and_integers_are_left_out_and_empty_ones_lose_nothing() -> None:
+def test_low_weights_and_integers_are_left_out_and_empty_weights_lose_nothing() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float16[2] x) => (float16[2] y)'
         " <float16[2] h = {1, 2}, int64[1] i = {0}> { g = Gather (x, i) y = Add (h, g) }"

@@ -69,7 +69,7 @@ def test_what_is_not_heavy_is_read_as_it_is():
     assert light(content) == content
 
 
-def test_heavy_tensors_are_left_out_at_every_depth_and_their_bytes_are_where_they_are_said_to_be():
+def test_heavy_tensors_are_left_out_at_every_depth_and_their_bytes_lie_as_stated():
     content = small().SerializeToString()
     places: list[bytes] = []
 

@@ -413,7 +413,7 @@ def test_an_island_of_halves_is_left_alone() -> None:
         assert node(result, name) == node(corpus.text_model("half_island"), name)
 
 
-def test_a_sequence_that_leaves_the_model_stays_float32_and_one_between_allow_ops_does_not() -> None:
+def test_an_output_sequence_stays_float32_and_one_between_allow_ops_does_not() -> None:
     types = objections.inferred_types(converted("sequences").model)
     assert (types["s"], types["s2"], types["t"], types["kept"]) == ({HALF}, {HALF}, {FLOAT}, {FLOAT})
 

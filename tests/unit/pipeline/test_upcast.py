@@ -97,7 +97,7 @@ def test_an_op_of_float32_in_a_half_model_is_kept_as_ever() -> None:
     assert rules(result)["MatMul_0"] == ("float32", "keep")
 
 
-def test_bfloat16_ops_go_back_to_bfloat16_where_a_model_of_them_is_lowered_to_float16() -> None:
+def test_bfloat16_ops_return_to_bfloat16_when_their_model_is_lowered_to_float16() -> None:
     model = half("a = Relu (x)  b = Exp (a)  y = Relu (b)", "bfloat16[4,4] x", "bfloat16[4,4] y")
     result = raised(model, "op=Exp")
     assert told(result.model) == [
@@ -243,7 +243,7 @@ def test_a_cast_from_integers_that_only_raised_ops_read_casts_to_float32() -> No
     assert rules(result)["Cast_0"] == ("float32", "existing_cast")
 
 
-def test_what_only_moves_a_cast_value_to_raised_ops_is_raised_so_that_nothing_is_rounded_on_the_way() -> None:
+def test_ops_that_move_a_cast_value_to_raised_ops_are_raised_so_nothing_is_rounded() -> None:
     body = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Identity (b)  d = Exp (c)  y = Relu (d)"
     result = raised(half(body, "int64[4,4] i"), "op=Exp")
     assert told(result.model)[:4] == ["a = Cast<float32>(i)", "b = Transpose(a)", "c = Identity(b)", "d = Exp(c)"]

@@ -136,7 +136,7 @@ def test_gpus_that_gain_nothing_are_counted_by_name() -> None:
 # -- libraries -----------------------------------------------------------------------------------------
 
 
-def test_libraries_are_found_by_the_loader_or_where_pip_puts_them_and_what_is_missing_has_a_command(
+def test_libraries_load_from_the_loader_or_pip_and_a_missing_one_has_a_command(
     tmp_path: Path,
 ) -> None:
     for place in ("nvidia/cu13/lib/libcudart.so.13", "nvidia/cudnn/lib/libcudnn.so.9"):

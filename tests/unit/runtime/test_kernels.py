@@ -192,7 +192,7 @@ def constrained() -> Iterator[tuple[str, Registration]]:
             yield key, kernel
 
 
-def test_every_constrained_variable_is_a_variable_of_each_schema_that_the_kernel_serves() -> None:
+def test_constrained_variables_are_variables_of_each_schema_that_the_kernel_serves() -> None:
     schemas = schema_variables()
     assert [
         (key, version, name)

@@ -221,7 +221,7 @@ def test_an_overlay_adds_moves_and_removes_and_says_where(tmp_path: Path) -> Non
     assert lists.name == "float16+my.yaml"
 
 
-def test_an_entry_without_condition_replaces_conditional_ones_and_a_conditional_one_goes_before_them(
+def test_an_unconditional_entry_replaces_conditional_ones_and_they_precede_it(
     tmp_path: Path,
 ) -> None:
     whole = overlaid(tmp_path, "deny: [Resize]")

@@ -315,7 +315,7 @@ def test_a_loss_without_its_batch_says_so() -> None:
 # -- the switch --------------------------------------------------------------------------------------
 
 
-def test_enabling_wraps_the_optimizer_and_turns_the_rewrite_on_and_disabling_turns_it_off() -> None:
+def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops_it() -> None:
     opt = enable_mixed_precision_graph_rewrite(SGD(0.5))
     assert (opt.loss_scale(), process.rewrites()) == (2.0**15, True)
     disable_mixed_precision_graph_rewrite()
@@ -337,7 +337,7 @@ def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message:
     assert not process.rewrites()
 
 
-def test_a_policy_that_was_set_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:
+def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:
     set_policy("float32")
     with pytest.raises(PolicyError) as error:
         enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
@@ -348,7 +348,7 @@ def test_a_policy_that_was_set_even_float32_excludes_the_rewrite_and_is_looked_a
     assert isinstance(error.value, ValueError)
 
 
-def test_sessions_that_are_open_already_are_warned_of_before_the_optimizer_is_looked_at() -> None:
+def test_open_sessions_are_warned_of_before_the_optimizer_is_looked_at() -> None:
     process.plain_session_made()
     process.plain_session_made()
     message = "^2 sessions were opened before the mixed precision graph rewrite was enabled; what is open stays as it"

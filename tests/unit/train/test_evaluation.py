@@ -21,7 +21,7 @@ def test_a_mean_over_data_counts_rows_not_batches() -> None:
     assert made.evaluate(uneven).loss == pytest.approx(made.evaluate([rows]).loss, rel=1e-6)
 
 
-def test_a_step_in_training_mode_is_evaluated_with_running_statistics_and_without_dropout() -> None:
+def test_evaluation_of_a_training_mode_step_uses_running_statistics_and_no_dropout() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20]> net (float[N,2,1] x) => (float[N,2,1] y)
         <float[2] s = {1, 1}, float[2] b = {0, 0}, float[2] mean = {0, 0}, float[2] var = {1, 1}, float r = {0.5}> {

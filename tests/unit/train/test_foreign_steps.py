@@ -85,7 +85,7 @@ def test_a_loss_scale_is_added_and_changes_no_gradient() -> None:
     assert (bool(found["finite"]), found["new/good_steps"].tolist()) == (True, 1)
 
 
-def test_in_float16_small_gradients_vanish_without_the_scale_and_come_through_with_it() -> None:
+def test_small_gradients_vanish_in_float16_without_the_scale_and_survive_with_it() -> None:
     small = 2.0**-24
     exact = {g: array * np.float32(small) for g, array in expected().items()}
     plain = run(emulate(amp_rewrite.convert(graph()).result), small)

@@ -204,7 +204,7 @@ def test_a_plain_form_that_is_none_is_refused() -> None:
 # -- the process -------------------------------------------------------------------------------------
 
 
-def test_the_policy_of_a_process_is_float32_until_one_is_set_and_after_it_is_taken_back() -> None:
+def test_the_process_policy_is_float32_until_one_is_set_and_after_it_is_withdrawn() -> None:
     assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
     set_policy("mixed_float16")
     assert (global_policy(), process.policy_was_set()) == (Policy("mixed_float16"), True)

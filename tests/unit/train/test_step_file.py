@@ -273,7 +273,7 @@ def test_settings_of_a_file_hold_and_the_command_line_wins(folder: Path) -> None
     assert by_both.model.proto.graph.node == nodes("mixed_float16", "second")
 
 
-def test_in_float32_the_file_says_nothing_about_lowering_and_the_command_line_must_not(folder: Path) -> None:
+def test_in_float32_the_file_omits_lowering_and_the_command_line_must_omit_it(folder: Path) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\nkeep = ["first"]\n')
     words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
     assert run(*words).exit_code == 0
