@@ -30,7 +30,9 @@ from amp_rewrite.files.tensors import Source, Sources, is_stub
 
 HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 
-_FIRST_OPSET_IMPORT = 3  # the IR version that made opset_import a must
+FIRST_IR_WITH_OPSET_IMPORTS = 3
+"""The IR version from which a model must import the opsets of its ops."""
+
 _DEEPEST_TEXT = 200  # protobuf nests a third as many graphs
 # What C++ exceptions of onnx's parser become: numbers that are none, or too large; ValueError: not UTF-8, too.
 _STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
@@ -301,7 +303,7 @@ def _ir_folder(source: object) -> str | None:
 def _check(proto: ModelProto, name: str) -> None:
     if not proto.HasField("graph"):
         raise ModelError(f"{name} holds no graph: it is not an ONNX model; export it again")
-    if not proto.opset_import and not 0 < proto.ir_version < _FIRST_OPSET_IMPORT:
+    if not proto.opset_import and not 0 < proto.ir_version < FIRST_IR_WITH_OPSET_IMPORTS:
         raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
     newest = onnx.defs.onnx_opset_version()
     for imported in proto.opset_import:

@@ -12,10 +12,12 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.ir.node_check import breach, unstated
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
 from amp_rewrite.ir.type_inference import handed_in, result_type, settle, state_pairs
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
 _OPSETS = 1 << 31  # onnx counts them in an int
 
@@ -197,7 +199,7 @@ class _Walk:
     def _inputs(self, graph: GraphProto, frame: _Frame, outer: list[ValueType | None]) -> tuple[ValueId, ...]:
         """Define formal inputs and initializers; the inputs that a caller may feed, in order."""
         constants = {t.name: t for t in graph.initializer}
-        may_override = frame.main and self.proto.ir_version >= 4
+        may_override = frame.main and self.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
         inputs = []
         for i, formal in enumerate(graph.input):
             tensor = constants.pop(formal.name, None)
@@ -357,7 +359,7 @@ class _Walk:
         if (domain, op_type) in self.functions:
             return None
         opset = self.opsets.get(domain)
-        if opset is None and domain == "" and self.proto.ir_version >= 3:
+        if opset is None and domain == "" and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
             raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
         found = signature(domain, op_type, opset or 1)
         if found is None and domain == "":

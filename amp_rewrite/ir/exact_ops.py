@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS
 
 # Copies, selections, and what rounds to whole numbers. An op is here only if no input at all, infinities
 # included, makes its float32 kernel leave the low type; MaxPool starts from the lowest float32 and is not.
@@ -15,7 +16,6 @@ SequenceErase SequenceInsert SequenceMap Sign Slice SpaceToDepth Split SplitToSe
 Tile TopK Transpose Trilu Unique Unsqueeze Where com.microsoft::ExpandDims
 """
 _EXACT = frozenset(_NAMES.split())
-_FIRST_PAD_WITH_INPUTS = 11
 
 
 def exact(op: Op) -> bool:
@@ -25,7 +25,7 @@ def exact(op: Op) -> bool:
     if op.kind == "Clip":  # a bound left out is the largest value of the type; one in an attribute is any float32
         return len(op.inputs) == 3 and None not in op.inputs
     if op.kind == "Pad":  # an attribute is float32 and any value
-        return op.signature is not None and op.signature.since >= _FIRST_PAD_WITH_INPUTS
+        return op.signature is not None and op.signature.since >= FIRST_PAD_WITH_INPUTS
     if op.kind in ("Scatter", "ScatterElements", "ScatterND"):
         reduction = attribute(op.node, "reduction")
         return reduction is None or reduction.s in (b"none", b"max", b"min")

@@ -220,12 +220,6 @@ def contrib_schemas() -> Mapping[str, Any]:
     return ops
 
 
-FIRST_CAST_BY_CODE = 6
-"""The ai.onnx opset from which Cast states its type by number; before, it is a word."""
-
-FIRST_BFLOAT16_CAST = 13
-"""The ai.onnx opset from which Cast knows bfloat16."""
-
 RANDOM_OPS = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )

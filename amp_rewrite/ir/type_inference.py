@@ -16,6 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.ir.nodes import Op, OpId, Scope, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, attribute, parse_type, stated_dtype, unknown
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 Types = Sequence[ValueType | None]
 
@@ -119,7 +120,7 @@ def handed_in(node: NodeProto, domain: str, given: list[ValueType | None], opset
     if node.op_type == "Loop":
         return [ValueType(TENSOR, DType.INT64), ValueType(TENSOR, DType.BOOL), *given[2:]]
     if node.op_type == "Scan":
-        return given[1:] if opset < 9 else given  # Scan-8 has a first input, sequence_lens
+        return given[1:] if opset < FIRST_UNBATCHED_SCAN else given
     if node.op_type == "SequenceMap":
         return [ValueType(TENSOR, t.dtype) if t and t.container == "seq" else t for t in given]
     return []

@@ -16,17 +16,14 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
     DTYPE_ATTRIBUTES,
-    FIRST_BFLOAT16_CAST,
-    FIRST_CAST_BY_CODE,
     INNER_DTYPE_ATTRIBUTES,
     TENSOR,
     attribute,
     normal_domain,
     set_element_type,
 )
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
-
-_FIRST_CLIP_WITH_INPUTS = 11
 
 
 def apply(view: View, plan: Plan) -> Model:
@@ -107,7 +104,7 @@ class _Emitter:
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
         """float32 values held within the range of the low type."""
         name = self._node_name(clamped)
-        if self.view.opsets.get("", 1) < _FIRST_CLIP_WITH_INPUTS:
+        if self.view.opsets.get("", 1) < FIRST_CLIP_WITH_INPUTS:
             yield onnx.helper.make_node("Clip", [source], [clamped], name=name, min=-to.max, max=to.max)
             return
         bounds = []

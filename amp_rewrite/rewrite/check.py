@@ -16,7 +16,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.schema import FIRST_CAST_BY_CODE, Signature, type_of_proto
+from amp_rewrite.ir.schema import Signature, type_of_proto
+from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
 
 

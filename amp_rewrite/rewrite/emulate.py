@@ -20,15 +20,8 @@ from amp_rewrite.files.model import Model, baked
 from amp_rewrite.ir.build import bodies, check_imports
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.schema import (
-    DTYPE_ATTRIBUTES,
-    FIRST_BFLOAT16_CAST,
-    FIRST_CAST_BY_CODE,
-    INNER_DTYPE_ATTRIBUTES,
-    TENSOR,
-    set_element_type,
-    type_of_proto,
-)
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined

@@ -27,13 +27,11 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
-from amp_rewrite.settings.choices import FIRST_OPSET, Opset, Target
-
-NEWEST = 24
-"""The newest opset that a model is moved to unasked: that of the kernel table."""
+from amp_rewrite.settings.choices import Opset, Target
 
 
 def at_opset(
@@ -159,7 +157,7 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
     types = sorted({op.op_type for op in view.ops if not op.domain})
     steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
     seen = {_versions(types, current, steps)}
-    for opset in (*range(current + 1, NEWEST + 1), *range(current - 1, FIRST_OPSET - 1, -1)):
+    for opset in (*range(current + 1, NEWEST_MOVED + 1), *range(current - 1, OLDEST_MOVED - 1, -1)):
         versions = _versions(types, opset, steps)
         if versions not in seen:
             seen.add(versions)
@@ -193,8 +191,8 @@ def _listed(names: Sequence[str]) -> str:
 def _moved(view: View, opset: int) -> View | str:
     """The view at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
     current = view.opsets[""]
-    if current < FIRST_OPSET:
-        return f"opset {current} is older than {FIRST_OPSET}"
+    if current < OLDEST_MOVED:
+        return f"opset {current} is older than {OLDEST_MOVED}"
     if view.model.proto.functions or view.model.proto.training_info:
         return "it has local functions or carries its training, which state opsets of their own"
     proto = ModelProto()
@@ -215,17 +213,6 @@ def _moved(view: View, opset: int) -> View | str:
         return View.of(moved)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, ModelError) as cause:
         return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
-
-
-_CHANGED: Mapping[str, tuple[int, ...]] = {
-    "Attention": (24,),
-    "DFT": (20,),
-    "GridSample": (20,),
-    "GroupNormalization": (21,),
-    "RoiAlign": (16,),
-}
-"""Operators that mean something else from an opset on, by the words of their schemas: scale per group instead of per
-channel, another default, modes with other names."""
 
 
 @dataclass(slots=True)
@@ -255,7 +242,7 @@ class _Mover:
         if old is None or old.since_version == new.since_version:
             return None
         low, high = sorted((self.current, self.opset))
-        if any(low < changed <= high for changed in _CHANGED.get(node.op_type, ())):
+        if any(low < changed <= high for changed in MEANING_CHANGES.get(node.op_type, ())):
             return f"means something else at opset {self.opset}"
         if self.opset > self.current:
             self._spell_out(node, new)

@@ -9,8 +9,7 @@ from onnx import ValueInfoProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR, type_of_proto
-
-_FIRST_WITH_DEFAULTS = 4  # the IR version from which an initializer may be the default of an input
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ def input_ports(model: Model) -> tuple[Port, ...]:
     """What can be fed to a model, in order; inputs with a default are not required."""
     graph = model.proto.graph
     filled = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    defaults = model.proto.ir_version >= _FIRST_WITH_DEFAULTS
+    defaults = model.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
     return tuple(_port(v, v.name not in filled) for v in graph.input if v.name not in filled or defaults)
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Self
 
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.runtime.roofline import ROOFS, Roof
 
 
@@ -94,8 +95,6 @@ class Fuse(Enum):
             raise PolicyError(f"unknown fuse {spelling!r}; use one of {legal}") from None
 
 
-FIRST_OPSET = 13
-"""The oldest opset that a model is moved from or to: before it, ten operators took attributes that are inputs now."""
 AUTO_OPSET = "auto"
 
 Opset = str | int
@@ -109,9 +108,9 @@ def parse_opset(spelling: Opset) -> Opset:
 
     newest = onnx_opset_version()
     number = int(spelling) if isinstance(spelling, int) or str(spelling).isdecimal() else 0
-    if not FIRST_OPSET <= number <= newest:
+    if not OLDEST_MOVED <= number <= newest:
         raise PolicyError(
-            f"cannot move a model to opset {spelling!r}; use auto or a number from {FIRST_OPSET} to {newest}"
+            f"cannot move a model to opset {spelling!r}; use auto or a number from {OLDEST_MOVED} to {newest}"
         )
     return number
 

@@ -6,10 +6,9 @@ from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.schema import attribute, float_attribute
+from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.train.builder import Builder
-
-_FIRST_WITH_MODE = 14  # before, a node with several outputs was one in training
 
 
 def spelled_out(model: Model) -> Model:
@@ -45,7 +44,7 @@ def _training(op: Op) -> bool:
 def _spell_out(b: Builder, op: Op, position: int) -> None:
     x, scale, bias, mean, variance = op.node.input
     shape, dtype, kept = b.shape(x), b.dtype(x), b.dtype(mean)
-    b.requires(_FIRST_WITH_MODE, f"node {op.name!r} (BatchNormalization) in training mode")
+    b.requires(FIRST_TRAINING_MODE["BatchNormalization"], f"node {op.name!r} (BatchNormalization) in training mode")
     if shape is None or dtype is None or kept is None:
         raise GradientError(
             f"node {op.name!r} (BatchNormalization): the rank of input {x!r} is unknown; declare the shapes of the"

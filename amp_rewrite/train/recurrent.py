@@ -19,6 +19,7 @@ from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op, OpId
 from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.train.builder import Builder, declared
 
 
@@ -264,7 +265,7 @@ class _Layer:
     def cut(self, step: _Step, x: str, count: int) -> list[str]:
         """The gates inside a step."""
         sizes = [self.hidden] * count
-        if self.b.opset < _SIZES_INPUT:
+        if self.b.opset < FIRST_AXES_INPUT:
             return step.ops("Split", x, results=count, axis=-1, split=sizes)
         # inside, because onnx infers no shapes from constants outside of a body
         held = step.op("Constant", value_ints=sizes)
@@ -361,7 +362,3 @@ class _Layer:
         """The directions side by side, and the batch in front where the layout says so."""
         whole = parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
         return self.b.op("Transpose", whole, perm=perm) if self.batch_first else whole
-
-
-_SIZES_INPUT = 13
-"""The first opset whose Split takes sizes as an input."""

@@ -13,10 +13,8 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
-
-_FIRST = {"BatchNormalization": 14, "Dropout": 12}
-"""The first opset in which the operator can be told that it is being trained."""
 
 _STATISTICS = {1: 3, 2: 4}
 """Outputs of a BatchNormalization in training, each with the input that it succeeds."""
@@ -33,11 +31,11 @@ def in_training(model: Model) -> Model:
     taken = set(View.of(model).names)
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     for node in proto.graph.node:
-        if node.domain in ("", "ai.onnx") and node.op_type in _FIRST:
-            if opset < _FIRST[node.op_type]:
+        if node.domain in ("", "ai.onnx") and node.op_type in FIRST_TRAINING_MODE:
+            if opset < FIRST_TRAINING_MODE[node.op_type]:
                 raise TrainingError(
                     f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"
-                    f" {_FIRST[node.op_type]} or later with onnx.version_converter"
+                    f" {FIRST_TRAINING_MODE[node.op_type]} or later with onnx.version_converter"
                 )
             _TURN[node.op_type](node, proto.graph, taken)
     return replace(model, proto=proto)

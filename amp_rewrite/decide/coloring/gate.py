@@ -9,7 +9,8 @@ from itertools import combinations
 import onnx.defs
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.schema import FIRST_BFLOAT16_CAST, KEPT_VARIABLES, Signature, attribute, signature, unknown
+from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_STASHED
 from amp_rewrite.ir.view import Op, Variable, View
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.settings.choices import Target
@@ -25,13 +26,9 @@ _NEVER = {
 }
 
 
-_STASHED = {"GroupNormalization": 21}
-"""Ops that CUDA runs as their function body, by the version from which that casts to a type of its own and back."""
-
-
 def computes_float32_inside(op: Op) -> bool:
     """Whether an op runs as a body that casts what it reads to float32, whatever type comes: one more Cast is lost."""
-    if op.domain or op.signature is None or op.signature.since < _STASHED.get(op.op_type, op.signature.since + 1):
+    if op.domain or op.signature is None or op.signature.since < FIRST_STASHED.get(op.op_type, op.signature.since + 1):
         return False
     stashed = attribute(op.node, "stash_type")
     return stashed is None or DType.of(stashed.i) is DType.FLOAT

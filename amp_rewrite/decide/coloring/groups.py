@@ -6,6 +6,7 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import Level
@@ -102,7 +103,7 @@ def norm_tails(canvas: Canvas) -> None:
 def fuses(view: View, cluster: Cluster, low: DType) -> bool:
     """Whether the runtime fuses a cluster, partly in that low type, to a node whose types it then finds at odds."""
     if cluster.kind == "layer_normalization":
-        return low is DType.BFLOAT16 or view.opsets.get("", 1) >= 17
+        return low is DType.BFLOAT16 or view.opsets.get("", 1) >= FIRST_FUSED["LayerNormalization"]
     return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
 
 

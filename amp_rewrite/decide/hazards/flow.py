@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Scope, ValueId, View
 
 Slots = Mapping[str, Sequence[int]]
@@ -161,7 +162,6 @@ def _edges(
         # The body's first two inputs are the iteration number and the condition; its first output the condition.
         return zip(scope.inputs[2:], op.inputs[2:], strict=False), zip(op.outputs, scope.outputs[1:], strict=False)
     if op.kind in ("Scan", "SequenceMap"):
-        # Scan-8 has a first input, sequence_lens, that later versions dropped.
-        skip = 1 if op.kind == "Scan" and view.opsets.get("", 1) < 9 else 0
+        skip = 1 if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN else 0
         return zip(scope.inputs, op.inputs[skip:], strict=False), zip(op.outputs, scope.outputs, strict=False)
     return (), ()

@@ -19,9 +19,6 @@ from amp_rewrite.dtypes import DType
 
 _WIDEST = 2.0**64  # its square is the first power of two that no float32 holds
 
-FIRST_OPSET = 9
-"""The ai.onnx opset from which the nodes exist (Where)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Apart:

@@ -29,8 +29,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
 
 WIDTH = 9
-FIRST_OPSET = 9
-"""The ai.onnx opset from which all nodes that are used here exist."""
 
 _ADDED = 7  # columns; the rest are compared
 _EXACT_IN_FLOAT = 1 << 24  # ones; float32 can count that far

@@ -15,13 +15,14 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.instrument.error_nodes import FIRST_OPSET, Apart, read
+from amp_rewrite.evidence.instrument.error_nodes import Apart, read
 from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.side_by_side import Measuring, reads, with_candidate, with_shadows, with_shapes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate
@@ -221,8 +222,8 @@ def _check_opsets(a: View, b: View) -> None:
                 f"the two models import {domain or 'ai.onnx'} opsets {a.opsets[domain]} and {b.opsets[domain]}, and"
                 " values are compared in one graph; bring both to one with onnx.version_converter"
             )
-    if a.opsets.get("", FIRST_OPSET) < FIRST_OPSET:
+    if a.opsets.get("", FIRST_WHERE) < FIRST_WHERE:
         raise ModelError(
-            f"the models import ai.onnx opset {a.opsets['']}, and values are compared from {FIRST_OPSET} on; raise it"
+            f"the models import ai.onnx opset {a.opsets['']}, and values are compared from {FIRST_WHERE} on; raise it"
             " with onnx.version_converter"
         )

@@ -24,15 +24,17 @@ from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import numbered
-from amp_rewrite.ir.schema import FIRST_BFLOAT16_CAST, TENSOR
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.versions import (
+    FIRST_AXES_INPUT,
+    FIRST_BFLOAT16_CAST,
+    FIRST_CLIP_WITH_INPUTS,
+    FIRST_IR_WITH_FREE_INITIALIZERS,
+)
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, View
 
 Vertex = tuple[OpId, str]
 """A type variable of an op."""
-
-_FIRST_OPSET = 11  # Clip takes its bounds as inputs
-_FIRST_SPLIT_WITH_INPUT = 13
-_FIRST_IR = 4  # before it every initializer is an input, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def switchboard(
     bfloat16), of IR before 4, or where nothing may be low. O(nodes + uses).
     """
     opset = view.opsets.get("", 0)
-    first = FIRST_BFLOAT16_CAST if to is DType.BFLOAT16 else _FIRST_OPSET
-    if view.low_types or opset < first or view.model.proto.ir_version < _FIRST_IR or not may:
+    first = FIRST_BFLOAT16_CAST if to is DType.BFLOAT16 else FIRST_CLIP_WITH_INPUTS
+    if view.low_types or opset < first or view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS or not may:
         return None
     return _Builder(view, frozenset(may), to, dict(io or {}), frozenset(saturate)).build()
 
@@ -157,7 +159,7 @@ class _Builder:
         graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, [count]))
         inputs = [name]
         stated: dict[str, Any] = {}
-        if self.view.opsets.get("", 0) >= _FIRST_SPLIT_WITH_INPUT:
+        if self.view.opsets.get("", 0) >= FIRST_AXES_INPUT:
             sizes = self._fresh("low/sizes")
             self.new_initializers.append(onnx.helper.make_tensor(sizes, TensorProto.INT64, (count,), [1] * count))
             inputs.append(sizes)

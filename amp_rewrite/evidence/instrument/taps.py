@@ -17,18 +17,17 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.range_nodes import FIRST_OPSET, WIDTH, Tally, chosen, constant, merging, neutral
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, Tally, chosen, constant, merging, neutral
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import TENSOR, ValueType
+from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 
 # Ops whose result holds the magnitudes of their first input, each as often.
 _MOVED = ("DepthToSpace", "Flatten", "Reshape", "ReverseSequence", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
 _COPIES = frozenset((*_MOVED, "Abs", "Identity", "Neg"))
-_FIRST_UNBATCHED_SCAN = 9
-_FIRST_AXES_INPUT = 18  # of ReduceMax
 _MEASURED_IN = {DType.DOUBLE: DType.DOUBLE}  # every other type in FLOAT, which holds all of its numbers
 
 
@@ -128,17 +127,17 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     ModelError for a model before ai.onnx opset 9, which has no Where. O(nodes + taps).
     """
     assert taps, "nothing to measure"
-    opset = view.opsets.get("", FIRST_OPSET)
-    if opset < FIRST_OPSET:
+    opset = view.opsets.get("", FIRST_WHERE)
+    if opset < FIRST_WHERE:
         raise ModelError(
-            f"the model imports ai.onnx opset {opset}, and ranges are measured from opset {FIRST_OPSET} on; raise it"
+            f"the model imports ai.onnx opset {opset}, and ranges are measured from opset {FIRST_WHERE} on; raise it"
             " with onnx.version_converter"
         )
     proto = ModelProto()
     proto.CopyFrom(view.model.proto)
     proto.ClearField("training_info")
     if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
-        proto.opset_import.add(domain="", version=FIRST_OPSET)
+        proto.opset_import.add(domain="", version=FIRST_WHERE)
     builder = _Builder(view, taps, to)
     rows = builder.graph(proto.graph, view.scopes[MAIN])
     used = {builder.measured_in(value) for value in taps}
@@ -233,7 +232,7 @@ def _carrier(op: Op) -> _Carrier | None:
     behind it. None if there is no way."""
     if op.domain or op.signature is None:
         return None
-    if op.op_type == "Scan" and op.signature.since < _FIRST_UNBATCHED_SCAN:
+    if op.op_type == "Scan" and op.signature.since < FIRST_UNBATCHED_SCAN:
         return None  # its states have a batch axis
     return _CARRIERS.get(op.op_type)
 
@@ -298,7 +297,7 @@ def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows])
     node.output.append(each)
     make = onnx.helper.make_node
     axis = f"{out}_axis"
-    by_input = builder.view.opsets.get("", 0) >= _FIRST_AXES_INPUT
+    by_input = builder.view.opsets.get("", 0) >= FIRST_REDUCTION_AXES_INPUT
     return _Rows(out, rows.values), [
         constant(none, neutral(len(rows.values))),
         constant(axis, np.array([0])),

@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
+from amp_rewrite.ir.versions import FIRST_ALLOWZERO
 from amp_rewrite.ir.view import ScopeId, View
 
 Shape = tuple[int | None, ...]
@@ -57,12 +58,13 @@ def dims_of(view: View, *, through_values: bool = True) -> AllDims:
 
 def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
     """The model with what onnx infers; as it is where onnx objects."""
-    if through_values and {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""} == {13}:
-        # To what shape a Reshape leads is looked up from opset 14 on, where shapes else are what they were.
+    opsets = {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""}
+    if through_values and opsets == {FIRST_ALLOWZERO - 1}:
+        # Other shapes are the same at the next opset.
         later = ModelProto()
         later.CopyFrom(skeleton)
         for imported in later.opset_import:
-            imported.version = 14 if normal_domain(imported.domain) == "" else imported.version
+            imported.version = FIRST_ALLOWZERO if normal_domain(imported.domain) == "" else imported.version
         try:
             return onnx.shape_inference.infer_shapes(later, data_prop=True)
         except _FAULTS:

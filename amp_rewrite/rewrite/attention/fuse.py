@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims
+from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import write
 from amp_rewrite.rewrite.attention.equivalence import doubt_of
@@ -19,7 +20,6 @@ from amp_rewrite.rewrite.attention.recognize import Form, form_of
 from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, too_old
 
 KIND = "attention"
-OPSET = 23
 """The opset from which the standard has Attention."""
 
 
@@ -29,9 +29,10 @@ def fuse_attention(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterat
     `dims` is asked only where there is one. `to`: the low type in which it may come to be computed.
     """
     opset = view.opsets.get("", 1)
-    if opset < OPSET:
+    first = FIRST_FUSED["Attention"]
+    if opset < first:
         for last, form in forms(view):
-            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", OPSET))
+            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first))
         return
     for last, site in sites(view, to, dims):
         yield Refusal(KIND, last, site) if isinstance(site, str) else _fusion(site)

@@ -20,6 +20,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
@@ -31,7 +32,6 @@ from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, alone
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
-_FIRST_WITH_AXES_INPUT = {"ReduceMax": 18, "Squeeze": 13}
 
 
 def fuse_attentions(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
@@ -233,7 +233,8 @@ class _Writer:
 
     def _over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
         """A node over one axis, which is an attribute or an input, as the opset has it."""
-        if self.site.view.opsets.get("", 1) < _FIRST_WITH_AXES_INPUT[op_type]:
+        first = FIRST_AXES_INPUT if op_type == "Squeeze" else FIRST_REDUCTION_AXES_INPUT
+        if self.site.view.opsets.get("", 1) < first:
             return self._made(op_type, (read,), stem, axes=[axis], **stated)
         return self._made(op_type, (read, self._constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 

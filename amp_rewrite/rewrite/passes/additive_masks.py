@@ -16,6 +16,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.passes.copied import nodes_of
 from amp_rewrite.rewrite.passes.scores import LOST, scalar, scored
@@ -30,7 +31,7 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
     changes and masks no row throughout is still added, with a fill that stays in range: runtimes fuse such a sum with
     the softmax.
     """
-    if view.model.proto.ir_version < _FIRST_FREE_INITIALIZERS:
+    if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     sums = {op.id: mask for op in scored(view) if (mask := _mask_of(view, op)) is not None}
     if not sums:
@@ -63,8 +64,6 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
     return View.of(replace(view.model, proto=proto)), tuple(Finding("selected", *words) for words in told)
 
 
-_FIRST_SOFTMAX_OF_ROWS = 13  # whose axis is the last one unless it says otherwise
-_FIRST_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be a graph input
 _LARGEST_MASK = 1 << 24  # elements of a constant mask that is looked at
 _BOUNDED_FILL = -DType.FLOAT16.max / 2
 """A sum with it stays in range if the score does, and its exponential is 0 beside any score in that range."""
@@ -100,7 +99,7 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     for reader in view.readers(result):
         axis = attribute(reader.node, "axis")
         last = axis is None or axis.i == -1
-        if reader.kind != "Softmax" or view.opsets.get("", 1) < _FIRST_SOFTMAX_OF_ROWS or not last:
+        if reader.kind != "Softmax" or view.opsets.get("", 1) < FIRST_ROW_SOFTMAX or not last:
             return False
     return bool(shown.any(axis=-1).all())
 

@@ -15,6 +15,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.shapes.infer import in_numbers, known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shapes
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
@@ -37,7 +38,7 @@ def canonical(
     left alone.
     """
     proto = view.model.proto
-    if proto.training_info or proto.ir_version < _FIRST_FREE_INITIALIZERS:
+    if proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
     keys = {_key(view, op) for op in named}
@@ -60,9 +61,6 @@ def _told(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...
         final = [o for o in outcomes if isinstance(o, Fusion) or fused_at.get(_key(view, o.last), -1) <= number]
         told.extend(findings(view, final))
     return tuple(told)
-
-
-_FIRST_FREE_INITIALIZERS = 4  # the IR version from which an initializer need not be a graph input
 
 
 def followed(marked: Mapping[OpId, str], before: View, after: View) -> Mapping[OpId, str]:

@@ -17,12 +17,12 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, doubt, run
 from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, alone
 
 KIND = "batch_normalization"
-_FIRST = 9  # BatchNormalization before it may have statistics per element
 _TRIED = 15
 """The opset in which both are run, at least: for that of opset 9 onnx's reference computes statistics, as in training.
 Nothing that is folded changed from then to opset 15 but in the types that it takes."""
@@ -82,7 +82,7 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
     mode = attribute(norm.node, "training_mode")
     if (mode is not None and mode.i) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
-    if view.opsets.get("", 1) < _FIRST:
+    if view.opsets.get("", 1) < FIRST_INFERENCE_BATCH_NORM:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
     if not alone(view, linear.outputs[0], norm):
         return f"others read what {linear.name} gives, or it lies in another graph"

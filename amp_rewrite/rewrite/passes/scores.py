@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from amp_rewrite.decide.hazards.flow import COPIES, Flow
 from amp_rewrite.decide.hazards.mask import fills
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
 
-_FIRST_WHERE = 9
 LOST = -1e30
 """At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
 
@@ -24,7 +24,7 @@ def scored(view: View) -> list[Op]:
 
     What both masks hide is −inf there, and less than what one hides: that shows in a row that is masked throughout.
     """
-    if view.opsets.get("", 1) < _FIRST_WHERE:
+    if view.opsets.get("", 1) < FIRST_WHERE:
         return []
     read = {value for op in view.ops if op.kind in ("Softmax", "LogSoftmax") for value in op.inputs}
     found = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()

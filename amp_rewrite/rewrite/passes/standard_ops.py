@@ -15,6 +15,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes
+from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
 from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, outside, too_old
@@ -81,18 +82,18 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Formula:
-    """An operator, the opset that has it, how a cluster is read as one, and the magnitude of what it gives."""
+    """An operator, how a cluster is read as one, and the magnitude of what it gives."""
 
     op_type: str
-    opset: int
     read: Callable[[_Case], _Candidate | str]
     magnitude: Callable[[Array, Array], Array] = field(default=lambda _, y: np.abs(y).max())
 
 
 def _fused(case: _Case, formula: _Formula) -> Fusion | str:
     view, ops = case.view, case.cluster.ops
-    if case.opset < formula.opset:
-        return too_old(case.opset, formula.op_type, formula.opset)
+    first = FIRST_FUSED[formula.op_type]
+    if case.opset < first:
+        return too_old(case.opset, formula.op_type, first)
     odd = _unfit(case)
     if odd:
         return odd
@@ -213,11 +214,11 @@ def _of_input(x: Array, y: Array) -> Array:
 
 
 _FORMULAS: Mapping[str, _Formula] = {
-    "layer_normalization": _Formula("LayerNormalization", 17, _norm),
-    "rms_normalization": _Formula("RMSNormalization", 23, _norm),
-    "softmax": _Formula("Softmax", 13, _softmax),
-    "gelu_erf": _Formula("Gelu", 20, _gelu("none"), _of_input),
-    "gelu_tanh": _Formula("Gelu", 20, _gelu("tanh"), _of_input),
+    "layer_normalization": _Formula("LayerNormalization", _norm),
+    "rms_normalization": _Formula("RMSNormalization", _norm),
+    "softmax": _Formula("Softmax", _softmax),
+    "gelu_erf": _Formula("Gelu", _gelu("none"), _of_input),
+    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), _of_input),
 }
 
 

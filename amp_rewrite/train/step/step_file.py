@@ -20,6 +20,7 @@ from amp_rewrite.errors import AmpRewriteError, TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import Progress
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import optimizers
@@ -32,7 +33,6 @@ KEY = "amp_rewrite.training_step"
 VERSION = 1
 _OUTPUTS = ("loss", "finite", "applied")
 _KINDS = {"micro_batches": int, "training_mode": bool, "objective": str, "fingerprint": str, "policy": str}
-_FIRST_WITH_DEFAULTS = 4  # the IR version from which an input may have an initializer as its default
 
 
 def save_step(
@@ -47,10 +47,10 @@ def save_step(
 
     TrainingError for a model of an IR version below 4, which has no defaults.
     """
-    if step.model.proto.ir_version < _FIRST_WITH_DEFAULTS:
+    if step.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         raise TrainingError(
             f"the model is of IR version {step.model.proto.ir_version}, whose inputs have no defaults; raise it to"
-            f" {_FIRST_WITH_DEFAULTS}"
+            f" {FIRST_IR_WITH_FREE_INITIALIZERS}"
         )
     proto = ModelProto()
     proto.CopyFrom(step.model.proto)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.train.vjp.row import Call, Refuse, Rows, Stop, row
-
-_FIRST_OF_ONE_AXIS = 13  # before, Softmax made its input a matrix
 
 
 def _softmax_axis(v: Call) -> int:
-    v.b.requires(_FIRST_OF_ONE_AXIS, f"the gradient of {v.op.op_type}")
+    v.b.requires(FIRST_ROW_SOFTMAX, f"the gradient of {v.op.op_type}")
     return int(v.axis(-1))
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.train.facts import known_dims
 from amp_rewrite.train.vjp.row import Call, Partial, Rows, Stop, positive, row
 
-_FIRST_SCATTER_ADD = 16
 _EXTREMES = ("max", "min")
 _END = (1 << 63) - 1
 
@@ -22,7 +22,7 @@ def scattered(v: Call, op_type: str, shape: str, index: str, g: str, *, repeats:
     In float32 for a low type: a sum of many terms, and no CPU kernel adds up in a low one.
     """
     if repeats:
-        v.b.requires(_FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds up at repeated positions,")
+        v.b.requires(FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds up at repeated positions,")
     own = v.dtype(0)
     dtype = DType.FLOAT if own.low and repeats else own
     wide = g if dtype is own else v.do("Cast", g, to=dtype.code)
