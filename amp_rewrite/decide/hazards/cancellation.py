@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
 from amp_rewrite.decide.hazards.small_sums import axes_of
 from amp_rewrite.decide.pin import Pin
@@ -30,7 +31,9 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
                 pins.setdefault(op.id, op.id)
     for op_id, cause in sorted(pins.items()):
         if computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, "cancellation", cause, "a variance as a difference of means, which is small beside them")
+            yield Pin(
+                op_id, reasons.CANCELLATION, cause, "a variance as a difference of means, which is small beside them"
+            )
 
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:

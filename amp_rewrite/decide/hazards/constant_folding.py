@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -28,7 +29,9 @@ def folded(view: View, to: DType) -> Iterator[Pin]:
             continue
         known.add(op.id)
         if op.kind not in _MOVES and computes_float32(view, op):
-            yield Pin(op.id, "folded", None, "reads constants alone: computed once, in float32, when a model is loaded")
+            yield Pin(
+                op.id, reasons.FOLDED, None, "reads constants alone: computed once, in float32, when a model is loaded"
+            )
 
 
 def _fixed(view: View, op: Op, known: set[OpId]) -> bool:

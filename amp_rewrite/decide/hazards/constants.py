@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, Flow, computes_float32, float32, makers
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -48,7 +49,7 @@ def underflow(view: View, to: DType) -> Iterator[Pin]:
             divides = slot == 1 and op.kind != "Mul"
             if fit.count == fit.flushed == 1 or (divides and (fit.flushed or fit.subnormal)):
                 note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
-                yield Pin(op.id, "constant_range", None, note)
+                yield Pin(op.id, reasons.CONSTANT_RANGE, None, note)
                 break
 
 
@@ -70,7 +71,7 @@ def statistics(view: View, to: DType) -> Iterator[Pin]:
                 continue
             note = _statistic(view, value, what, to, float_attribute(op.node, "epsilon", 1e-5))
             if note:
-                yield Pin(op.id, "statistics", None, note)
+                yield Pin(op.id, reasons.STATISTICS, None, note)
                 break
 
 
@@ -113,7 +114,7 @@ def epsilon(view: View, to: DType) -> Iterator[Pin]:
     for op_id, end in makers(view, flow.back(ends, small.__contains__)).items():
         pins.setdefault(op_id, end)
     for op_id, cause in sorted(pins.items()):
-        yield Pin(op_id, "epsilon", cause, _epsilon_note(view, op_id, guards, small, to))
+        yield Pin(op_id, reasons.EPSILON, cause, _epsilon_note(view, op_id, guards, small, to))
 
 
 def _epsilon_note(view: View, op_id: OpId, guards: Mapping[OpId, int], small: Mapping[ValueId, OpId], to: DType) -> str:

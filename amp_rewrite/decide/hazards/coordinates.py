@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, computes_float32, float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -48,7 +49,9 @@ def places(view: View, to: DType) -> Iterator[Pin]:
         ranged = next((v for v in given if v in positions and v not in learned), None)
         grid = found.get(op.id, ranged)
         if grid is not None and any(v in learned for v in given if v != grid) and not _scored(elementwise, op):
-            yield Pin(op.id, "places", positions.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
+            yield Pin(
+                op.id, reasons.PLACES, positions.get(grid), f"counts from places on the grid {view.value_name(grid)!r}"
+            )
 
 
 def _counted(view: View) -> dict[ValueId, OpId]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, Flow, Slots, computes_float32, makers
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -38,7 +39,7 @@ def distance(view: View, to: DType) -> Iterator[Pin]:
             for op_id in _met(view, flow, product, squared[root]):
                 pins.setdefault(op_id, next(iter(squared[root].values())))
     for op_id, cause in sorted(pins.items()):
-        yield Pin(op_id, "distance", cause, "a difference of squares and products, small beside them")
+        yield Pin(op_id, reasons.DISTANCE, cause, "a difference of squares and products, small beside them")
 
 
 def _met(view: View, flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> set[OpId]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, computes_float32
 from amp_rewrite.decide.hazards.placeholders import Placeholder, number_throughout, placeholders
 from amp_rewrite.decide.pin import Pin
@@ -43,7 +44,7 @@ def growth(view: View, to: DType) -> Iterator[Pin]:
         grown = max((m for m in met if m.because is not None), default=None, key=lambda m: m.most)
         if grown is not None and grown.most > to.max and computes_float32(view, op):
             note = f"weights that are one number throughout let values grow to {grown.most:.0e}, beyond {to.max:g}"
-            yield Pin(op.id, "growth", grown.because, note)
+            yield Pin(op.id, reasons.GROWTH, grown.because, note)
 
 
 def magnitudes(view: View, to: DType, layers: Mapping[OpId, Placeholder]) -> dict[ValueId, Magnitude]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import (
     COPIES,
     INTEGERS,
@@ -68,11 +69,11 @@ def shape_taint(view: View, to: DType) -> Iterator[Pin]:
             if value is not None:
                 sinks.setdefault(value, Use(op.id, slot))
         if op.kind == "Range" and computes_float32(view, op):
-            yield Pin(op.id, "shape_taint", None, "how many elements it gives depends on its arithmetic")
+            yield Pin(op.id, reasons.SHAPE_TAINT, None, "how many elements it gives depends on its arithmetic")
     marked = flow.back(sinks, lambda value: view.dtype(value) is not DType.BOOL)
     for op_id, use in makers(view, marked).items():
         if flow.through(view.ops[op_id]) and computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, "shape_taint", use.op, f"feeds {_port(view, use)}")
+            yield Pin(op_id, reasons.SHAPE_TAINT, use.op, f"feeds {_port(view, use)}")
 
 
 def _port(view: View, use: Use) -> str:
@@ -96,12 +97,14 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
             sinks.update((value, op.id) for value in read if value not in sinks)
             if read:
                 cast = held[read[0]]
-                yield Pin(op.id, "index_taint", cast, f"reads an integer that {_name(view, cast)} put into floats")
+                yield Pin(
+                    op.id, reasons.INDEX_TAINT, cast, f"reads an integer that {_name(view, cast)} put into floats"
+                )
     path = flow.back(sinks, held.__contains__)
     for op_id, sink in makers(view, path).items():
         # If, Loop and Scan hand the number through without a type variable of their own.
         if computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, "index_taint", sink, f"holds an integer that {_name(view, sink)} reads as one")
+            yield Pin(op_id, reasons.INDEX_TAINT, sink, f"holds an integer that {_name(view, sink)} reads as one")
 
 
 def counted(view: View) -> dict[ValueId, OpId]:
@@ -149,7 +152,7 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
             counts.update(dict.fromkeys(results, cause))
         touched = (v for v in (*op.inputs, *op.outputs) if v is not None and v in counts)
         if any(view.dtype(v) is DType.FLOAT for v in touched) and computes_float32(view, op):
-            yield Pin(op.id, "shape_taint", cause, f"the number of elements may be beyond {to.max:g}")
+            yield Pin(op.id, reasons.SHAPE_TAINT, cause, f"the number of elements may be beyond {to.max:g}")
 
 
 def accumulators(view: View, to: DType) -> Iterator[Pin]:
@@ -176,7 +179,7 @@ def accumulators(view: View, to: DType) -> Iterator[Pin]:
             op = view.ops[op_id]
             if op.kind in _SUMS and computes_float32(view, op):
                 owner = view.scopes[carries[0].scope].owner if carries else None
-                yield Pin(op_id, "index_taint", owner, f"sums up over {_name(view, owner)}")
+                yield Pin(op_id, reasons.INDEX_TAINT, owner, f"sums up over {_name(view, owner)}")
 
 
 def _name(view: View, op: OpId | None) -> str:

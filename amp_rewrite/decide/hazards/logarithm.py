@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import ANY, Flow, computes_float32, makers
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -35,7 +36,7 @@ def logarithm(view: View, to: DType) -> Iterator[Pin]:
     for op_id, cause in sorted(pins.items()):
         if computes_float32(view, view.ops[op_id]):
             end = view.ops[cause]
-            yield Pin(op_id, "logarithm", cause, f"computes the argument of {end.name!r} ({end.kind})")
+            yield Pin(op_id, reasons.LOGARITHM, cause, f"computes the argument of {end.name!r} ({end.kind})")
 
 
 def _shifted(view: View, value: ValueId) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from onnx import AttributeProto, TensorProto
 from onnx.numpy_helper import from_array
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, reads_low
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, computes_float32, float32, makers
 from amp_rewrite.decide.pin import Pin
@@ -103,14 +104,14 @@ def overflow(view: View, to: DType) -> Iterator[Pin]:
     found = fills(view, to)
     additive = _additive(view, found)
     for op_id, (softmax, note) in sorted(additive.items()):
-        yield Pin(op_id, "additive_mask", softmax, note)
+        yield Pin(op_id, reasons.ADDITIVE_MASK, softmax, note)
     for value, fill in found.items():
         if fill.overflows:
             readers, between = _unfit_readers(view, to, value, fill)
             note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
             made_by = view.values[value].producer
             for op_id in sorted({*readers, *between} - additive.keys()):
-                yield Pin(op_id, "constant_range", made_by, note)
+                yield Pin(op_id, reasons.CONSTANT_RANGE, made_by, note)
 
 
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import computes_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -21,4 +22,4 @@ def products(view: View, to: DType) -> Iterator[Pin]:
     for op in view.ops:
         if op.kind == "ReduceProd" and computes_float32(view, op):
             note = f"a product of many numbers goes beyond {to.max:g}, or below {to.tiny:.0e}, by nature"
-            yield Pin(op.id, "product", None, note)
+            yield Pin(op.id, reasons.PRODUCT, None, note)

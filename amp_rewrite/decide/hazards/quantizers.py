@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, Slots, computes_float32, float32, makers
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -43,10 +44,10 @@ def quantizers(view: View, to: DType) -> Iterator[Pin]:
         note = _beyond(view, op, to) if op.kind in (*_QUANTIZE, *_DEQUANTIZE) and computes_float32(view, op) else None
         if note is not None:
             beyond[op.id] = note
-            yield Pin(op.id, "quantizer", None, note)
+            yield Pin(op.id, reasons.QUANTIZER, None, note)
     sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]
     for op_id, cause in sorted(_neighbours(view, sure).items() if sure else ()):
-        yield Pin(op_id, "quantizer", cause, beyond[cause])
+        yield Pin(op_id, reasons.QUANTIZER, cause, beyond[cause])
 
 
 def _beyond(view: View, op: Op, to: DType) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.snake import snakes
@@ -66,7 +67,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
         op = view.ops[op_id]
         if (plain.through(op) or op_id in products) and computes_float32(view, op):
             sine = view.ops[cause]
-            yield Pin(op_id, "angle", cause, f"computes the angle of {sine.name!r} ({sine.kind})")
+            yield Pin(op_id, reasons.ANGLE, cause, f"computes the angle of {sine.name!r} ({sine.kind})")
 
 
 def _positions(view: View) -> dict[ValueId, OpId]:
