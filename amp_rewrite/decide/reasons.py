@@ -122,3 +122,19 @@ JOIN = _reason("join", "lowered values meet here: one Cast behind it instead of 
 def words(rule: str) -> str:
     """Return what a rule says in words; a rule of another version of this package is its own words."""
     return REASONS[rule].words if rule in REASONS else rule
+
+
+KINDS = {
+    "calibrated": "the measured ranges that pins come from",
+    "flushed": "small weights become 0 in the low type",
+    "fused": "ops replaced by one operator, or computed now",
+    "inlined": "a function replaced by its body",
+    "not_fused": "ops that compute a known operator and are not replaced by it",
+    "opset": "the opset was changed, or what keeps it from being changed",
+    "placement": "what moving the border between the types saves",
+    "repaired": "ops pinned until the outputs are near enough",
+    "saturated": "numbers beyond the type become its largest finite number",
+    "selected": "an added mask rewritten as a selection",
+    "unchecked": "a check of the result that could not be made",
+}
+"""Kinds of findings by id. A finding about an op that keeps its type has the id of a reason as its kind."""
