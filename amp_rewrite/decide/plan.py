@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amp_rewrite.decide.coloring.coloring import RAISED, Coloring
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.names import numbered
@@ -95,7 +96,7 @@ _Needs = dict[ValueId, dict[DType, list[Use]]]
 def _unraised(view: View, coloring: Coloring) -> Iterator[Finding]:
     """What was to be raised and could not be."""
     for op, paint in coloring.unraised.items():
-        yield Finding("unraised", view.ops[op].name, paint.note)
+        yield Finding(reasons.UNRAISED, view.ops[op].name, paint.note)
 
 
 class _Planner:
@@ -381,7 +382,7 @@ class _Planner:
     def _widened(self) -> Iterator[OpId]:
         """Raised ops that choose a low type for what they compute inside."""
         for (op, _), paint in self.coloring.paints.items():
-            if paint.rule == RAISED:
+            if paint.rule == reasons.RAISED:
                 inner = (DType.of(a.i) for a in self.view.ops[op].node.attribute if a.name in INNER_DTYPE_ATTRIBUTES)
                 if any(dtype is not None and dtype.low for dtype in inner):
                     yield op

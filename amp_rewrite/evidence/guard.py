@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow
 from amp_rewrite.decide.pin import Pin
@@ -35,7 +36,7 @@ Paint = Callable[[Sequence[Pin]], Coloring]
 
 # Where small elements count for as much as large ones: by operator, the inputs.
 _MAGNIFIES: Mapping[str, Sequence[int]] = {"Div": (1,), **dict.fromkeys(("Log", "Reciprocal", "Sqrt"), (0,))}
-_ROOTS = ("allow_root", "lower", "force_all")
+_ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 _READ_NO_ELEMENT = ("Shape", "Size")
 
 
@@ -117,10 +118,10 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
         if found is None and _brought(view, ranges, value.id) and _of_constants(view, picks, value.id):
             continue
         if found is None:
-            fault: Fault | None = Fault("unseen", ranges.untapped.get(key(view, value.id), "it was not measured"))
+            fault: Fault | None = Fault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
         else:
             fault = _fault(found, to, headroom, value.id in magnified)
-        if fault is not None and (fault.rule != "nonfinite" or _arises(view, value.id, seen)):
+        if fault is not None and (fault.rule != reasons.NONFINITE or _arises(view, value.id, seen)):
             yield value.id, fault
 
 
@@ -173,18 +174,24 @@ def _of_constants(view: View, picks: Flow, value: ValueId) -> bool:
 
 def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | None:
     if seen.count == 0:
-        return Fault("unseen", "no element of it was seen: a branch not taken, or an empty tensor; add data that does")
+        return Fault(
+            reasons.UNSEEN, "no element of it was seen: a branch not taken, or an empty tensor; add data that does"
+        )
     if seen.absmax * headroom > to.max:
         fits = to is DType.FLOAT16 and seen.absmax * headroom <= DType.BFLOAT16.max
         note = f"goes up to {seen.absmax:g}: {headroom:g} times that is beyond {to.max:g}"
-        return Fault("overflow", note + ("; fits bfloat16" if fits else ""))
+        return Fault(reasons.OVERFLOW, note + ("; fits bfloat16" if fits else ""))
     if seen.nonfinite:
-        return Fault("nonfinite", f"{seen.nonfinite} of {seen.count} elements are infinite or NaN in float32 already")
+        return Fault(
+            reasons.NONFINITE, f"{seen.nonfinite} of {seen.count} elements are infinite or NaN in float32 already"
+        )
     if 0 < seen.absmax < to.tiny * headroom:
-        return Fault("underflow", f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}")
+        return Fault(
+            reasons.UNDERFLOW, f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
+        )
     if magnified and seen.flushed > FLUSHED_SHARE * seen.count:
         return Fault(
-            "underflow", f"{seen.flushed} of {seen.count} elements round to zero, and its readers divide by it"
+            reasons.UNDERFLOW, f"{seen.flushed} of {seen.count} elements round to zero, and its readers divide by it"
         )
     return None
 
@@ -239,7 +246,9 @@ def _unfit(
 
 
 def _worded(fault: Fault) -> str:
-    return {"unseen": "was not seen", "nonfinite": f"has values out of range: {fault.note}"}.get(fault.rule, fault.note)
+    if fault.rule == reasons.UNSEEN:
+        return "was not seen"
+    return f"has values out of range: {fault.note}" if fault.rule == reasons.NONFINITE else fault.note
 
 
 def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from onnx import ModelProto
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.errors import Finding
@@ -154,7 +155,7 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     found: dict[tuple[str, str], str] = {}
     for op in view.ops:
         paint_ = coloring.of(op.id) if op.signature is not None else None
-        if paint_ is not None and paint_.rule in ("schema_gate", "kernel_gate", "unknown_type"):
+        if paint_ is not None and paint_.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
             found.setdefault((paint_.rule, op.kind), paint_.note)
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(found.items()))
 

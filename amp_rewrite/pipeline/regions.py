@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.evidence.guard import made_low, read_low
@@ -38,7 +39,7 @@ class Region:
     @property
     def pins(self) -> tuple[Pin, ...]:
         """What holds it in float32, or brings it back there."""
-        return tuple(Pin(op, "repair", None, self.because, raises=True) for op in self.ops)
+        return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 
 def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:

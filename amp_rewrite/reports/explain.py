@@ -7,64 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import NO_ROW, ReportData, Row
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-
-RULES = {
-    "allow_root": "on the allow list",
-    "force_all": "the level lowers every op",
-    "lower_all": "the level lowers gray and clear ops as well",
-    "lower": "you asked for it",
-    "between_allow": "between lowered ops, with no denied op on the way",
-    "gray_follows_allow": "a gray op right after a lowered one",
-    "allow_through_clear": "a clear op beside a lowered one",
-    "existing_cast": "a cast of the model itself, in the type in which all that read it do",
-    "sequence_cluster": "shares a sequence, which has one element type",
-    "deny": "on the deny list",
-    "deny_forward": "a denied op reaches it, and what it computes feeds a denied or gray op",
-    "keep": "you asked for it",
-    "raised": "of a low type in the model, and raised to float32",
-    "unraised": "asked to be raised to float32, which cannot be",
-    "unlisted": "on no list",
-    "boundary": "the edge of a body or of an unknown op keeps its type",
-    "unpainted": "no rule lowers it",
-    "kernel_gate": "the target has no kernel for it",
-    "schema_gate": "its operator does not admit the type",
-    "kept_variable": "computed in float32 by every kernel",
-    "unknown_type": "an element type at it is unknown, so it stays as it is",
-    "shape_follows": "reads no element, so it takes its input as it comes",
-    "norm_tail": "scale and bias of a normalization have the type of what it normalizes",
-    "cluster": "part of one computation that is lowered as a whole or not at all",
-    "shape_taint": "computes a shape, size, axis or scale",
-    "index_taint": "holds integers in floats",
-    "angle": "computes the angle of a Sin or Cos",
-    "constant_range": "a constant of it does not fit the type",
-    "epsilon": "guards a division with a number below the type's smallest normal one",
-    "folded": "computed from constants alone, once, when a model is loaded",
-    "distance": "a distance: small beside the squares and products that it is computed from",
-    "places": "adds to places on a grid of positions",
-    "cancellation": "a variance as a difference of means: small beside them",
-    "logarithm": "computes the argument of a logarithm, from a softmax or sigmoid on",
-    "quantizer": "goes beyond the type, by what a quantizer holds times its scale",
-    "product": "a product over an axis, beyond the type at either end by nature",
-    "growth": "behind placeholder weights: values outgrow the type there",
-    "statistics": "its statistics do not fit the type",
-    "additive_mask": "adds a mask that would overflow",
-    "overflow": "data showed values that the type cannot hold",
-    "underflow": "data showed values that vanish in the type",
-    "nonfinite": "data showed infinities that it makes in float32 already",
-    "unseen": "no data showed what it computes",
-    "repair": "pinned so that the outputs are near enough",
-    "loss": "computes the loss of a training step, in float32",
-    "update": "updates the state of a training step, in float32",
-    "min_cut": "Casts and float32 cost least if the border between the types runs so",
-    "join": "lowered values meet here: one Cast behind it instead of several before it",
-}
-"""What each rule says, in words."""
 
 
 def makers(view: View) -> Mapping[str, int]:
@@ -100,7 +49,7 @@ def _step(row: Row, *, first: bool) -> list[str]:
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
         return [f"{head}: it computes no float32"]
-    lines = [f"{head}: {row.rule}", f"    {RULES.get(row.rule, row.rule)}{_noted(row)}"]
+    lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{_noted(row)}"]
     if row.color:
         lines.append(f"    {row.color}: {plain(row.source)}{': ' + plain(row.reason) if row.reason else ''}")
     return lines

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from onnx import TypeProto
 
-from amp_rewrite.decide.coloring.coloring import RAISED, Coloring
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -342,8 +343,8 @@ class _Stock:
             float_ops=len(floats),
             compute_ops=len(compute),
             compute_lowered=sum(row.dtype in low for row in compute),
-            raised=sum(row.rule == RAISED for row in rows),
-            compute_raised=sum(row.rule == RAISED for row in compute),
+            raised=sum(row.rule == reasons.RAISED for row in rows),
+            compute_raised=sum(row.rule == reasons.RAISED for row in compute),
             casts_to_low=inserted[True],
             casts_to_float32=inserted[False],
             casts_existing=origins["existing"],
@@ -351,7 +352,7 @@ class _Stock:
             baked=len(baked),
             saturated=kinds["saturated"],
             flushed=kinds["flushed"],
-            refused=sum(row.rule == "kernel_gate" for row in rows),
+            refused=sum(row.rule == reasons.KERNEL_GATE for row in rows),
             weights_before=weights,
             weights_after=weights - saved,
         )
@@ -389,7 +390,7 @@ _FLOATING = {dtype.spelling for dtype in DType if dtype.floating}
 
 
 def _floating(row: Row) -> bool:
-    return bool(row.variables) or row.dtype in _FLOATING or row.rule == "unknown_type"
+    return bool(row.variables) or row.dtype in _FLOATING or row.rule == reasons.UNKNOWN_TYPE
 
 
 def _count(stated: TypeProto) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding
 
 SCHEMA = 1
@@ -156,9 +157,9 @@ class ReportData:
     @property
     def refused(self) -> tuple[Row, ...]:
         """The ops that the lists would lower and the target has no kernel for; each says why in `note`."""
-        return tuple(row for row in self.rows if row.rule == "kernel_gate")
+        return tuple(row for row in self.rows if row.rule == reasons.KERNEL_GATE)
 
     @property
     def raised(self) -> tuple[Row, ...]:
         """The ops that have a low type in the model and float32 now; each says in `note` who asked for it."""
-        return tuple(row for row in self.rows if row.rule == "raised")
+        return tuple(row for row in self.rows if row.rule == reasons.RAISED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from amp_rewrite.reports.explain import RULES
+from amp_rewrite.decide import reasons
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
 from amp_rewrite.reports.rows import ReportData, Row
 
@@ -117,13 +117,13 @@ def _why(report: ReportData) -> list[str]:
     """The ops that stayed float32, by rule, the most frequent first."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
-        if row.rule not in (None, "raised") and row.dtype not in _LOW and row.op != "Constant":
+        if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW and row.op != "Constant":
             groups[row.rule].append(row)
     if not groups:
         return []
     total = sum(map(len, groups.values()))
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    rows = [(str(len(g)), rule, RULES.get(rule, rule), _examples(g)) for rule, g in ordered]
+    rows = [(str(len(g)), rule, reasons.words(rule), _examples(g)) for rule, g in ordered]
     return [f"why {count(total, 'op')} stayed float32", *table(rows, right=">")]
 
 

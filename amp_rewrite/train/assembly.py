@@ -8,6 +8,7 @@ from dataclasses import replace
 from onnx import ModelProto, ValueInfoProto
 from onnx.helper import make_tensor_value_info
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
@@ -107,7 +108,7 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
     return made.result, made.report
 
 
-_REGIONS = {f"{update.REGION}/": "update", f"{losses.REGION}/": "loss"}
+_REGIONS = {f"{update.REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 
 
 def _float32_by(name: str) -> str | None:

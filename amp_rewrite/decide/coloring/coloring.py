@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.view import OpId
 from amp_rewrite.settings.list_entry import Entry
-
-RAISED = "raised"
-"""The rule of what the model computes in a low type, and the conversion in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +64,4 @@ class Coloring:
     @property
     def raises(self) -> bool:
         """Whether anything is raised at all."""
-        return any(p.rule == RAISED for p in self.paints.values())
+        return any(p.rule == reasons.RAISED for p in self.paints.values())

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import onnx.defs
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_STASHED
@@ -92,10 +93,12 @@ class Gate:
         assert op.signature is not None
         floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
         if any(unknown(v.type) for v in variables):
-            refusal = Refusal("unknown_type", "the element type of an input is unknown")
+            refusal = Refusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
             return Passage((), {v.name: refusal for v in floats})
         if self.to is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
-            refusal = Refusal("schema_gate", f"no Cast to bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset")
+            refusal = Refusal(
+                reasons.SCHEMA_GATE, f"no Cast to bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
+            )
             return Passage((), {v.name: refusal for v in floats})
         refusals: dict[str, Refusal] = {}
         for variable in floats:
@@ -111,23 +114,23 @@ class Gate:
         passed = {name for group in groups for name in group}
         for name in candidates:
             if name not in passed:
-                refusals[name] = Refusal("kernel_gate", self._kernel_note(view, op, tuple(candidates), self.to))
+                refusals[name] = Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, tuple(candidates), self.to))
         return Passage(groups, refusals)
 
     def _schema_refusal(self, op: Op, variable: Variable) -> Refusal | None:
         assert op.signature is not None
         if variable.name in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
-            return Refusal("kept_variable", f"{variable.name} of {op.kind} is computed in float32 by its kernels")
+            return Refusal(reasons.KEPT_VARIABLE, f"{variable.name} of {op.kind} is computed in float32 by its kernels")
         if op.kind in _NEVER:
-            return Refusal("schema_gate", _NEVER[op.kind])
+            return Refusal(reasons.SCHEMA_GATE, _NEVER[op.kind])
         if op.domain == "ai.onnx.ml":
-            return Refusal("schema_gate", f"{op.op_type} holds its parameters in float32 attributes")
+            return Refusal(reasons.SCHEMA_GATE, f"{op.op_type} holds its parameters in float32 attributes")
         if variable.type is not None and "optional" in variable.type.container:
-            return Refusal("boundary", "optional values keep their type")
+            return Refusal(reasons.BOUNDARY, "optional values keep their type")
         if self.target is Target.TENSORRT and op.domain not in ("", "ai.onnx.ml"):
-            return Refusal("schema_gate", f"TensorRT has no {op.kind}")
+            return Refusal(reasons.SCHEMA_GATE, f"TensorRT has no {op.kind}")
         if not op.signature.admits(variable.name, self.to):
-            return Refusal("schema_gate", self._schema_note(op, variable.name))
+            return Refusal(reasons.SCHEMA_GATE, self._schema_note(op, variable.name))
         return None
 
     def _schema_note(self, op: Op, variable: str) -> str:
@@ -168,24 +171,24 @@ class Gate:
         variables = view.variables[op.id]
         low = [v for v in variables if v.type is not None and v.type.dtype is not None and v.type.dtype.low]
         if any(unknown(v.type) for v in variables):
-            return Lift((), Refusal("unknown_type", "the element type of an input is unknown"))
+            return Lift((), Refusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown"))
         if op.kind == "BitCast":
-            return Lift((), Refusal("schema_gate", _READS_BITS))
+            return Lift((), Refusal(reasons.SCHEMA_GATE, _READS_BITS))
         bfloat16 = any(v.type is not None and v.type.dtype is DType.BFLOAT16 for v in low)
         if bfloat16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
             note = f"no Cast from bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
-            return Lift((), Refusal("schema_gate", note))
+            return Lift((), Refusal(reasons.SCHEMA_GATE, note))
         if any(v.type is not None and "optional" in v.type.container for v in low):
-            return Lift((), Refusal("boundary", "optional values keep their type"))
+            return Lift((), Refusal(reasons.BOUNDARY, "optional values keep their type"))
         names = tuple(v.name for v in low if signature.admits(v.name, DType.FLOAT))
         if not names or (self.target is Target.TENSORRT and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)
             note = f"{op.kind} version {signature.since} does not admit float32 for {held}"
-            return Lift((), Refusal("schema_gate", note))
+            return Lift((), Refusal(reasons.SCHEMA_GATE, note))
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
         run = next((u for u in unions if self._runs_with(view, op, u, DType.FLOAT)), None)
         if run is None and self._runs_with(view, op, (), DType.FLOAT):
-            return Lift((), Refusal("kernel_gate", self._kernel_note(view, op, names, DType.FLOAT)))
+            return Lift((), Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, names, DType.FLOAT)))
         return Lift(run or names)
 
     def _kernel_note(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.pin import Cluster
@@ -25,7 +26,7 @@ def _deny_sequence(canvas: Canvas, cluster: tuple[int, ...], due: int | None) ->
     for v in cluster:
         canvas.low.pop(v, None)
         note = "a sequence that other ops share stays float32"
-        canvas.denied.setdefault(v, canvas.high("sequence_cluster", because, note))
+        canvas.denied.setdefault(v, canvas.high(reasons.SEQUENCE_CLUSTER, because, note))
 
 
 def sequences_by_allow(canvas: Canvas) -> None:
@@ -35,7 +36,7 @@ def sequences_by_allow(canvas: Canvas) -> None:
         if due is None or any(v in canvas.denied for v in cluster):
             continue
         for v in cluster:
-            paint = Paint(canvas.to, "sequence_cluster", canvas.vertices.all[due].op)
+            paint = Paint(canvas.to, reasons.SEQUENCE_CLUSTER, canvas.vertices.all[due].op)
             canvas.low.setdefault(v, paint)
 
 
@@ -50,7 +51,7 @@ def freeze_clusters(canvas: Canvas) -> None:
 
 def _stays_float32(canvas: Canvas, v: int) -> bool:
     refusal = canvas.vertices.all[v].refusal
-    if canvas.op(v).kind == "Cast" or (refusal is not None and refusal.rule == "kept_variable"):
+    if canvas.op(v).kind == "Cast" or (refusal is not None and refusal.rule == reasons.KEPT_VARIABLE):
         return False
     if not canvas.can(v):
         return True
@@ -66,7 +67,7 @@ def _hold(canvas: Canvas, cluster: Cluster, culprit: OpId) -> None:
 
 def _as_a_whole(canvas: Canvas, cluster: Cluster, culprit: OpId) -> Paint:
     name = canvas.view.ops[culprit].name
-    return canvas.high("cluster", culprit, f"{cluster.kind} stays float32 as a whole, because {name!r} does")
+    return canvas.high(reasons.CLUSTER, culprit, f"{cluster.kind} stays float32 as a whole, because {name!r} does")
 
 
 def clusters_whole(canvas: Canvas) -> None:
@@ -95,7 +96,7 @@ def norm_tails(canvas: Canvas) -> None:
             if any(canvas.lowered(op) for op in tail):
                 body = [op for op in cluster.ops if op not in canvas.lower]
                 note = f"{cluster.kind} stays float32, as what it normalizes does"
-                canvas.raise_ops(body, canvas.high("norm_tail", None, note))
+                canvas.raise_ops(body, canvas.high(reasons.NORM_TAIL, None, note))
         elif not _lower_tail(canvas, cluster, tail):
             _raise_entry(canvas, cluster)
 
@@ -131,11 +132,11 @@ def _lower_tail(canvas: Canvas, cluster: Cluster, tail: list[OpId]) -> bool:
     """Lower scale and bias; False when one of them cannot be."""
     vertices = [v for op in tail for v in canvas.vertices.by_op.get(op, ())]
     held = (canvas.frozen.get(canvas.vertices.all[v].op) for v in vertices)
-    if any(canvas.vertices.all[v].refusal for v in vertices) or any(p and p.rule != "cluster" for p in held):
+    if any(canvas.vertices.all[v].refusal for v in vertices) or any(p and p.rule != reasons.CLUSTER for p in held):
         return False
     for v in vertices:
         note = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
-        canvas.low.setdefault(v, Paint(canvas.to, "norm_tail", cluster.ops[0], note))
+        canvas.low.setdefault(v, Paint(canvas.to, reasons.NORM_TAIL, cluster.ops[0], note))
     return True
 
 
@@ -143,8 +144,8 @@ def _raise_entry(canvas: Canvas, cluster: Cluster) -> None:
     """What cannot be lowered at the end is not lowered at the start either."""
     op = canvas.view.producer(cluster.entry)
     while op is not None and op.kind in LOOKED_PAST:
-        canvas.raise_ops((op.id,), canvas.high("norm_tail", cluster.ops[0]))
+        canvas.raise_ops((op.id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0]))
         op = canvas.view.producer(op.inputs[0])
     if op is not None:
         note = f"{cluster.kind} after it stays float32, and onnxruntime fuses it only in one type"
-        canvas.raise_ops((op.id,), canvas.high("norm_tail", cluster.ops[0], note))
+        canvas.raise_ops((op.id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0], note))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.dtypes import DType
@@ -25,7 +26,7 @@ _NEVER_FORCED = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", *RANDOM
 def freeze(canvas: Canvas) -> None:
     """Ops that the user or a safety rule holds in float32; they still conduct deny paint."""
     for op, pattern in sorted(canvas.keep.items()):
-        canvas.frozen[op] = canvas.high("keep", None, f"kept by {pattern!r}")
+        canvas.frozen[op] = canvas.high(reasons.KEEP, None, f"kept by {pattern!r}")
     for pin in canvas.pins:
         if pin.op not in canvas.lower:
             canvas.frozen.setdefault(pin.op, canvas.high(pin.rule, pin.because, pin.note))
@@ -37,13 +38,13 @@ def allow_roots(canvas: Canvas) -> None:
         if not canvas.can(v) or _widens(canvas, canvas.view.ops[op]):
             continue
         if op in canvas.lower:
-            canvas.low[v] = Paint(canvas.to, "lower", None, f"lowered by {canvas.lower[op]!r}")
+            canvas.low[v] = Paint(canvas.to, reasons.LOWER, None, f"lowered by {canvas.lower[op]!r}")
         elif entry.color is Color.ALLOW:
-            canvas.low[v] = Paint(canvas.to, "allow_root", None, entry.because)
+            canvas.low[v] = Paint(canvas.to, reasons.ALLOW_ROOT, None, entry.because)
         elif canvas.level is Level.LOWER_ALL and entry.color in (Color.GRAY, Color.CLEAR):
-            canvas.low[v] = Paint(canvas.to, "lower_all", None, f"{entry.color.value} list")
+            canvas.low[v] = Paint(canvas.to, reasons.LOWER_ALL, None, f"{entry.color.value} list")
         elif canvas.level is Level.UNSAFE_FORCE_ALL and canvas.op(v).op_type not in _NEVER_FORCED:
-            canvas.low[v] = Paint(canvas.to, "force_all", None, "forced by the level")
+            canvas.low[v] = Paint(canvas.to, reasons.FORCE_ALL, None, "forced by the level")
 
 
 def _widens(canvas: Canvas, op: Op) -> bool:
@@ -58,7 +59,7 @@ def deny_forward(canvas: Canvas) -> None:
         return
     denied = [v for v, color in enumerate(canvas.colors) if color is Color.DENY]
     for v in denied:
-        canvas.denied[v] = canvas.high("deny", None, canvas.vertices.all[v].entry.because)
+        canvas.denied[v] = canvas.high(reasons.DENY, None, canvas.vertices.all[v].entry.because)
     if canvas.level is Level.LOWER_ALL:
         return
     ends = [v for v, color in enumerate(canvas.colors) if color in (Color.DENY, Color.GRAY)]
@@ -67,7 +68,7 @@ def deny_forward(canvas: Canvas) -> None:
     loud = [v for v in denied if canvas.vertices.all[v].op not in canvas.numbers]
     reached = canvas.walk(loud, canvas.vertices.readers.__getitem__, conductors.__contains__)
     for v, due in reached.items():
-        canvas.denied.setdefault(v, canvas.high("deny_forward", due))
+        canvas.denied.setdefault(v, canvas.high(reasons.DENY_FORWARD, due))
 
 
 def between_allow(canvas: Canvas) -> None:
@@ -82,7 +83,7 @@ def between_allow(canvas: Canvas) -> None:
     reached = canvas.walk(roots, canvas.vertices.sources.__getitem__, lambda v: v in downstream and _between(canvas, v))
     for v, due in reached.items():
         note = canvas.benign.get(canvas.vertices.all[v].op, "")
-        canvas.low.setdefault(v, Paint(canvas.to, "between_allow", due, note))
+        canvas.low.setdefault(v, Paint(canvas.to, reasons.BETWEEN_ALLOW, due, note))
 
 
 def _tables(canvas: Canvas) -> Iterator[int]:
@@ -120,7 +121,7 @@ def joins(canvas: Canvas) -> None:
             break
         copied = copied - wanted if attempt < _ATTEMPTS - 2 else set()
     for v, cause in sorted(joined.items()):
-        canvas.low[v] = Paint(canvas.to, "join", cause)
+        canvas.low[v] = Paint(canvas.to, reasons.JOIN, cause)
 
 
 _ATTEMPTS = 4
@@ -175,7 +176,7 @@ def gray_after_allow(canvas: Canvas) -> None:
         sources = canvas.vertices.sources[v]
         due = next((s for s in sources if s in canvas.low), None)
         if due is not None and not any(s in canvas.denied for s in sources):
-            canvas.low[v] = Paint(canvas.to, "gray_follows_allow", canvas.vertices.all[due].op)
+            canvas.low[v] = Paint(canvas.to, reasons.GRAY_FOLLOWS_ALLOW, canvas.vertices.all[due].op)
 
 
 def allow_through_clear(canvas: Canvas) -> None:
@@ -186,7 +187,7 @@ def allow_through_clear(canvas: Canvas) -> None:
 
     reached = canvas.walk(list(canvas.low), near, lambda v: canvas.clear(v) and canvas.free(v))
     for v, due in reached.items():
-        canvas.low[v] = Paint(canvas.to, "allow_through_clear", due)
+        canvas.low[v] = Paint(canvas.to, reasons.ALLOW_THROUGH_CLEAR, due)
 
 
 def shapes_follow(canvas: Canvas) -> None:
@@ -199,7 +200,7 @@ def shapes_follow(canvas: Canvas) -> None:
         due = next((s for s in canvas.vertices.sources[v] if s in canvas.low), None)
         if due is not None or source in canvas.low_inputs or _wanted_low_alone(canvas, source):
             because = canvas.vertices.all[due].op if due is not None else None
-            canvas.low[v] = Paint(canvas.to, "shape_follows", because)
+            canvas.low[v] = Paint(canvas.to, reasons.SHAPE_FOLLOWS, because)
         elif v in canvas.low:
             canvas.low.pop(v)
 
@@ -232,4 +233,4 @@ def existing_casts(canvas: Canvas) -> None:
         if value.public or out in canvas.view.yielded or not uses:
             continue
         if all(canvas.reads_low(use.op, use.slot) for use in uses):
-            canvas.low[v] = Paint(canvas.to, "existing_cast", canvas.vertices.all[readers[0]].op)
+            canvas.low[v] = Paint(canvas.to, reasons.EXISTING_CAST, canvas.vertices.all[readers[0]].op)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.vertices import Vertices
@@ -119,7 +120,7 @@ class Canvas:
         for op in ops:
             for v in self.vertices.by_op.get(op, ()):
                 if self.low.pop(v, None) is not None:
-                    self.denied[v] = why if why.because != op else self.high("unpainted", None)
+                    self.denied[v] = why if why.because != op else self.high(reasons.UNPAINTED, None)
 
     def walk(
         self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
@@ -165,8 +166,8 @@ class Canvas:
         if vertex.refusal is not None and (self.color(v) is not Color.UNLISTED or vertex.op in self.lower):
             return self.high(vertex.refusal.rule, None, vertex.refusal.note)
         if self.color(v) is Color.UNLISTED:
-            return self.high("unlisted", None, vertex.entry.because)
-        return self.high("unpainted", None, _UNPAINTED[self.color(v)].format(low=self.to.spelling))
+            return self.high(reasons.UNLISTED, None, vertex.entry.because)
+        return self.high(reasons.UNPAINTED, None, _UNPAINTED[self.color(v)].format(low=self.to.spelling))
 
     def _edge(self, op: Op) -> Paint | None:
         """Of an op without a vertex: why it stays as it is; None where floats have no part in it."""
@@ -176,11 +177,11 @@ class Canvas:
             made_by = self.view.values[strange].producer
             because = made_by if made_by != op.id else None
             note = f"the element type of {self.view.value_name(strange)!r} is unknown"
-            return self.high("unknown_type", because, note)
+            return self.high(reasons.UNKNOWN_TYPE, because, note)
         if not any(self.view.dtype(v) is DType.FLOAT for v in values):
             return None
         note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"
-        return self.high("boundary", None, note)
+        return self.high(reasons.BOUNDARY, None, note)
 
 
 _UNPAINTED = {

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from amp_rewrite.decide.coloring.coloring import RAISED, Paint
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.groups import LOOKED_PAST, fuses
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.hazards.cluster import clusters
@@ -44,10 +45,10 @@ def _wishes(canvas: Canvas) -> Iterator[tuple[OpId, Paint]]:
     """The ops with a low type that are asked back to float32, by the first that asks."""
     asked: dict[OpId, Paint] = {}
     for op, pattern in canvas.keep.items():
-        asked[op] = canvas.high(RAISED, None, f"kept by {pattern!r}")
+        asked[op] = canvas.high(reasons.RAISED, None, f"kept by {pattern!r}")
     for pin in canvas.pins:
         if pin.raises and pin.op not in canvas.lower:
-            asked.setdefault(pin.op, canvas.high(RAISED, pin.because, f"{pin.rule}: {pin.note}"))
+            asked.setdefault(pin.op, canvas.high(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
     yield from ((op, why) for op, why in asked.items() if low_type(canvas.view, canvas.view.ops[op]) is not None)
 
 
@@ -73,7 +74,7 @@ def _refuse(canvas: Canvas, op: Op, note: str) -> None:
     """Leave an op in its low type, and say why."""
     for variable in canvas.view.variables[op.id]:
         canvas.raised.pop((op.id, variable.name), None)
-    canvas.unraised[op.id] = Paint(low_type(canvas.view, op) or canvas.to, "unraised", None, note)
+    canvas.unraised[op.id] = Paint(low_type(canvas.view, op) or canvas.to, reasons.UNRAISED, None, note)
 
 
 def _is_raised(canvas: Canvas, op: OpId) -> bool:
@@ -95,7 +96,7 @@ def _whole(canvas: Canvas, cluster: Cluster) -> None:
     note = f"{cluster.kind} is raised as a whole, because {canvas.view.ops[culprit].name!r} is"
     for op in cluster.ops:
         if low_type(canvas.view, canvas.view.ops[op]) is not None and op not in canvas.lower:
-            _raise(canvas, op, canvas.high(RAISED, culprit, note))
+            _raise(canvas, op, canvas.high(reasons.RAISED, culprit, note))
 
 
 def _sequences(canvas: Canvas) -> None:
@@ -110,7 +111,7 @@ def _sequences(canvas: Canvas) -> None:
             found = canvas.view.ops[member]
             if not sealed:
                 note = "shares a sequence, which has one element type"
-                _raise(canvas, member, canvas.high(RAISED, op, note))
+                _raise(canvas, member, canvas.high(reasons.RAISED, op, note))
             elif _is_raised(canvas, member):
                 _refuse(canvas, found, "a sequence that it shares reaches a place that keeps its type")
 
@@ -148,7 +149,7 @@ def _tail(canvas: Canvas, cluster: Cluster) -> None:
     for op in tail:
         if high and not _is_raised(canvas, op.id):
             note = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
-            _raise(canvas, op.id, canvas.high(RAISED, cluster.ops[0], note))
+            _raise(canvas, op.id, canvas.high(reasons.RAISED, cluster.ops[0], note))
         elif not high and _is_raised(canvas, op.id):
             _refuse(canvas, op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
 
@@ -199,8 +200,8 @@ def _casts(canvas: Canvas, wishes: dict[OpId, Paint]) -> None:
         through = [use for use in uses if op.id in wishes and view.ops[use.op].kind == "Cast"]
         rest = [use for use in uses if not _takes_anything(canvas, use) and not canvas.reads_raised(use.op, use.slot)]
         if not rest and len(raised) + len(through) > 0 and (op.id in wishes or len(raised) == len(uses)):
-            why = canvas.high("existing_cast", raised[0].op) if raised else None
-            canvas.raised[op.id, "T2"] = wishes.get(op.id) or why or canvas.high("existing_cast", None)
+            why = canvas.high(reasons.EXISTING_CAST, raised[0].op) if raised else None
+            canvas.raised[op.id, "T2"] = wishes.get(op.id) or why or canvas.high(reasons.EXISTING_CAST, None)
 
 
 def _move_along(canvas: Canvas, op: Op) -> None:
@@ -214,7 +215,7 @@ def _move_along(canvas: Canvas, op: Op) -> None:
         return
     if _cast_to_low(view, op):
         note = "moves what is cast, and only ops in float32 read it"
-        _raise(canvas, op.id, canvas.high(RAISED, uses[0].op, note))
+        _raise(canvas, op.id, canvas.high(reasons.RAISED, uses[0].op, note))
 
 
 def _moves(view: View, op: Op) -> bool:
@@ -244,4 +245,4 @@ def _shapes(canvas: Canvas) -> None:
     for op in canvas.view.ops:
         source = op.inputs[0] if op.kind in ("Shape", "Size") else None
         if source is not None and canvas.made_raised(source):
-            canvas.raised[op.id, "T"] = canvas.high("shape_follows", canvas.view.values[source].producer)
+            canvas.raised[op.id, "T"] = canvas.high(reasons.SHAPE_FOLLOWS, canvas.view.values[source].producer)

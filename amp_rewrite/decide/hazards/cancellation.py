@@ -1,15 +1,13 @@
-"""Cancellation: variances and covariances written as E[x·y] − E[x]·E[y], what is left being small beside both.
-
-At x = 10 ± 0.1 a variance of 0.01 is the difference of two numbers near 100, which neighbouring float16 numbers are
-0.06 apart. Norms are written so, structural similarity and guided filters too, where the means are convolutions.
-"""
+"""Variances and covariances written as E[x·y] − E[x]·E[y]."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.small_sums import axes_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -20,8 +18,18 @@ _WINDOWS = ("AveragePool", "Conv", "GlobalAveragePool", "MatMul")
 _FAR = 32  # copies and constant factors in a row
 
 
+@rule(reasons.CANCELLATION, "A variance written as E[x²] − E[x]² is computed in float32.")
 def cancellation(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on such a difference and all that computes it from x and y. O(nodes)."""
+    """Pin such a difference and all that computes it from x and y. O(nodes).
+
+    What it protects: variances and covariances written as E[x·y] − E[x]·E[y], with means or with convolutions.
+    Why: the result is small beside both terms. At x = 10 ± 0.1 a variance of 0.01 is the difference of two numbers
+        near 100, where neighbouring float16 numbers are 0.06 apart.
+    Example: norms written this way, structural similarity (SSIM), guided filters.
+    How to override: `--lower 'op=Sub'` or a narrower pattern; `--safety none` turns off all rules.
+    Source: catastrophic cancellation, Goldberg 1991, "What every computer scientist should know about floating-point
+        arithmetic".
+    """
     pins: dict[OpId, OpId] = {}
     for op in view.ops:
         for minuend, subtrahend in _differences(view, op):
@@ -30,7 +38,9 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
                 pins.setdefault(op.id, op.id)
     for op_id, cause in sorted(pins.items()):
         if computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, "cancellation", cause, "a variance as a difference of means, which is small beside them")
+            yield Pin(
+                op_id, reasons.CANCELLATION, cause, "a variance as a difference of means, which is small beside them"
+            )
 
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:

@@ -1,15 +1,12 @@
-"""What is computed from constants alone: a runtime does so once, when it loads the model, if it has the kernels.
-
-onnxruntime folds constants with its CPU kernels, and those have half precision for what moves data, but not for
-arithmetic: lowered, such an op is left in the graph and computed again in every run. A DeBERTa projects its table of
-relative positions by the weights of every layer: as large a product as that of the layer's own keys.
-"""
+"""Arithmetic on constants alone, which a runtime does once, when it loads the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import RANDOM_OPS
@@ -20,15 +17,27 @@ _MOVES = frozenset({*COPIES, "ConstantOfShape", "Where"})
 _NEVER_FOLDED = frozenset({*RANDOM_OPS, "DequantizeLinear", "QuantizeLinear"})
 
 
+@rule(reasons.FOLDED, "What is computed from constants alone stays foldable at load time.")
 def folded(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on arithmetic whose inputs are constants, or computed from constants alone. O(nodes + uses)."""
+    """Pin arithmetic whose inputs are constants, or computed from constants alone. O(nodes + uses).
+
+    What it protects: constant folding in the runtime, and the digits of what is folded.
+    Why: onnxruntime folds constants with its CPU kernels. Those have half precision for ops that move data, but not
+        for arithmetic: lowered, such an op stays in the graph and runs again in every inference.
+    Example: a DeBERTa projects its table of relative positions by the weights of every layer, a product as large as
+        that of the layer's own keys.
+    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
+    Source: onnxruntime, graph optimizations, "Constant Folding".
+    """
     known: set[OpId] = set()
     for op in view.ops:
         if op.bodies or op.signature is None or op.kind in _NEVER_FOLDED or not _fixed(view, op, known):
             continue
         known.add(op.id)
         if op.kind not in _MOVES and computes_float32(view, op):
-            yield Pin(op.id, "folded", None, "reads constants alone: computed once, in float32, when a model is loaded")
+            yield Pin(
+                op.id, reasons.FOLDED, None, "reads constants alone: computed once, in float32, when a model is loaded"
+            )
 
 
 def _fixed(view: View, op: Op, known: set[OpId]) -> bool:

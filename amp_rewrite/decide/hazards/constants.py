@@ -1,14 +1,12 @@
-"""Constants that the low type cannot hold, and the ops that must stay float32 because of them.
-
-Overflow is told from the values (`View.fit`). A fill value that only selects (a mask in a Where) is no reason to
-stay float32: see `mask.py`. Infinities are what they are in every type.
-"""
+"""Constants that vanish in the low type, and statistics and epsilons out of its range; `mask.py` has overflow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, Flow, computes_float32, float32, makers
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import KEPT_VARIABLES, float_attribute
@@ -37,8 +35,8 @@ def constants(view: View) -> Iterator[ValueId]:
 
 
 def underflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on a Mul or Div with a single constant that would become zero, and on a Div or Q/DQ whose constant
-    divisor or scale lies below the smallest normal number."""
+    """Pin a Mul or Div with a single constant that would become zero, and a Div or Q/DQ whose constant divisor or
+    scale lies below the smallest normal number."""
     for op in view.ops:
         for slot in _FACTOR_SLOTS.get(op.kind, ()):
             value = op.inputs[slot] if slot < len(op.inputs) else None
@@ -48,18 +46,23 @@ def underflow(view: View, to: DType) -> Iterator[Pin]:
             divides = slot == 1 and op.kind != "Mul"
             if fit.count == fit.flushed == 1 or (divides and (fit.flushed or fit.subnormal)):
                 note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
-                yield Pin(op.id, "constant_range", None, note)
+                yield Pin(op.id, reasons.CONSTANT_RANGE, None, note)
                 break
 
 
 _FACTOR_SLOTS = {"Mul": (0, 1), "Div": (0, 1), "QuantizeLinear": (1,), "DequantizeLinear": (1,)}
 
 
+@rule(reasons.STATISTICS, "A BatchNormalization runs in a low type only if its statistics fit.")
 def statistics(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on a BatchNormalization whose scale, bias or mean overflow, or whose variance + epsilon leaves
-    [tiny, max].
+    """Pin a BatchNormalization whose scale, bias or mean overflow, or whose variance + epsilon leaves [tiny, max].
 
-    The epsilon counts: a variance of 1e-12 is safe behind an epsilon of 1e-3, and one of 0 is not behind 1e-5.
+    What it protects: BatchNormalization in inference.
+    Why: it divides by the root of variance + epsilon. A variance of 0 behind an epsilon of 1e-5 is below float16's
+        smallest normal number, 6.1e-5; a variance of 1e-12 behind an epsilon of 1e-3 is safe.
+    Example: a channel that pruning or dead inputs left without variance.
+    How to override: `--lower 'op=BatchNormalization'`; `--safety none` turns off all rules.
+    Source: ONNX operator BatchNormalization; IEEE 754 binary16.
     """
     for op in view.ops:
         if op.kind != "BatchNormalization" or not computes_float32(view, op):
@@ -70,7 +73,7 @@ def statistics(view: View, to: DType) -> Iterator[Pin]:
                 continue
             note = _statistic(view, value, what, to, float_attribute(op.node, "epsilon", 1e-5))
             if note:
-                yield Pin(op.id, "statistics", None, note)
+                yield Pin(op.id, reasons.STATISTICS, None, note)
                 break
 
 
@@ -88,11 +91,19 @@ def _statistic(view: View, value: ValueId, what: str, to: DType, epsilon: float)
     return f"{what} {name!r} goes down to {least:g}: with epsilon {epsilon:g}, below {to.tiny:g}"
 
 
+@rule(reasons.EPSILON, "A division by x + epsilon runs in a low type only if epsilon fits.")
 def epsilon(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on a division, root or logarithm that a constant below the smallest normal number keeps from zero.
+    """Pin a division, root or logarithm that a constant below the smallest normal number keeps from zero.
 
     The constant is added, or is the lower bound of a Max, Clip or Where; the pins cover that op, what lies
     between, the root, power, reciprocal, logarithm or division by it, and a product with such a reciprocal.
+
+    What it protects: divisors and arguments that an epsilon keeps away from zero.
+    Why: float16 has few digits below 6.1e-5 and nothing below 6e-8. The epsilon rounds to zero, or GPUs flush it, and
+        the division gives infinity: 1e12 overflows as soon as a product reads it, and 0 · inf is NaN.
+    Example: x / sqrt(mean(x²) + 1e-6), x / max(‖x‖, 1e-12).
+    How to override: an epsilon of 1e-4 or more; `--lower` with the name of the op; `--safety none`.
+    Source: IEEE 754 binary16: smallest normal number 2⁻¹⁴, smallest subnormal 2⁻²⁴.
     """
     guards = {op.id: slot for op in view.ops if (slot := _guard_slot(view, op, to)) is not None}
     if not guards:
@@ -113,7 +124,7 @@ def epsilon(view: View, to: DType) -> Iterator[Pin]:
     for op_id, end in makers(view, flow.back(ends, small.__contains__)).items():
         pins.setdefault(op_id, end)
     for op_id, cause in sorted(pins.items()):
-        yield Pin(op_id, "epsilon", cause, _epsilon_note(view, op_id, guards, small, to))
+        yield Pin(op_id, reasons.EPSILON, cause, _epsilon_note(view, op_id, guards, small, to))
 
 
 def _epsilon_note(view: View, op_id: OpId, guards: Mapping[OpId, int], small: Mapping[ValueId, OpId], to: DType) -> str:

@@ -1,10 +1,4 @@
-"""Places: what a network says beside a grid of positions, boxes, keypoints, flows, stays float32 from the sum on.
-
-At 640 neighbouring float16 numbers are half a pixel apart, bfloat16's four pixels. A layer gives a small distance, and
-that is well in half precision; added to the place that it is counted from it is not, and as the sum meets nothing but
-elementwise ops on its way out, float32 costs next to nothing there. A grid of biases that a softmax reads (ALiBi)
-is none: what is far away weighs nothing there.
-"""
+"""Places on a grid of positions: boxes, keypoints, flows."""
 
 from __future__ import annotations
 
@@ -14,7 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, computes_float32, float32
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -31,8 +27,18 @@ _LOOK = 64
 """How many elements in a row of a constant are looked at first: weights give themselves away at once."""
 
 
+@rule(reasons.PLACES, "A predicted offset is added to its place on a grid in float32.")
 def places(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on sums of what layers give and a grid of positions: a constant, or counted by Range. O(nodes + uses)."""
+    """Pin sums of layer outputs and a grid of positions: a constant, or counted by Range. O(nodes + uses).
+
+    What it protects: positions in pixels that a network predicts relative to a grid.
+    Why: at 640 neighbouring float16 numbers are half a pixel apart, those of bfloat16 four pixels. The offset itself is
+        small and accurate in half precision; the sum is not, and float32 costs little, since elementwise ops alone
+        follow. A grid of biases that a softmax reads (ALiBi) is left alone: distant positions weigh nothing there.
+    Example: anchor boxes of detectors, keypoints, optical flow.
+    How to override: `--lower` with the name of the sum; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
+    """
     found = {op.id: value for op in view.ops if (value := _grid_of(view, op)) is not None}
     counted = _counted(view)
     if not found and not counted:
@@ -48,7 +54,9 @@ def places(view: View, to: DType) -> Iterator[Pin]:
         ranged = next((v for v in given if v in positions and v not in learned), None)
         grid = found.get(op.id, ranged)
         if grid is not None and any(v in learned for v in given if v != grid) and not _scored(elementwise, op):
-            yield Pin(op.id, "places", positions.get(grid), f"counts from places on the grid {view.value_name(grid)!r}")
+            yield Pin(
+                op.id, reasons.PLACES, positions.get(grid), f"counts from places on the grid {view.value_name(grid)!r}"
+            )
 
 
 def _counted(view: View) -> dict[ValueId, OpId]:

@@ -1,15 +1,12 @@
-"""Distances written as |x|² − 2x·c + |c|²: what is left of such a sum is small beside its parts.
-
-Codecs look for the nearest code so, k-means for the nearest centre, kernels for their neighbours. The sum of squares is
-denied, but a product in half precision is off by a share of |x||c|: a point far from the origin then lies nearer to the
-wrong centre, or at the root of a negative number.
-"""
+"""Distances written as |x|² − 2x·c + |c|²."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, Flow, Slots, computes_float32, makers
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -19,9 +16,17 @@ _SCALES = ("Div", "Mul", "Neg")
 _SUMS: Slots = {**COPIES, **dict.fromkeys(("Add", "Sub"), (0, 1)), **dict.fromkeys(_SCALES, (0, 1)), "Gemm": (2,)}
 
 
+@rule(reasons.DISTANCE, "A distance written as |x|² − 2x·c + |c|² is computed in float32.")
 def distance(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on products of what is squared and summed too, where both are added, and on those sums. O(nodes + uses),
-    and the sums behind each such product."""
+    """Pin products of values that are squared and summed too, where both are added, and those sums. O(nodes + uses).
+
+    What it protects: distances computed from squares and products.
+    Why: the sum is small beside its parts, and a product in half precision is off by a share of |x||c|. A point far
+        from the origin then lies nearer to the wrong centre, or at the root of a negative number.
+    Example: codebook lookup of codecs, k-means, kernels over neighbours.
+    How to override: `--lower 'op=MatMul,feeds=Sub'` or the name of the product; `--safety none`.
+    Source: catastrophic cancellation, as for `cancellation`.
+    """
     squared: dict[ValueId, dict[ValueId, OpId]] = {}
     for op in view.ops:
         source = _squared(view, op)
@@ -38,7 +43,7 @@ def distance(view: View, to: DType) -> Iterator[Pin]:
             for op_id in _met(view, flow, product, squared[root]):
                 pins.setdefault(op_id, next(iter(squared[root].values())))
     for op_id, cause in sorted(pins.items()):
-        yield Pin(op_id, "distance", cause, "a difference of squares and products, small beside them")
+        yield Pin(op_id, reasons.DISTANCE, cause, "a difference of squares and products, small beside them")
 
 
 def _met(view: View, flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> set[OpId]:

@@ -1,42 +1,58 @@
-"""What may not be lowered whatever the lists say: every safety rule, run in order."""
+"""Safety rules: what may not be lowered whatever the lists say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.cancellation import cancellation
 from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.hazards.constant_folding import folded
-from amp_rewrite.decide.hazards.constants import epsilon, statistics, underflow
+from amp_rewrite.decide.hazards.constants import epsilon, statistics
 from amp_rewrite.decide.hazards.coordinates import places
 from amp_rewrite.decide.hazards.distance import distance
 from amp_rewrite.decide.hazards.exemptions import benign
 from amp_rewrite.decide.hazards.growth import growth
 from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.decide.hazards.logarithm import logarithm
-from amp_rewrite.decide.hazards.mask import overflow, saturated
+from amp_rewrite.decide.hazards.mask import additive_mask, constant_range, saturated
 from amp_rewrite.decide.hazards.products import products
 from amp_rewrite.decide.hazards.quantizers import quantizers
+from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.shape_math import numbers
 from amp_rewrite.decide.hazards.trig_arguments import angle
 from amp_rewrite.decide.pin import Cluster, Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, PatternError
 from amp_rewrite.ir.view import OpId, ValueId, View
 
-Rule = Callable[[View, DType], Iterable[Pin]]
 
-# Of several rules that pin one op the first speaks for it.
-RULES: tuple[Rule, ...] = (
+@rule(reasons.CLUSTER, "A norm, softmax or activation written out op by op gets one type as a whole.")
+def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
+    """Find the groups of ops that compute one thing together. O(nodes).
+
+    What it protects: LayerNormalization, RMSNorm, L2 norm, softmax and GELU where an exporter decomposed them.
+    Why: values are largest between the ops of such a group. If one of them stays float32, the others gain nothing from
+        a low type but Casts and rounding, and the runtime no longer fuses them into one kernel.
+    Example: a LayerNormalization at opset 13, whose square is on the deny list.
+    How to override: `--lower` with the names of the ops; `--safety none` turns off all rules.
+    Source: onnxruntime, graph optimizations, "Layer Normalization Fusion", "Gelu Fusion".
+    """
+    return clusters(view)
+
+
+PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     shape_taint,
     index_taint,
     accumulators,
     element_counts,
     angle,
     statistics,
-    overflow,
-    underflow,
+    additive_mask,
+    constant_range,
     epsilon,
     folded,
     places,
@@ -47,17 +63,33 @@ RULES: tuple[Rule, ...] = (
     products,
     growth,
 )
+"""The rules that pin ops to float32. Of several that pin one op the first speaks for it."""
+RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
+"""All rules that stand in a report, by reason or by finding."""
+
+
+def rule_named(name: str) -> Rule[..., Any] | None:
+    """Return the rule with a name or alias; None for a reason that is not a safety rule's.
+
+    PatternError, with the nearest name, for what is neither a rule nor a reason.
+    """
+    known = {alias: each for each in RULES for alias in (each.name, *each.aliases)}
+    if name not in known and name not in reasons.REASONS:
+        near = difflib.get_close_matches(name, (*known, *reasons.REASONS), 1)
+        advice = f"did you mean {near[0]!r}?" if near else "`amp-rewrite rule` lists all"
+        raise PatternError(f"no rule or reason {name!r}; {advice}")
+    return known.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Hazards:
-    """What the safety rules found in a model.
+    """Results of the safety rules on a model.
 
     pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one color.
     saturate: values to clamp to the low type's finite range where they become low: constants where they are
     baked, results where a Cast lowers them. numbers: ops that compute with shapes and constants alone, whose
-    denial need not spread. benign: ops on the deny list that are harmless where they stand, and why. findings: what
-    a person should know about all that.
+    denial need not spread. benign: ops on the deny list that are harmless where they stand, with the reason. findings:
+    what a person should know about all that.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -69,12 +101,12 @@ class Hazards:
 
 
 def hazards(view: View, to: DType) -> Hazards:
-    """Everything that the safety rules say of a model. O(nodes + uses); reads each float32 constant once."""
+    """Run every safety rule on a model. O(nodes + uses); reads each float32 constant once."""
     pins: dict[OpId, Pin] = {}
-    for rule in RULES:
-        for pin in rule(view, to):
+    for pinning in PINNING:
+        for pin in pinning(view, to):
             pins.setdefault(pin.op, pin)
     saturate, findings = saturated(view, to)
-    groups = clusters(view)
+    groups = cluster(view, to)
     pinned = tuple(pins[op] for op in sorted(pins))
     return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups, to))

@@ -1,10 +1,4 @@
-"""Growth: layers whose weights are one number throughout make values larger and larger, until the type is left.
-
-Trained weights differ in sign, so that most of a sum cancels, and the next layer reads what is about as large as
-before. Of placeholders nothing cancels. How far that gets is told from weights and shapes alone: magnitudes are
-carried forth from inputs of magnitude 1, which images and embeddings have. An operator on no table ends that, a layer
-of other weights as well: nothing is claimed of what it gives.
-"""
+"""Growth: magnitudes through layers whose weights are one number throughout."""
 
 from __future__ import annotations
 
@@ -15,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, computes_float32
 from amp_rewrite.decide.hazards.placeholders import Placeholder, number_throughout, placeholders
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -31,9 +27,18 @@ class Magnitude(NamedTuple):
     because: OpId | None
 
 
+@rule(reasons.GROWTH, "Placeholder weights do not drive values out of the type's range.")
 def growth(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on what reads or gives, behind layers of placeholders, more than the low type holds. O(ops); where there are
-    such layers also the shapes, and O(uses)."""
+    """Pin ops that read or give, behind placeholder layers, more than the low type holds. O(ops + uses).
+
+    What it protects: models whose trained weights were left out, every weight being one number throughout.
+    Why: trained weights differ in sign, so most of a sum cancels and the next layer reads values of the same size.
+        With placeholders nothing cancels, and values grow from layer to layer. Magnitudes are computed from weights and
+        shapes, from inputs of magnitude 1; an unknown op or a layer of other weights ends the computation.
+    Example: the "light" models of the ONNX test suite, whose weights are ConstantOfShape.
+    How to override: `--lower` with the name of the op, or calibration with `--data`; `--safety none`.
+    Source: ONNX backend test data, "light" models.
+    """
     layers = placeholders(view, to)
     if not layers:
         return
@@ -43,7 +48,7 @@ def growth(view: View, to: DType) -> Iterator[Pin]:
         grown = max((m for m in met if m.because is not None), default=None, key=lambda m: m.most)
         if grown is not None and grown.most > to.max and computes_float32(view, op):
             note = f"weights that are one number throughout let values grow to {grown.most:.0e}, beyond {to.max:g}"
-            yield Pin(op.id, "growth", grown.because, note)
+            yield Pin(op.id, reasons.GROWTH, grown.because, note)
 
 
 def magnitudes(view: View, to: DType, layers: Mapping[OpId, Placeholder]) -> dict[ValueId, Magnitude]:
@@ -98,12 +103,12 @@ class Reading:
         return self.view.model.array(tensor).astype(np.float64) if tensor is not None else None
 
 
-Rule = Callable[[Reading], float | None]
+Bound = Callable[[Reading], float | None]
 
 # -- rules: how large an op's results get, from how large its inputs get --------------------------------------------
 
 
-def _together(put: Callable[[Sequence[float]], float], slots: Sequence[int] = range(1 << 16)) -> Rule:
+def _together(put: Callable[[Sequence[float]], float], slots: Sequence[int] = range(1 << 16)) -> Bound:
     """Of ops whose results are put together from some of their inputs."""
 
     def most(reading: Reading) -> float | None:
@@ -114,7 +119,7 @@ def _together(put: Callable[[Sequence[float]], float], slots: Sequence[int] = ra
     return most
 
 
-def _scaled(by: Callable[[Reading], float | None]) -> Rule:
+def _scaled(by: Callable[[Reading], float | None]) -> Bound:
     """Of ops that multiply their first input by what another or an attribute says."""
 
     def most(reading: Reading) -> float | None:
@@ -192,7 +197,7 @@ _KEPT = (
     *("ReduceMax", "ReduceMean", "ReduceMin", "Relu", "Swish"),
 )
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Bound] = {
     **{kind: _together(max, slots) for kind, slots in {**COPIES, **SELECTIONS}.items()},
     **dict.fromkeys(_KEPT, _together(max, (0,))),
     **dict.fromkeys(("Add", "Sub", "Sum"), _together(sum)),

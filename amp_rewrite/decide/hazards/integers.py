@@ -1,6 +1,5 @@
-"""Numbers that say where and how much: what feeds shapes, and integers held in floats, stays float32.
+"""Shapes, sizes, indices and counters held in floats.
 
-float16 counts exactly to 2048 and bfloat16 to 256: a size, an index or a counter beyond that changes silently.
 Marks walk back from where such a number is used, through copies, arithmetic and small reductions only
 (`flow.ANY`), so that a network's own products never become float32 because an index is made of them.
 """
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import (
     COPIES,
     INTEGERS,
@@ -20,6 +20,7 @@ from amp_rewrite.decide.hazards.flow import (
     float32,
     makers,
 )
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import attribute
@@ -54,11 +55,16 @@ _ROUNDING = ("Ceil", "Equal", "Floor", "Mod", "Round")
 _SUMS = {"Add": range(1 << 16), "Sum": range(1 << 16), "Sub": (0,)}
 
 
+@rule(reasons.SHAPE_TAINT, "Shapes, sizes, axes and scales are computed in float32.")
 def shape_taint(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on what computes a shape, an axis, a size, a scale or a count.
+    """Pin ops that compute a shape, an axis, a size, a scale or a count. A truth value ends the walk.
 
-    A Range of floats is pinned too: how long it is depends on its own arithmetic. A truth value is made by a
-    comparison, a Cast to bool included, and no mark crosses it.
+    What it protects: the inputs of ops that say a shape, axis, size, scale, count or position; and a Range of
+        floats, whose length depends on its own arithmetic.
+    Why: float16 counts exactly to 2048, bfloat16 to 256. A size beyond that changes silently.
+    Example: the sizes of a Resize computed as floor(height · scale).
+    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     flow = Flow.of(view)
     sinks: dict[ValueId, Use] = {}
@@ -68,11 +74,11 @@ def shape_taint(view: View, to: DType) -> Iterator[Pin]:
             if value is not None:
                 sinks.setdefault(value, Use(op.id, slot))
         if op.kind == "Range" and computes_float32(view, op):
-            yield Pin(op.id, "shape_taint", None, "how many elements it gives depends on its arithmetic")
+            yield Pin(op.id, reasons.SHAPE_TAINT, None, "how many elements it gives depends on its arithmetic")
     marked = flow.back(sinks, lambda value: view.dtype(value) is not DType.BOOL)
     for op_id, use in makers(view, marked).items():
         if flow.through(view.ops[op_id]) and computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, "shape_taint", use.op, f"feeds {_port(view, use)}")
+            yield Pin(op_id, reasons.SHAPE_TAINT, use.op, f"feeds {_port(view, use)}")
 
 
 def _port(view: View, use: Use) -> str:
@@ -81,11 +87,16 @@ def _port(view: View, use: Use) -> str:
     return f"{formal.name if formal else f'input {use.slot}'!r} of {op.name!r} ({op.kind})"
 
 
+@rule(reasons.INDEX_TAINT, "An integer held in floats keeps its value until it is read as an integer.")
 def index_taint(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on the ops between an integer and a place that reads it as one.
+    """Pin the ops between an integer and a place that reads it as one.
 
-    An integer enters floats through a Cast; Floor, Ceil, Round, Mod, Equal and a Cast to integers read it as one.
-    A Cast from bool, or one whose result never gets to such a place (an attention mask), is no taint.
+    What it protects: integers that enter floats through a Cast and are read as integers by Floor, Ceil, Round, Mod,
+        Equal or a Cast. A Cast from bool, or one that reaches no such place (an attention mask), is left alone.
+    Why: beyond 2048 float16 holds only every second integer, beyond 256 bfloat16.
+    Example: token ids cast to float and compared with the id of the padding.
+    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     flow = Flow.of(view)
     held = flow.forth(counted(view), float32(view))
@@ -96,12 +107,14 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
             sinks.update((value, op.id) for value in read if value not in sinks)
             if read:
                 cast = held[read[0]]
-                yield Pin(op.id, "index_taint", cast, f"reads an integer that {_name(view, cast)} put into floats")
+                yield Pin(
+                    op.id, reasons.INDEX_TAINT, cast, f"reads an integer that {_name(view, cast)} put into floats"
+                )
     path = flow.back(sinks, held.__contains__)
     for op_id, sink in makers(view, path).items():
         # If, Loop and Scan hand the number through without a type variable of their own.
         if computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, "index_taint", sink, f"holds an integer that {_name(view, sink)} reads as one")
+            yield Pin(op_id, reasons.INDEX_TAINT, sink, f"holds an integer that {_name(view, sink)} reads as one")
 
 
 def counted(view: View) -> dict[ValueId, OpId]:
@@ -122,11 +135,15 @@ def _casts_to_integer(op: Op) -> bool:
     return to is not None and DType.of(to.i) in INTEGERS
 
 
+@rule(reasons.SHAPE_TAINT, "A number of elements stays finite as a divisor.", name="element_counts")
 def element_counts(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on what makes and what reads a product of sizes in floats: the number of elements that a sum is divided by.
+    """Pin ops that make or read a product of sizes in floats; none for types of float32's range.
 
-    256 × 256 is beyond float16, and divided by infinity everything is 0. One size alone fits. Where a number of
-    elements meets what is neither a size nor a constant the walk ends. None for types of float32's range.
+    What it protects: the number of elements that a sum is divided by. One size alone fits and is left alone.
+    Why: 256 × 256 is beyond float16, and a division by infinity gives 0.
+    Example: a mean written as sum / cast(size(x)).
+    How to override: `--lower` with the name of the division; `--safety none` turns off all rules.
+    Source: the largest number of IEEE 754 binary16 is 65504.
     """
     if to.max > 2.0**32:
         return
@@ -149,14 +166,19 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
             counts.update(dict.fromkeys(results, cause))
         touched = (v for v in (*op.inputs, *op.outputs) if v is not None and v in counts)
         if any(view.dtype(v) is DType.FLOAT for v in touched) and computes_float32(view, op):
-            yield Pin(op.id, "shape_taint", cause, f"the number of elements may be beyond {to.max:g}")
+            yield Pin(op.id, reasons.SHAPE_TAINT, cause, f"the number of elements may be beyond {to.max:g}")
 
 
+@rule(reasons.INDEX_TAINT, "A loop counts and sums up in float32.", name="accumulators")
 def accumulators(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on the additions by which a Loop or Scan counts or sums up in a float state.
+    """Pin the additions by which a Loop or Scan counts or sums up in a float state.
 
-    A float16 counter stalls at 2048. A state that is multiplied, or passes through a layer, forgets instead of
-    counting, and is none.
+    What it protects: counters and running sums that a loop carries. A state that is multiplied or passes through a
+        layer forgets instead of counting, and is left alone.
+    Why: a float16 counter stalls at 2048, a bfloat16 counter at 256.
+    Example: a Loop that adds a step to a float state.
+    How to override: `--lower` with the name of the addition; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     states = [(out, into) for out, into in view.carried if view.dtype(into) is DType.FLOAT]
     if not states:
@@ -176,7 +198,7 @@ def accumulators(view: View, to: DType) -> Iterator[Pin]:
             op = view.ops[op_id]
             if op.kind in _SUMS and computes_float32(view, op):
                 owner = view.scopes[carries[0].scope].owner if carries else None
-                yield Pin(op_id, "index_taint", owner, f"sums up over {_name(view, owner)}")
+                yield Pin(op_id, reasons.INDEX_TAINT, owner, f"sums up over {_name(view, owner)}")
 
 
 def _name(view: View, op: OpId | None) -> str:

@@ -1,17 +1,12 @@
-"""Logarithms of probabilities: from the softmax or sigmoid on, what computes the argument stays float32.
-
-A logarithm turns the relative error of its argument into an absolute one, and zero into -inf. Below 6e-8 float16 has
-nothing but zero, and between 0.9998 and 1 nothing but 1: the probability of an unlikely class and one minus that of a
-likely one vanish, where float32 has a logarithm of -17 or -9. The argument of the softmax itself needs no more digits
-than any score: its error is an absolute one in the logarithm, as large as its own. The same holds for Atanh, half the
-logarithm of (1 + x) / (1 - x).
-"""
+"""Logarithms of probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import ANY, Flow, computes_float32, makers
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -21,9 +16,18 @@ _SQUEEZES = frozenset({"Exp", "HardSigmoid", "Sigmoid", "Softmax", "Softplus", "
 """Operators that bring what lies apart near 0 or 1."""
 
 
+@rule(reasons.LOGARITHM, "From a softmax or sigmoid to the logarithm of its result all ops are float32.")
 def logarithm(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on the ops from a squeeze to a logarithm, both included, and on the sums with constants before a
-    logarithm (`log(1 + x)`). O(nodes + uses)."""
+    """Pin the ops from a squeeze to a logarithm, and sums with constants before a logarithm. O(nodes + uses).
+
+    What it protects: the argument of Log and Atanh, half the logarithm of (1 + x) / (1 − x).
+    Why: a logarithm turns a relative error into an absolute one, and zero into −inf. float16 has only zero below 6e-8
+        and only 1 above 0.9998: the probability of an unlikely class vanishes, and so does 1 − p of a likely one,
+        where float32 has a logarithm of −17 or −9. The scores before the softmax need no more digits than others.
+    Example: log(softmax(x)), log(1 − sigmoid(x)), log(1 + x).
+    How to override: LogSoftmax in the model; `--lower 'op=Log'`; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16: smallest subnormal 2⁻²⁴, largest number below 1 is 1 − 2⁻¹¹.
+    """
     ends = {op.inputs[0]: op.id for op in reversed(view.ops) if op.kind in _LOGARITHMS and op.inputs[0] is not None}
     if not ends:
         return
@@ -35,7 +39,7 @@ def logarithm(view: View, to: DType) -> Iterator[Pin]:
     for op_id, cause in sorted(pins.items()):
         if computes_float32(view, view.ops[op_id]):
             end = view.ops[cause]
-            yield Pin(op_id, "logarithm", cause, f"computes the argument of {end.name!r} ({end.kind})")
+            yield Pin(op_id, reasons.LOGARITHM, cause, f"computes the argument of {end.name!r} ({end.kind})")
 
 
 def _shifted(view: View, value: ValueId) -> bool:

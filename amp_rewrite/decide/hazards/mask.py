@@ -1,13 +1,6 @@
-"""Constants beyond the low type's range: masks that may saturate, masks that may not, and real overflow.
+"""Constants beyond the low type's range: fills that select, fills that are added, and real overflow.
 
-A constant with one extreme value is a *fill*: the −3.4e38 of an attention mask. What becomes of it depends on
-where it goes.
-
-- It selects (a branch of Where, a bound of Clip, an operand of Max or Min, a mask input of an attention op): it
-  saturates to the last finite value, and everything stays as it was.
-- It is added to something on the way to a softmax: the sum would leave the range once more, to −inf, and a row
-  that is masked throughout would become NaN. Everything from the constant to the softmax stays float32.
-- Anything else that reads it stays float32, as does every reader of a constant that overflows and is no fill.
+A constant with one extreme value is a fill, such as the −3.4e38 of an attention mask.
 """
 
 from __future__ import annotations
@@ -19,8 +12,10 @@ import numpy as np
 from onnx import AttributeProto, TensorProto
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.decide.hazards.constants import constants, reads_low
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.constants import constants, reads_low, underflow
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, computes_float32, float32, makers
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -96,29 +91,62 @@ def _tensor(stated: AttributeProto) -> TensorProto:
     return from_array(np.array(stated.floats or [stated.f], np.float32))
 
 
+@rule(reasons.ADDITIVE_MASK, "A mask that is added to scores stays finite up to the softmax.")
+def additive_mask(view: View, to: DType) -> Iterator[Pin]:
+    """Pin the ops from a fill through the sums that it enters to the softmax, that one included. O(nodes + uses).
+
+    What it protects: masks with a fill such as −3.4e38 that are added to scores. Where the mask is a selection, it is
+        rewritten as Where beforehand and needs no pin.
+    Why: saturated at −65504 the fill leaves the range again when it is added, to −inf, and a softmax over a row that is
+        masked throughout gives NaN.
+    Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers.
+    How to override: a fill of −1e4 in the model; `--lower 'op=Softmax'`; `--safety none` turns off all rules.
+    Source: docs/hard_models.md, masked_rows.
+    """
+    for op_id, (softmax, note) in sorted(_additive(view, fills(view, to)).items()):
+        yield Pin(op_id, reasons.ADDITIVE_MASK, softmax, note)
+
+
+@rule(reasons.CONSTANT_RANGE, "An op that computes with a constant runs in a low type only if the constant fits.")
+def constant_range(view: View, to: DType) -> Iterator[Pin]:
+    """Pin readers of constants that overflow or vanish, with the copies between. O(nodes + uses).
+
+    What it protects: arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
+        bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type.
+    Why: beyond 65504 float16 has only infinity. Below 6e-8 it has only zero, which erases a product and breaks a
+        quotient.
+    Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear.
+    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16.
+    """
+    yield from overflow(view, to)
+    yield from underflow(view, to)
+
+
 def overflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pins of rule "additive_mask", from a fill through the sums that it enters to the softmax, that one included;
-    then pins of rule "constant_range" on the other ops that would compute with an overflowing constant, and on
-    the copies between it and them. O(nodes + uses)."""
-    found = fills(view, to)
-    additive = _additive(view, found)
-    for op_id, (softmax, note) in sorted(additive.items()):
-        yield Pin(op_id, "additive_mask", softmax, note)
+    """Pin the ops that would compute with an overflowing constant, and the copies between it and them."""
+    extreme = fills(view, to)
+    found = {value: fill for value, fill in extreme.items() if fill.overflows}
+    additive = _additive(view, extreme) if found else {}
     for value, fill in found.items():
-        if fill.overflows:
-            readers, between = _unfit_readers(view, to, value, fill)
-            note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
-            made_by = view.values[value].producer
-            for op_id in sorted({*readers, *between} - additive.keys()):
-                yield Pin(op_id, "constant_range", made_by, note)
+        readers, between = _unfit_readers(view, to, value, fill)
+        note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
+        made_by = view.values[value].producer
+        for op_id in sorted({*readers, *between} - additive.keys()):
+            yield Pin(op_id, reasons.CONSTANT_RANGE, made_by, note)
 
 
+@rule("saturated", "A fill that only selects becomes the largest finite number, not infinity.")
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
-    """The values that must be clamped to the low type's finite range where they become low, and one finding for
-    each that is a constant.
+    """Return the values to clamp where they become low, and one finding for each that is a constant.
 
-    They are the fills that only select (for a ConstantOfShape, its result: the `value` is to be clamped), and the
-    values that a fill reaches through copies, selections and products: a Cast of one would make −inf of it.
+    What it protects: fills that only select (of a ConstantOfShape, its result), and the values that a fill reaches
+        through copies, selections and products.
+    Why: in the low type the fill would be −inf, and 0 · −inf is NaN. The last finite number wins or loses every
+        comparison just as well.
+    Example: Where(mask, scores, −3.4e38).
+    How to override: a smaller fill in the model; `--safety none` turns off all rules.
+    Source: docs/hard_models.md, masked_rows.
     """
     found = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     pinned = _additive(view, found).keys()

@@ -1,24 +1,31 @@
-"""Products over an axis: a dozen numbers make 479001600, or 1e-12, and no more than one number comes out.
-
-Sums grow with how many numbers there are, products in the power of it, so that float16 is left at either end by what
-is harmless elsewhere. In float32 the op costs as much, and its result takes a Cast of what is small.
-"""
+"""Products over an axis."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import computes_float32
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View
 
 
+@rule(reasons.PRODUCT, "A product over an axis is computed in float32.")
 def products(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on every product over an axis, where the low type reaches less far than float32. O(ops)."""
+    """Pin every product over an axis, where the low type reaches less far than float32. O(ops).
+
+    What it protects: ReduceProd.
+    Why: a sum grows with the number of terms, a product with its power: twelve numbers make 479001600 or 1e-12, beyond
+        float16 at either end. float32 costs the same, and a Cast of the small result.
+    Example: 1 · 2 · … · 12, or the joint probability of independent events.
+    How to override: `--lower 'op=ReduceProd'`; `--safety none` turns off all rules.
+    Source: IEEE 754 binary16: range 6e-8 to 65504.
+    """
     if to.tiny <= DType.FLOAT.tiny:
         return
     for op in view.ops:
         if op.kind == "ReduceProd" and computes_float32(view, op):
             note = f"a product of many numbers goes beyond {to.max:g}, or below {to.tiny:.0e}, by nature"
-            yield Pin(op.id, "product", None, note)
+            yield Pin(op.id, reasons.PRODUCT, None, note)

@@ -1,9 +1,4 @@
-"""Quantizers whose integers, or 8-bit floats, times their scale go beyond the low type.
-
-Where a constant scale says so calibration saw values as large: what makes them for a quantizer, and what reads them
-from a dequantizer, stays float32 as well. FLOAT8E5M2 goes to 57344 by itself, nearly as far as float16, and
-nothing says that a scale which only the run tells is small.
-"""
+"""Quantizers whose integers, or 8-bit floats, times their scale go beyond the low type."""
 
 from __future__ import annotations
 
@@ -11,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, Slots, computes_float32, float32, makers
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import Op, OpId, View
@@ -35,18 +32,26 @@ _INTEGERS: Mapping[DType, tuple[int, int]] = {
 """Those of four bits go nowhere, and the int32 of a bias is never filled."""
 
 
+@rule(reasons.QUANTIZER, "A quantizer with a scale beyond the type keeps float32 around it.")
 def quantizers(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on what quantizes or dequantizes beyond the low type, and, where its scale is constant, on what makes and
-    what reads such values. O(ops); with constant scales of that size O(uses)."""
+    """Pin ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours. O(uses).
+
+    What it protects: QuantizeLinear and DequantizeLinear, and the ops that feed or read them.
+    Why: a constant scale records how large calibration saw the values. 128 · 1000 overflows float16. FLOAT8E5M2 goes to
+        57344 without a scale, and a scale that only the run tells is not known to be small.
+    Example: int8 codes with a scale of 1000.
+    How to override: `--lower 'op=DequantizeLinear'`; `--safety none` turns off all rules.
+    Source: ONNX operators QuantizeLinear and DequantizeLinear; "Float stored in 8 bits".
+    """
     beyond: dict[OpId, str] = {}
     for op in view.ops:
         note = _beyond(view, op, to) if op.kind in (*_QUANTIZE, *_DEQUANTIZE) and computes_float32(view, op) else None
         if note is not None:
             beyond[op.id] = note
-            yield Pin(op.id, "quantizer", None, note)
+            yield Pin(op.id, reasons.QUANTIZER, None, note)
     sure = [view.ops[op_id] for op_id in beyond if view.constant(view.ops[op_id].inputs[1]) is not None]
     for op_id, cause in sorted(_neighbours(view, sure).items() if sure else ()):
-        yield Pin(op_id, "quantizer", cause, beyond[cause])
+        yield Pin(op_id, reasons.QUANTIZER, cause, beyond[cause])
 
 
 def _beyond(view: View, op: Op, to: DType) -> str | None:

@@ -1,19 +1,13 @@
-"""Angles: what computes the argument of a sine or cosine stays float32.
-
-Above 2048 neighbouring float16 numbers are 2 apart: no phase survives that. The walk goes up from Sin and Cos
-through copies and arithmetic, and through the one kind of product that makes angles, positions times
-frequencies. It is told from a layer by one of three marks: it sums fewer than 8 terms (tensor cores multiply
-in steps of 8, so float16 would gain nothing there anyway), it is an outer product, or one of its operands is an
-integer by birth. A sine that a network uses as its activation is pinned no further than to the values that
-nothing but the sine reads: the layers and residual sums above it keep their own color.
-"""
+"""Arguments of sine and cosine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.integers import counted
+from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -28,8 +22,21 @@ _TENSOR_CORE_STEP = 8
 _SOURCES = {"Constant", "ConstantOfShape", "Range", "Shape", "Size", "EyeLike"}
 
 
+@rule(reasons.ANGLE, "The argument of a sine or cosine is computed in float32.")
 def angle(view: View, to: DType) -> Iterator[Pin]:
-    """Pins on what computes the argument of Sin and Cos. O(nodes + uses)."""
+    """Pin the ops that compute the argument of Sin and Cos. O(nodes + uses).
+
+    The walk goes up through copies, arithmetic and products of positions and frequencies. Such a product differs from a
+    layer by one of three marks: it sums fewer than 8 terms (too few for tensor cores, which multiply in steps of 8),
+    it is an outer product, or an operand is an integer by birth. An activation is pinned no further than to values
+    that only the sine reads.
+
+    What it protects: rotary and sinusoidal positions. The sine of a snake activation is left alone.
+    Why: above 2048 neighbouring float16 numbers are 2 apart, a third of a turn: no phase survives.
+    Example: sin(position · frequency) in a rotary embedding at position 8191.
+    How to override: `--lower` with the name of the product; `--safety none` turns off all rules.
+    Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; docs/hard_models.md, far_rotary.
+    """
     activations = snakes(view)
     starts = {
         op.inputs[0]: op.id
@@ -66,7 +73,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
         op = view.ops[op_id]
         if (plain.through(op) or op_id in products) and computes_float32(view, op):
             sine = view.ops[cause]
-            yield Pin(op_id, "angle", cause, f"computes the angle of {sine.name!r} ({sine.kind})")
+            yield Pin(op_id, reasons.ANGLE, cause, f"computes the angle of {sine.name!r} ({sine.kind})")
 
 
 def _positions(view: View) -> dict[ValueId, OpId]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.groups import fuses
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.placement.cost_model import Work
@@ -15,7 +16,7 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId
 from amp_rewrite.settings.list_entry import Color
 
-FORCED = ("lower", "lower_all", "force_all")
+FORCED = (reasons.LOWER, reasons.LOWER_ALL, reasons.FORCE_ALL)
 """The rules of what is low because someone asked for it."""
 
 _ELEMENTLESS = ("Shape", "Size")
@@ -87,7 +88,7 @@ class Question:
         op = canvas.op(v)
         if not canvas.can(v) or canvas.color(v) not in (Color.GRAY, Color.CLEAR) or op.id in canvas.numbers:
             return False
-        if v in canvas.denied and canvas.denied[v].rule != "deny_forward":
+        if v in canvas.denied and canvas.denied[v].rule != reasons.DENY_FORWARD:
             return False
         if not self.islands and any(
             use.op in self._wanted for out in op.outputs if out is not None for use in canvas.view.uses[out]
@@ -350,5 +351,5 @@ class Question:
     def _counts(self, v: int) -> bool:
         """Whether a member of a cluster decides with it: Casts take any type, kept variables are float32 anyhow."""
         refusal = self.canvas.vertices.all[v].refusal
-        kept = refusal is not None and refusal.rule == "kept_variable"
+        kept = refusal is not None and refusal.rule == reasons.KEPT_VARIABLE
         return not kept and self.canvas.op(v).kind != "Cast"

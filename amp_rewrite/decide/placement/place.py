@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.paint import FINISH
 from amp_rewrite.decide.coloring.state import Canvas
@@ -15,8 +16,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.runtime.roofline import START, Roof
-
-RULE = "min_cut"
 
 
 @dataclass
@@ -94,8 +93,8 @@ def _paint(canvas: Canvas, v: int, *, low: bool) -> None:
     """Paint a vertex; what is on the allow list, or shares a sequence, keeps its better reason."""
     if low:
         canvas.denied.pop(v, None)
-        if v not in canvas.low or canvas.low[v].rule not in ("allow_root", "sequence_cluster"):
+        if v not in canvas.low or canvas.low[v].rule not in (reasons.ALLOW_ROOT, reasons.SEQUENCE_CLUSTER):
             note = canvas.benign.get(canvas.vertices.all[v].op, "")
-            canvas.low[v] = Paint(canvas.to, RULE, None, note)
+            canvas.low[v] = Paint(canvas.to, reasons.MIN_CUT, None, note)
     elif canvas.low.pop(v, None) is not None:
-        canvas.denied[v] = canvas.high(RULE, None, "it gains less than the Casts around it would cost")
+        canvas.denied[v] = canvas.high(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")

@@ -61,7 +61,7 @@ def names(folder: Path, pattern: str) -> set[str]:
     return {path.name for path in folder.glob(pattern)}
 
 
-def test_the_wheel_holds_the_modules_lists_tables_and_the_typing_marker(wheel: Path) -> None:
+def test_the_wheel_holds_the_modules_lists_tables_models_and_the_typing_marker(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("amp_rewrite/")}
     package = ROOT / "amp_rewrite"
@@ -69,9 +69,11 @@ def test_the_wheel_holds_the_modules_lists_tables_and_the_typing_marker(wheel: P
     modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in suffixes}
     lists = {f"amp_rewrite/_lists/{name}" for name in names(ROOT / "lists", "*.yaml")}
     tables = {f"amp_rewrite/runtime/_tables/{name}" for name in names(package / "runtime" / "_tables", "*.json")}
+    models = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.onnxtxt")}
     assert {"amp_rewrite/_lists/float16.yaml", "amp_rewrite/_lists/bfloat16.yaml"} <= lists
     assert tables
-    assert held == modules | lists | tables | {"amp_rewrite/py.typed"}
+    assert models
+    assert held == modules | lists | tables | models | {"amp_rewrite/py.typed"}
 
 
 def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:

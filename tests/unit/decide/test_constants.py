@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import onnx.parser
 import pytest
 
 from amp_rewrite.decide.hazards.constants import epsilon, statistics, underflow
-from amp_rewrite.decide.hazards.find import Hazards, Rule, hazards
-from amp_rewrite.decide.hazards.mask import overflow, saturated
+from amp_rewrite.decide.hazards.find import Hazards, hazards
+from amp_rewrite.decide.hazards.mask import additive_mask, saturated
+from amp_rewrite.decide.hazards.mask import overflow as overflowing
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
@@ -22,7 +26,16 @@ def view_of(text: str, opset: int = 18) -> View:
     return View.of(Model.load(onnx.parser.parse_model(head + text)))
 
 
-def pinned(rule: Rule, text: str, to: DType = F16) -> dict[str, str]:
+Finder = Callable[[View, DType], Iterable[Pin]]
+
+
+def overflow(view: View, to: DType) -> Iterator[Pin]:
+    """Both rules about constants that are too large, in the order in which they are run."""
+    yield from additive_mask(view, to)
+    yield from overflowing(view, to)
+
+
+def pinned(rule: Finder, text: str, to: DType = F16) -> dict[str, str]:
     """Rule by first result of the pinned op."""
     view = view_of(text)
     return {view.ops[pin.op].node.output[0]: pin.rule for pin in rule(view, to)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import onnx.parser
 import pytest
 
-from amp_rewrite.decide.hazards.find import Rule, hazards
+from amp_rewrite.decide.hazards.find import hazards
 from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.decide.hazards.trig_arguments import angle
 from amp_rewrite.decide.pin import Pin
@@ -19,7 +21,7 @@ def view_of(text: str, opset: int = 18) -> View:
     return View.of(Model.load(onnx.parser.parse_model(head + text)))
 
 
-def pinned(rule: Rule, text: str, opset: int = 18) -> list[str]:
+def pinned(rule: Callable[[View, DType], Iterable[Pin]], text: str, opset: int = 18) -> list[str]:
     """The first results of the pinned ops, in graph order, each once."""
     view = view_of(text, opset)
     pins = {pin.op for pin in rule(view, DType.FLOAT16)}

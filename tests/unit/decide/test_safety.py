@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx.parser
 
-from amp_rewrite.decide.hazards.find import RULES, hazards
+from amp_rewrite.decide.hazards.find import PINNING, hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -111,7 +111,7 @@ def test_every_rule_is_run() -> None:
         "product": "product",
         "grown": "growth",
     }
-    assert len(RULES) == 17
+    assert len(PINNING) == 17
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:

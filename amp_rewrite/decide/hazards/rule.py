@@ -1,0 +1,55 @@
+"""Safety rules as records: a name, a promise, a docstring with fixed headings, a function and two models."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HEADINGS = ("What it protects", "Why", "Example", "How to override", "Source")
+MODELS = ("hit", "near")
+"""Of each rule the smallest model that needs it, and the nearest one that it leaves alone."""
+_SECTION = re.compile(rf"^({'|'.join(HEADINGS)}): ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[P, R]):
+    """A safety rule. Its docstring is that of the function.
+
+    `reason` is the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases` are names that the
+    rule had before, or those of rules that it subsumes.
+    """
+
+    name: str
+    reason: str
+    promise: str
+    function: Callable[P, R]
+    aliases: tuple[str, ...] = ()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the rule."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def sections(self) -> Mapping[str, str]:
+        """Return the text under each heading of the docstring, each as one line."""
+        _, *parts = _SECTION.split(inspect.getdoc(self.function) or "")
+        return {head: " ".join(text.split()) for head, text in zip(parts[::2], parts[1::2], strict=True)}
+
+    def model(self, end: str) -> str:
+        """Return the ONNX text of the model that needs the rule ("hit") or of the one that does not ("near")."""
+        file = resources.files("amp_rewrite").joinpath("decide", "hazards", "models", f"{self.name}.{end}.onnxtxt")
+        return file.read_text("utf-8")
+
+
+def rule(
+    reason: str, promise: str, *, name: str = "", aliases: tuple[str, ...] = ()
+) -> Callable[[Callable[P, R]], Rule[P, R]]:
+    """Make a function a rule; its name is its reason, unless another rule with this reason has that name."""
+    return lambda function: Rule(name or reason, reason, promise, function, aliases)

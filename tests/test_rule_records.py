@@ -1,0 +1,92 @@
+"""Records of the safety rules: headings, models, names, and what reports say of all the fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+import pytest
+
+from amp_rewrite import Report, convert
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards import find
+from amp_rewrite.decide.hazards.find import RULES, rule_named
+from amp_rewrite.decide.hazards.rule import HEADINGS, MODELS, Rule
+from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
+from amp_rewrite.errors import PatternError
+
+ROOT = Path(__file__).parent.parent
+FIXTURES = (
+    *sorted((ROOT / "tests" / "models").glob("*.onnx")),
+    *sorted((ROOT / "tests" / "models_text").glob("*.onnxtxt")),
+    *sorted((ROOT / "examples" / "models").glob("*.onnx")),
+)
+named = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+
+
+def report_of(text: str) -> Report:
+    model = onnx.parser.parse_model(text)
+    onnx.checker.check_model(model, full_check=True)
+    return convert(model).report
+
+
+def speaks(rule: Rule[..., Any], report: Report) -> bool:
+    """Whether a rule speaks in a report, in a row or by a finding."""
+    return rule.reason in {row.rule for row in report.rows} | {finding.kind for finding in report.findings}
+
+
+@named
+def test_a_rule_has_its_promise_and_something_under_each_heading(rule: Rule[..., Any]) -> None:
+    assert rule.promise.endswith(".") and "\n" not in rule.promise
+    assert tuple(rule.sections) == HEADINGS
+    assert all(text[-1] in ".;" for text in rule.sections.values())
+
+
+@named
+def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule[..., Any]) -> None:
+    assert speaks(rule, report_of(rule.model("hit")))
+    assert not speaks(rule, report_of(rule.model("near")))
+
+
+def test_every_model_beside_the_rules_belongs_to_one() -> None:
+    held = {path.name for path in (Path(find.__file__).parent / "models").iterdir()}
+    assert held == {f"{rule.name}.{end}.onnxtxt" for rule in RULES for end in MODELS}
+
+
+def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
+    safety = {reason.id for reason in REASONS.values() if reason.strength is Strength.SAFETY}
+    assert {rule.reason for rule in RULES} - KINDS.keys() == safety
+    assert safety <= {rule.name for rule in RULES}
+
+
+def test_names_and_aliases_are_each_those_of_one_rule() -> None:
+    names = [name for rule in RULES for name in (rule.name, *rule.aliases)]
+    assert len(names) == len(set(names))
+    assert {name: rule_named(name) for name in names} == {
+        name: rule for rule in RULES for name in (rule.name, *rule.aliases)
+    }
+    assert rule_named("deny") is None
+
+
+def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    heir = Rule("heir", reasons.DISTANCE, "One rule for both.", find.distance.function, ("distance", "parent"))
+    monkeypatch.setattr(find, "RULES", (heir,))
+    assert rule_named("heir") is rule_named("parent") is rule_named("distance") is heir
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PatternError, match="no rule or reason 'distanc'; did you mean 'distance'"):
+        rule_named("distanc")
+    with pytest.raises(PatternError, match="`amp-rewrite rule` lists all"):
+        rule_named("?")
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_every_reason_and_kind_in_the_report_of_a_fixture_is_registered(path: Path) -> None:
+    model = onnx.load(path) if path.suffix == ".onnx" else onnx.parser.parse_model(path.read_text("utf-8"))
+    for to in ("float16", "bfloat16"):
+        report = convert(model, to=to).report
+        assert {row.rule for row in report.rows} - {None} <= REASONS.keys()
+        assert {finding.kind for finding in report.findings} <= KINDS.keys() | REASONS.keys()
