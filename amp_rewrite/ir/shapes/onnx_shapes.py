@@ -9,6 +9,7 @@ import onnx.checker
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
@@ -59,8 +60,7 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
     """The model with what onnx infers; as it is where onnx objects."""
     if through_values and {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""} == {13}:
         # To what shape a Reshape leads is looked up from opset 14 on, where shapes else are what they were.
-        later = ModelProto()
-        later.CopyFrom(skeleton)
+        later = clone(skeleton)
         for imported in later.opset_import:
             imported.version = 14 if normal_domain(imported.domain) == "" else imported.version
         try:
