@@ -24,6 +24,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
+from amp_rewrite.files.protos import clone
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.skeleton import skeleton
 from amp_rewrite.files.tensors import Source, Sources, is_stub
@@ -77,8 +78,7 @@ class Model:
                     " give the folder"
                 )
             if shared:
-                own = ModelProto()
-                own.CopyFrom(proto)
+                own = clone(proto)
                 proto = own
             _resolve(proto, Folder(Path(folder)), {})
         return cls(proto)
@@ -148,8 +148,7 @@ class Model:
                 f"the model has {self.nbytes} bytes of tensors, more than a ModelProto can serialize; use"
                 " save(path) instead"
             )
-        out = ModelProto()
-        out.CopyFrom(self.proto)
+        out = clone(self.proto)
         with Sources() as sources:
             for tensor in wire.tensors(out):
                 if is_stub(tensor):

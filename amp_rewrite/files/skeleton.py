@@ -10,6 +10,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import wire
+from amp_rewrite.files.protos import refill
 from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 
 _SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
@@ -110,9 +111,7 @@ def _main_inputs(graph: GraphProto) -> None:
     for tensor in hollow:
         if tensor.name not in inputs:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    kept = [t for t in graph.initializer if not is_stub(t)]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    refill(graph, "initializer", [t for t in graph.initializer if not is_stub(t)])
 
 
 def _fill_graph(graph: GraphProto, opset: int) -> None:
@@ -127,12 +126,8 @@ def _fill_graph(graph: GraphProto, opset: int) -> None:
         else:
             _zero(tensor)
     if constants:
-        kept = [t for t in graph.initializer if not is_stub(t)]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
-        nodes = [*constants, *graph.node]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph, "initializer", [t for t in graph.initializer if not is_stub(t)])
+        refill(graph, "node", [*constants, *graph.node])
 
 
 def _fill_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:

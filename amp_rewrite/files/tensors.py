@@ -24,6 +24,7 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array, cast
+from amp_rewrite.files.protos import clone
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
@@ -333,8 +334,7 @@ def baked(tensor: onnx.TensorProto, to: DType, *, name: str | None = None, sourc
     if not (kind.floating and to.floating):
         raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating types cast to {to.spelling}")
     if kind is to:
-        out = onnx.TensorProto()
-        out.CopyFrom(tensor)
+        out = clone(tensor)
     elif is_stub(tensor) and source(tensor).dtype is kind:
         out = without_values(tensor)
         make_stub(out, source(tensor))

@@ -12,6 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
@@ -32,8 +33,7 @@ def apply(view: View, plan: Plan) -> Model:
     One walk. Everything that the plan does not name is kept as it is: node order, names, value_info,
     metadata, training_info, functions, sparse initializers, quantization annotations.
     """
-    proto = ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     if plan.empty:
         return replace(view.model, proto=proto)
     _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
@@ -74,8 +74,7 @@ class _Emitter:
         self._initializers(graph, values)
         types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
         self._value_infos(graph, values, types)
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph, "node", nodes)
 
     def _nodes(self, graph: GraphProto, scope: Scope, values: list[Value]) -> Iterator[NodeProto]:
         for value in values:
@@ -162,8 +161,7 @@ class _Emitter:
     def _second_constant(self, op: Op, result: ValueId) -> Iterator[NodeProto]:
         bake = self.bakes.get(result)
         if bake is not None and bake.keeps_original:
-            node = NodeProto()
-            node.CopyFrom(op.node)
+            node = clone(op.node)
             node.name = self._node_name(f"{bake.name}_constant")
             node.output[0] = bake.name
             self._hold_baked(node, bake)
@@ -173,8 +171,7 @@ class _Emitter:
         tensor = self.view.values[bake.value].tensor
         assert tensor is not None
         low = baked(tensor, bake.to, model=self.view.model)
-        del node.attribute[:]
-        node.attribute.append(onnx.helper.make_attribute("value", low))
+        refill(node, "attribute", [onnx.helper.make_attribute("value", low)])
 
     # -- initializers, declarations ------------------------------------------------------------------
 
@@ -201,10 +198,7 @@ class _Emitter:
                 kept.append(baked(tensor, bake.to, name=bake.name, model=self.view.model))
                 if tensor.name in listed and bake.keeps_original:  # IR 3 lists every initializer as an input
                     graph.input.append(onnx.helper.make_tensor_value_info(bake.name, bake.to.code, tensor.dims))
-        fresh = GraphProto()
-        fresh.initializer.extend(kept)
-        graph.ClearField("initializer")
-        graph.initializer.MergeFrom(fresh.initializer)
+        refill(graph, "initializer", kept)
         for formal in graph.input:
             bake = low.get(formal.name)
             if bake is not None and not bake.keeps_original:
@@ -233,10 +227,7 @@ class _Emitter:
                 listed.extend(self._new_infos(value, types))
             elif value.id in self.strange:
                 listed.extend(self._learned(value))
-        fresh = GraphProto()
-        fresh.value_info.extend(listed)
-        graph.ClearField("value_info")
-        graph.value_info.MergeFrom(fresh.value_info)
+        refill(graph, "value_info", listed)
 
     def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
         """What an unknown op gives is declared if only its readers told: they may read a Cast of it now."""
@@ -295,8 +286,4 @@ def _widen_inside(node: NodeProto) -> None:
 
 
 def _replace(node: NodeProto, name: str, new: AttributeProto) -> None:
-    kept = [a for a in node.attribute if a.name != name]
-    fresh = NodeProto()
-    fresh.attribute.extend([*kept, new])
-    node.ClearField("attribute")
-    node.attribute.MergeFrom(fresh.attribute)
+    refill(node, "attribute", [*(a for a in node.attribute if a.name != name), new])

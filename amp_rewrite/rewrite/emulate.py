@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies, check_imports
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
@@ -60,8 +61,7 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
     source = Model.load(model, folder=folder)
     view = View.of(_inlined(source))
-    proto = ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     proto.ClearField("training_info")
     _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
@@ -146,8 +146,7 @@ class _Twin:
             nodes.extend(self._node(self.view.ops[op_id], node))
         self._initializers(graph, {v.name: v for v in self.in_scope.get(scope.id, ())})
         self._declarations(graph, scope)
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
         """What stands between the model's inputs, and initializers that are its outputs, and their twins."""
@@ -162,16 +161,15 @@ class _Twin:
                 yield self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT)
 
     def _initializers(self, graph: GraphProto, values: dict[str, Value]) -> None:
-        widened = GraphProto()
+        widened = list[TensorProto]()
         for tensor in graph.initializer:
             value = values[tensor.name]
             if value.id in self.fed & self.kept or not self._low(value.id):
-                widened.initializer.append(tensor)
+                widened.append(tensor)
             else:
                 name = tensor.name if value.id in self.fed else self._name(value.id)
-                widened.initializer.append(baked(tensor, DType.FLOAT, name=name, model=self.view.model))
-        graph.ClearField("initializer")
-        graph.initializer.MergeFrom(widened.initializer)
+                widened.append(baked(tensor, DType.FLOAT, name=name, model=self.view.model))
+        refill(graph, "initializer", widened)
         for sparse in graph.sparse_initializer:
             value = values[sparse.values.name]
             self._widen_sparse(sparse)

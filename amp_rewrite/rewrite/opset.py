@@ -23,6 +23,7 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.schema import normal_domain
@@ -195,8 +196,7 @@ def _moved(view: View, opset: int) -> View | str:
         return f"opset {current} is older than {OLDEST_MOVED}"
     if view.model.proto.functions or view.model.proto.training_info:
         return "it has local functions or carries its training, which state opsets of their own"
-    proto = ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     fault = _Mover(current, opset, proto, set(view.names)).graph(proto.graph)
     if fault:
         return fault
@@ -289,11 +289,7 @@ def _misfit(node: NodeProto, new: OpSchema) -> str | None:
 
 
 def _without(node: NodeProto, name: str) -> None:
-    kept = [a for a in node.attribute if a.name != name]
-    fresh = NodeProto()
-    fresh.attribute.extend(kept)
-    node.ClearField("attribute")
-    node.attribute.MergeFrom(fresh.attribute)
+    refill(node, "attribute", [a for a in node.attribute if a.name != name])
 
 
 def _value(stated: AttributeProto) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from onnx import GraphProto, ModelProto, NodeProto
 
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
@@ -20,8 +21,7 @@ def fused(view: View, fusions: Sequence[Fusion]) -> Model:
 
     Everything else stays as it is, names, order and declarations included, but for constants that only fused ops read.
     """
-    proto = ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     unread = _unread(view, fusions)
     _Emitter(view, fusions, unread).graph(proto.graph, view.scopes[MAIN])
     proto.graph.initializer.extend({w.name: w for fusion in fusions for w in fusion.weights}.values())

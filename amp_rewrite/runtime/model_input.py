@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.files.tensors import Sources, is_stub, nbytes, source
 
 _FROM_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -55,8 +56,7 @@ def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Ma
         for first in {(p.path, p.stamp): p for p in places}.values():
             sources.fill(first, 0, memoryview(bytearray()))  # refuses a file that has changed
     folder = os.path.commonpath([os.path.dirname(p.path) for p in places])  # noqa: PTH120
-    copy = ModelProto()
-    copy.CopyFrom(proto)
+    copy = clone(proto)
     for tensor in wire.tensors(copy):
         if is_stub(tensor):
             place = source(tensor)

@@ -20,6 +20,7 @@ from onnx import ModelProto, TensorProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
@@ -28,7 +29,7 @@ from amp_rewrite.runtime.model_input import handed_over
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
-from amp_rewrite.runtime.subgraph import check_names, nodes_of, reduced, size, written_to
+from amp_rewrite.runtime.subgraph import check_names, reduced, size, written_to
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -310,7 +311,7 @@ def _opened(
     if profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, profile
     # onnxruntime 1.31's NchwcTransformer ends the process on float16 graphs with an LSTM before a Transpose.
-    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in nodes_of(proto.graph)) else None
+    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in all_nodes(proto.graph.node)) else None
     ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
     try:
         with one_line("open"):

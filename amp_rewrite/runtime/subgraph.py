@@ -3,56 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.graphs import all_nodes, needed
 
 
 def reduced(model: Model, names: Sequence[str]) -> Model:
     """The model with these outputs alone, and the nodes that they need."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
-    needed, kept = set(names), []
-    for node in reversed(model.proto.graph.node):
-        if needed.intersection(node.output):
-            needed.update(_read(node))
-            kept.append(node)
-    del proto.graph.output[:]
-    proto.graph.output.extend(outputs[name] for name in dict.fromkeys(names))
-    del proto.graph.node[:]
-    proto.graph.node.extend(reversed(kept))
+    proto = clone(model.proto)
+    refill(proto.graph, "output", [outputs[name] for name in dict.fromkeys(names)])
+    refill(proto.graph, "node", needed(model.proto.graph.node, names))
     return Model(proto, model.path)
 
 
-def _read(node: NodeProto) -> Iterator[str]:
-    """The names that a node and its bodies read; the bodies' own among them, which does no harm."""
-    yield from node.input
-    for _, body in bodies(node):
-        yield from (value.name for value in body.output)
-        for inner in body.node:
-            yield from _read(inner)
-
-
-def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for _, body in bodies(node):
-            yield from nodes_of(body)
-
-
 def size(graph: GraphProto) -> int:
-    return sum(1 for _ in nodes_of(graph))
+    return sum(1 for _ in all_nodes(graph.node))
 
 
 def written_to(graph: GraphProto) -> frozenset[str]:
     """Inputs that onnxruntime may write into: a BatchNormalization in training updates its statistics in place."""
-    found = {name for n in nodes_of(graph) if n.op_type == "BatchNormalization" for name in n.input[3:]}
+    found = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
     for node in reversed(graph.node):
         if node.op_type == "Identity" and node.output[0] in found:  # the optimizer removes it
             found.update(node.input)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import ValueInfoProto
 from onnx.helper import make_tensor_value_info
 
 from amp_rewrite.decide import reasons
@@ -14,6 +14,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
@@ -75,12 +76,9 @@ def declared_scalar(name: str, shape: tuple[int, ...] = ()) -> ValueInfoProto:
 
 def with_outputs(model: Model, told: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
     """The model with these outputs in this order, and no others: new ones, and some that it has."""
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     declared = {v.name: v for v in proto.graph.output}
-    outputs = [*told, *(declared[name] for name in kept)]
-    del proto.graph.output[:]
-    proto.graph.output.extend(outputs)
+    refill(proto.graph, "output", [*told, *(declared[name] for name in kept)])
     return replace(model, proto=proto)
 
 

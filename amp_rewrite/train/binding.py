@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.runtime.ports import input_ports
 
 
@@ -25,8 +25,7 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
     """
     source = Model.load(model, folder=folder)
     ports = {port.name: port for port in input_ports(source)}
-    proto = ModelProto()
-    proto.CopyFrom(source.proto)
+    proto = clone(source.proto)
     for name, value in values.items():
         if name not in ports:
             raise TrainingError(f"{name!r} is no input of the model; its inputs are {', '.join(map(repr, ports))}")
@@ -40,7 +39,5 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
             given = f"{array.dtype} {list(array.shape)}"
             raise TrainingError(f"the value of {name!r} is {given}, and the input is {wanted}")
         proto.graph.initializer.append(from_array(np.ascontiguousarray(array).reshape(array.shape), name))
-    kept = [formal for formal in proto.graph.input if formal.name not in values]
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
+    refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in values])
     return replace(source, proto=proto)

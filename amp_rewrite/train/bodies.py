@@ -12,10 +12,11 @@ from dataclasses import replace
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
+from onnx import FunctionProto, GraphProto, NodeProto, TypeProto
 
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import MAIN, Op, ScopeId
 from amp_rewrite.ir.schema import TENSOR, attribute
@@ -31,8 +32,7 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     GradientError for an op of which onnx cannot build the body.
     """
     facts = Facts.of(model)
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     functions: list[FunctionProto] = []
     for op, node in _nodes(facts, MAIN, proto.graph):
         if not op.domain and op.op_type in op_types:
@@ -44,9 +44,7 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     proto.functions.extend(functions)
     proto.opset_import.add(domain=_DOMAIN, version=1)
     out = inlined(replace(model, proto=proto), [(_DOMAIN, f.name) for f in functions]).proto
-    kept = [o for o in out.opset_import if o.domain != _DOMAIN]
-    del out.opset_import[:]
-    out.opset_import.extend(kept)
+    refill(out, "opset_import", [o for o in out.opset_import if o.domain != _DOMAIN])
     return replace(model, proto=out)
 
 

@@ -18,6 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
 from amp_rewrite.ir.schema import RANDOM_OPS
@@ -45,8 +46,7 @@ class Builder:
     def __init__(self, facts: Facts, scope: ScopeId, *, taken: set[str], region: str) -> None:
         self.facts = facts
         self.scope = scope
-        self.graph = GraphProto()
-        self.graph.CopyFrom(facts.view.scopes[scope].graph)
+        self.graph = clone(facts.view.scopes[scope].graph)
         self.opset = facts.view.opsets.get("", 1)
         self._taken = taken
         self._region = region

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 from onnx.helper import make_node, make_tensor_value_info
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.nodes import MAIN
@@ -146,8 +147,7 @@ def _reached(view: View, start: ValueId) -> set[ValueId]:
 
 def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -> tuple[Model, str, dict[str, str]]:
     """The model whose backward pass reads the seed times the scale; the scale's name, and new ones of the gradients."""
-    proto = ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     taken = set(view.names)
     scale = claimed("loss_scale", taken)
     if isinstance(rule, scales.DynamicLossScale):
@@ -167,9 +167,7 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
     producer = view.values[start].producer
     at = 0 if producer is None else view.scopes[MAIN].ops.index(producer) + 1
     ordered = [*nodes[:at], *_times(name, scale, product, view.dtype(start), taken), *nodes[at:]]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in ordered]
-    del proto.graph.node[:]
-    proto.graph.node.extend(copies)
+    refill(proto.graph, "node", [NodeProto.FromString(node.SerializeToString()) for node in ordered])
     return replace(view.model, proto=proto), scale, inner
 
 
@@ -198,8 +196,7 @@ def _rename(node: NodeProto, old: str, new: str) -> None:
 
 def _given_out(model: Model, inner: Mapping[str, str]) -> Model:
     """The model with its gradients as outputs in their old places, in float32."""
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     names = {new: old for old, new in inner.items()}
     for formal in proto.graph.output:
         if formal.name in names:

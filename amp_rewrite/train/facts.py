@@ -18,6 +18,7 @@ from onnx import GraphProto, ModelProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import MAIN, Op, ScopeId, ValueId
 from amp_rewrite.ir.view import View
@@ -154,7 +155,4 @@ def _declare(view: View, bare: ModelProto, ranks: Mapping[ValueId, int]) -> None
             dtype = view.dtype(value)
             if dtype is not None:
                 kept.append(onnx.helper.make_tensor_value_info(name, dtype.code, [None] * rank))
-        fresh = GraphProto()
-        fresh.value_info.extend(kept)
-        graph.ClearField("value_info")
-        graph.value_info.MergeFrom(fresh.value_info)
+        refill(graph, "value_info", kept)

@@ -17,6 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import attribute, float_attribute
 from amp_rewrite.rewrite.apply import import_standard
@@ -34,15 +35,12 @@ def lower_training_ops(model: object, *, folder: str | Path | None = None) -> Mo
     taken there. GradientError for a Gradient of what cannot be differentiated, or inside a body.
     """
     source = Model.load(model, folder=folder)
-    proto = ModelProto()
-    proto.CopyFrom(source.proto)
+    proto = clone(source.proto)
     import_standard(proto)
     ready = replace(source, proto=proto)
     while (position := _first(ready.proto.graph)) is not None:
         ready = _LOWERED[ready.proto.graph.node[position].op_type](ready, position)
-    kept = [o for o in ready.proto.opset_import if o.domain != DOMAIN]
-    del ready.proto.opset_import[:]
-    ready.proto.opset_import.extend(kept)
+    refill(ready.proto, "opset_import", [o for o in ready.proto.opset_import if o.domain != DOMAIN])
     return ready
 
 
@@ -93,8 +91,7 @@ def _at_other_values(model: Model, position: int, values: Mapping[str, str], y: 
             if names.keys() & set(before.input) and not names.keys() & set(before.output):
                 results = b.like(before, [names.get(i, i) for i in before.input])
                 names.update(zip(before.output, results, strict=True))
-        again = NodeProto()
-        again.CopyFrom(node)
+        again = clone(node)
         for words in again.attribute:
             if words.name in ("xs", "zs"):
                 words.strings[:] = [names[w.decode()].encode() for w in words.strings]
@@ -264,8 +261,7 @@ def _algorithm(model: Model, index: int) -> Algorithm:
 
 
 def _without_training(proto: ModelProto) -> ModelProto:
-    out = ModelProto()
-    out.CopyFrom(proto)
+    out = clone(proto)
     out.ClearField("training_info")
     return out
 

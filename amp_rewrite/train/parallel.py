@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 from onnx.helper import make_tensor_value_info
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import Runner
@@ -319,11 +320,11 @@ def cut(model: Model) -> Halves:
     last = [n for n in graph.node if n.name.startswith(f"{REGION}/")]
     first = [n for n in graph.node if not n.name.startswith(f"{REGION}/")]
     made = {o for n in last for o in n.output}
-    back = next((name for n in first for name in _read(n) if name in made), None)
+    back = next((name for name in names_read(first) if name in made), None)
     if not last or back is not None:
         what = f"{back!r} of the update is read by the backward pass" if last else f"no node is named {REGION}/…"
         raise TrainingError(f"the model cannot be cut into gradients and update: {what}; give a step's model")
-    wanted = dict.fromkeys(name for n in last for name in _read(n) if name not in made)
+    wanted = dict.fromkeys(name for name in names_read(last) if name not in made)
     constants = [n for n in first if n.op_type == "Constant" and n.output[0] in wanted]
     results = {o for n in first for o in n.output} - {n.output[0] for n in constants}
     crossing = tuple(name for name in wanted if name in results)
@@ -348,10 +349,9 @@ def _check_float32(model: Model, crossing: Sequence[str]) -> None:
 def _half(model: Model, nodes: Sequence[NodeProto], given: Sequence[str], outputs: Sequence[str]) -> Model:
     """A model of some nodes of another: with the inputs and initializers that they read, and `given` ones."""
     graph = model.proto.graph
-    read = {name for n in nodes for name in _read(n)}
+    read = set(names_read(nodes))
     declared = {v.name: v for v in graph.output}
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     for part in ("node", "input", "output", "value_info", "initializer", "sparse_initializer"):
         proto.graph.ClearField(part)
     proto.graph.node.extend(nodes)
@@ -363,12 +363,3 @@ def _half(model: Model, nodes: Sequence[NodeProto], given: Sequence[str], output
     proto.graph.initializer.extend(t for t in graph.initializer if t.name in read)
     proto.graph.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in read)
     return replace(model, proto=proto)
-
-
-def _read(node: NodeProto) -> Iterator[str]:
-    """The names that a node and its bodies read; the bodies' own among them, which does no harm."""
-    yield from (name for name in node.input if name)
-    for _, body in bodies(node):
-        yield from (value.name for value in body.output)
-        for inner in body.node:
-            yield from _read(inner)

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, NodeProto
 from onnx.helper import make_attribute
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
@@ -26,8 +27,7 @@ def in_training(model: Model) -> Model:
     A BatchNormalization also gives its new running statistics then. What is in that mode already stays.
     TrainingError at opsets in which the operators have no such mode.
     """
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     taken = set(View.of(model).names)
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     for node in proto.graph.node:
@@ -44,8 +44,7 @@ def in_training(model: Model) -> Model:
 def _batch_normalization(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
     del graph
     kept = [a for a in node.attribute if a.name != "training_mode"]
-    del node.attribute[:]
-    node.attribute.extend([*kept, make_attribute("training_mode", 1)])
+    refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
     del node.output[3:]  # before opset 14 there were more, and none is read at inference
     for slot, source in _STATISTICS.items():
         if slot == len(node.output):

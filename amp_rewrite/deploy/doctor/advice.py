@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from math import prod
 
 import onnx.defs
-from onnx import ModelProto
 
 from amp_rewrite.decide.placement.cost_model import READ_IN_PART, VIEWS, Work
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -83,8 +83,7 @@ Dimensions = tuple[tuple[str, int | None], ...]
 
 def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> Model:
     """The model with its inputs' free dimensions fixed, by name, else as `otherwise`; the same wherever they recur."""
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     named = {name: sizes.get(name, otherwise) for name in free_dimensions(model)}
     for formal in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
         for dim in formal.type.tensor_type.shape.dim:

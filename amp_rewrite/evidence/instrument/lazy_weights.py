@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.names import claimed
 
@@ -20,8 +21,7 @@ def casting_in_graph(model: Model) -> Model:
     opened; a node does it when the weight is needed. A Cast gives infinity where a pending cast saturates: weights
     in which that happens are left as they are. O(bytes of weights that are to be rounded), streamed.
     """
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     names = {v.name for v in proto.graph.input} | {t.name for t in proto.graph.initializer}
     names |= {name for node in proto.graph.node for name in node.output}
     casts: list[NodeProto] = []
@@ -32,9 +32,7 @@ def casting_in_graph(model: Model) -> Model:
             stored.name = claimed(stored.name, names)
             casts.append(helper.make_node("Cast", [stored.name], [result], f"{result}/cast", to=tensor.data_type))
             tensor.CopyFrom(stored)
-    nodes = [*casts, *proto.graph.node]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    refill(proto.graph, "node", [*casts, *proto.graph.node])
     return replace(model, proto=proto)
 
 

@@ -16,7 +16,9 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.instrument.error_nodes import Gauge
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.graphs import names_read, needed
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 
@@ -35,8 +37,7 @@ class Measuring:
 
     def on(self, twin: Model) -> Model:
         """The twin of `model` with the one output that `gauge.read` reads in place of all values."""
-        proto = ModelProto()
-        proto.CopyFrom(twin.proto)
+        proto = clone(twin.proto)
         proto.graph.node.extend(self.nodes)
         proto.graph.initializer.extend(self.initializers)
         del proto.graph.output[:]
@@ -81,8 +82,7 @@ class _Merged:
         self.gauge = Gauge(f"{mark}gauge/", low)
         self.result = f"{mark}{RESULT}"
         self.inputs: dict[str, str] = {v.name: v.name for v in reference.model.proto.graph.input}
-        self.frame = GraphProto()
-        self.frame.CopyFrom(reference.model.proto.graph)
+        self.frame = clone(reference.model.proto.graph)
         _rename(self.frame, {}, self.theirs, self.inputs)
         self.nodes: list[NodeProto] = list(self.frame.node)
         self.initializers: list[TensorProto] = list(self.frame.initializer)
@@ -93,8 +93,7 @@ class _Merged:
     def candidate(self) -> None:
         """The whole candidate, fed with the reference's inputs in its own types."""
         view = self.pairing.candidate
-        graph = GraphProto()
-        graph.CopyFrom(view.model.proto.graph)
+        graph = clone(view.model.proto.graph)
         _rename(graph, {}, self.mine)
         fed = {view.value_name(v): v for v in view.scopes[MAIN].inputs}
         given = {name for name in fed if name in self.inputs}
@@ -158,8 +157,7 @@ class _Merged:
             # A weight; what an op makes has been given a name by its shadow.
             tensor = view.values[value].tensor
             assert tensor is not None
-            copy = TensorProto()
-            copy.CopyFrom(tensor)
+            copy = clone(tensor)
             copy.name = self.names[value] = self.mine + name
             self.initializers.append(copy)
             return
@@ -175,8 +173,7 @@ class _Merged:
         view = self.pairing.candidate
         visible = {view.value_name(v): self.names[v] for v in reads(view, op)}
         made = {view.value_name(v): self.mine + view.value_name(v) for v in op.outputs if v is not None}
-        node = NodeProto()
-        node.CopyFrom(op.node)
+        node = clone(op.node)
         _rename_node(node, {**visible, **made}, self.mine)
         unpaired = (v for v in op.outputs if v is not None and v not in self.pairing.values)
         self.names.update({v: self.mine + view.value_name(v) for v in unpaired})
@@ -202,7 +199,7 @@ class _Merged:
             gauging += self.gauge.nodes(number, *names, is_low=is_low)
             rows.append(self.gauge.row(number))
         gauging += self.gauge.packed(rows, self.result)
-        read = set(_names_read(gauging))
+        read = set(names_read(gauging))
         held = tuple(t for t in self.gauge.initializers if t.name in read)
         return Measuring(self._assembled(self.nodes, outputs), tuple(gauging), held, self.result)
 
@@ -224,8 +221,8 @@ class _Merged:
         yield "reference", self._name_of_reference(theirs), reference.dtype(theirs)
 
     def _assembled(self, nodes: Sequence[NodeProto], results: Sequence[ValueInfoProto]) -> Model:
-        nodes = _needed(nodes, [v.name for v in results])
-        read = set(_names_read(nodes))
+        nodes = needed(nodes, [v.name for v in results])
+        read = set(names_read(nodes))
         source = self.pairing.reference.model
         proto = ModelProto(ir_version=max(v.model.proto.ir_version for v in self._views))
         for domain, version in _opsets(*self._views).items():
@@ -286,23 +283,3 @@ def _rename_node(node: NodeProto, visible: Mapping[str, str], prefix: str) -> No
         names[:] = [visible.get(name, name) for name in names]
     for _, body in bodies(node):
         _rename(body, visible, prefix)
-
-
-def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
-    """The nodes that these outputs depend on, in their order."""
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(_names_read([node]))
-    return kept[::-1]
-
-
-def _names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    """What nodes read; of bodies also what is read inside, their own names among it."""
-    for node in nodes:
-        yield from node.input
-        for _, body in bodies(node):
-            yield from _names_read(body.node)
-            yield from (v.name for v in body.output)

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import HEAVY, Model, baked
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.exact_ops import exact
@@ -127,8 +128,7 @@ class _Builder:
             self.in_scope.setdefault(value.scope, []).append(value)
 
     def build(self) -> Switchboard:
-        proto = ModelProto()
-        proto.CopyFrom(self.view.model.proto)
+        proto = clone(self.view.model.proto)
         proto.ClearField("training_info")
         name = self._fresh("low")
         self._bounds()
@@ -166,9 +166,7 @@ class _Builder:
         else:
             stated = {"split": [1] * count}
         split = onnx.helper.make_node("Split", inputs, list(self.switches.values()), name="low/split", axis=0, **stated)
-        nodes = [split, *self.head, *graph.node]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph, "node", [split, *self.head, *graph.node])
         graph.initializer.extend(self.new_initializers)
 
     # -- one graph -----------------------------------------------------------------------------------
@@ -189,8 +187,7 @@ class _Builder:
             if scope.id == MAIN:
                 self.outputs[formal.name] = given or formal.name
             formal.name = given or formal.name
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph, "node", nodes)
 
     def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         for slot, value in enumerate(op.inputs):
@@ -315,21 +312,18 @@ class _Builder:
         """
         branches = []
         for word in ("low", "high"):
-            inner = NodeProto()
-            inner.CopyFrom(node)
+            inner = clone(node)
             for slot in weights:
                 value = op.inputs[slot]
                 assert value is not None
                 if word == "low":
                     inner.input[slot] = self._rounded(value)
             given = [self._fresh(f"{name}/{word}_branch") if name else "" for name in node.output]
-            del inner.output[:]
-            inner.output.extend(given)
+            inner.output[:] = given
             branches.append(_branch(word, [inner], [name for name in given if name]))
         condition = self._switch(Switch(None, next(iter(weights.values()))))
         outer = _if(condition, "", *branches)
-        del outer.output[:]
-        outer.output.extend([name for name in node.output if name])
+        outer.output[:] = [name for name in node.output if name]
         outer.name = node.name
         return outer
 

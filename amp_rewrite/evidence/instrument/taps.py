@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.helper
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.instrument.range_nodes import WIDTH, Tally, chosen, constant, merging, neutral
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
@@ -133,8 +133,7 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
             f"the model imports ai.onnx opset {opset}, and ranges are measured from opset {FIRST_WHERE} on; raise it"
             " with onnx.version_converter"
         )
-    proto = ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     proto.ClearField("training_info")
     if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_WHERE)
@@ -142,7 +141,7 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     rows = builder.graph(proto.graph, view.scopes[MAIN])
     used = {builder.measured_in(value) for value in taps}
     constants = [node for dtype in DType if dtype in used for node in builder.tallies[dtype].constants()]
-    _put_first(proto.graph, [*constants, *builder.starts])
+    refill(proto.graph, "node", [*constants, *builder.starts, *proto.graph.node])
     name = f"{builder.stem}rows"
     proto.graph.node.append(onnx.helper.make_node("Identity", [rows.name], [name]))
     proto.graph.output.append(onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, [WIDTH * len(rows.values)]))
@@ -216,12 +215,6 @@ class _Builder:
         return [cast, *self.tallies[dtype].row(f"{row}_wide", row)]
 
 
-def _put_first(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
-    rest = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*nodes, *rest])
-
-
 # -- out of bodies -----------------------------------------------------------------------------------
 
 _Carrier = Callable[[_Builder, NodeProto, list[_Rows]], tuple[_Rows, list[NodeProto]]]
@@ -279,8 +272,10 @@ def _as_state(
     start, before, after, out = (builder.fresh() for _ in range(4))
     size = [WIDTH * len(rows.values)]
     body.node.extend(merging(f"{after}_", before, rows.name, len(rows.values), after))
-    _insert(body.input, entry, onnx.helper.make_tensor_value_info(before, TensorProto.DOUBLE, size))
-    _insert(body.output, gives, onnx.helper.make_tensor_value_info(after, TensorProto.DOUBLE, size))
+    for name, at_port, side in ((before, entry, "input"), (after, gives, "output")):
+        formals = list(getattr(body, side))
+        formals.insert(at_port, onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, size))
+        refill(body, side, formals)
     node.output.extend([""] * (at - len(node.output)))
     node.output.insert(at, out)
     node.input.insert(read, start)
@@ -309,12 +304,6 @@ def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows])
         else make("ReduceMax", [stacked], [most], keepdims=0, axes=[0]),
         *chosen(f"{out}_", total, most, len(rows.values), out),
     ]
-
-
-def _insert(formals: Any, at: int, formal: ValueInfoProto) -> None:
-    every = [*formals[:at], formal, *formals[at:]]
-    del formals[:]
-    formals.extend(every)
 
 
 _CARRIERS: Mapping[str, _Carrier] = {

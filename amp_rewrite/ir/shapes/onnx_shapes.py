@@ -9,6 +9,7 @@ import onnx.checker
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
@@ -61,8 +62,7 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
     opsets = {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""}
     if through_values and opsets == {FIRST_ALLOWZERO - 1}:
         # Other shapes are the same at the next opset.
-        later = ModelProto()
-        later.CopyFrom(skeleton)
+        later = clone(skeleton)
         for imported in later.opset_import:
             imported.version = FIRST_ALLOWZERO if normal_domain(imported.domain) == "" else imported.version
         try:

@@ -14,6 +14,7 @@ from onnx import GraphProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX
@@ -36,8 +37,7 @@ def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
     sums = {op.id: mask for op in scored(view) if (mask := _mask_of(view, op)) is not None}
     if not sums:
         return view, ()
-    proto = onnx.ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     copies = nodes_of(view, proto.graph)
     chosen: dict[ValueId, tuple[str, str]] = {}
     bounded: dict[ValueId, str] = {}

@@ -13,6 +13,7 @@ import onnx
 from onnx import NodeProto
 
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.passes.copied import graphs_of
@@ -41,17 +42,14 @@ def select_biased(view: View) -> tuple[View, tuple[Finding, ...]]:
     sums = {op.id: mask for op in scored(view) if (mask := _biased(view, op)) is not None}
     if not sums:
         return view, ()
-    proto = onnx.ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     unread = {mask.where.id for mask in sums.values() if _read_by(view, mask.where, sums)}
     gone = {view.ops[where].node.output[0] for where in unread}
     for scope, graph in reversed(graphs_of(view, proto.graph)):  # what is spelled anew takes its bodies along
         ops = [view.ops[op] for op in view.scopes[scope].ops]
         if any(op.id in sums or op.id in unread for op in ops):
             nodes = [new for op, node in zip(ops, graph.node, strict=True) for new in _spelled(view, op, node, sums)]
-            kept = [node for node in nodes if node.output[0] not in gone]
-            del graph.node[:]
-            graph.node.extend(kept)
+            refill(graph, "node", [node for node in nodes if node.output[0] not in gone])
     masks = {mask.where.id: view.value_name(_result(mask.where)) for mask in sums.values()}
     note = "is added to scores before a softmax: its bias is, and it selects, which gives the same numbers in any type"
     return View.of(replace(view.model, proto=proto)), tuple(Finding("selected", name, note) for name in masks.values())
@@ -81,8 +79,7 @@ def _spelled(view: View, op: Op, node: NodeProto, sums: Mapping[OpId, _Biased]) 
     summed = unused(f"{node.output[0]}_biased", view.names)
     name = f"{node.name}_biased" if node.name else ""
     yield onnx.helper.make_node("Add", [node.input[1 - mask.slot], bias], [summed], name)
-    chosen = NodeProto()
-    chosen.CopyFrom(node)
+    chosen = clone(node)
     chosen.op_type = "Where"
     del chosen.input[:]
     chosen.input.extend((condition, summed, fill) if mask.shows else (condition, fill, summed))

@@ -8,6 +8,7 @@ import onnx
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.passes.copied import nodes_of
 
@@ -20,8 +21,7 @@ def spell_out_casts(view: View) -> View:
     wanted = {op.id: dtype for op in view.ops if op.kind == "CastLike" and (dtype := _like(view, op)) is not None}
     if not wanted:
         return view
-    proto = onnx.ModelProto()
-    proto.CopyFrom(view.model.proto)
+    proto = clone(view.model.proto)
     copies = nodes_of(view, proto.graph)
     for op, dtype in wanted.items():
         node = copies[op]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx.numpy_helper
-from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
@@ -66,8 +66,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Fusion | str:
         return refused
     stored = [array.astype(np.float32) for array in (weight, bias)]
     names = _names(view, linear)
-    node = NodeProto()
-    node.CopyFrom(linear.node)
+    node = clone(linear.node)
     del node.input[1:]
     node.input.extend(names)
     del node.output[:]

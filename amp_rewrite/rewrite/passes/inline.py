@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
 import onnx.checker
 import onnx.helper
 import onnx.inliner
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
+from onnx import FunctionProto, GraphProto, ModelProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies, check_imports
+from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.view import Op, View
@@ -58,13 +60,12 @@ def _one_opset(proto: ModelProto) -> ModelProto:
     Of those that it calls the standard asks no less (IR.md, "Model Local Functions"); onnx's inliner wants one label.
     """
     own = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
-    labelled = ModelProto()
-    labelled.CopyFrom(proto)
+    labelled = clone(proto)
     for function in labelled.functions:
         for imported in function.opset_import:
             domain, old = normal_domain(imported.domain), imported.version
             new = own.get(domain, old)
-            ops = {node.op_type for node in _nodes(function.node) if normal_domain(node.domain) == domain}
+            ops = {node.op_type for node in all_nodes(function.node) if normal_domain(node.domain) == domain}
             if new != old and all(_since(domain, op, old) == _since(domain, op, new) for op in ops):
                 imported.version = new
     return labelled
@@ -77,7 +78,9 @@ def _since(domain: str, op_type: str, opset: int) -> int | None:
 
 def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
     """The functions that some call gives or takes these types, or one that is unknown, and those that they call."""
-    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in _nodes(f.node)} for f in view.model.proto.functions}
+    called = {
+        (f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in view.model.proto.functions
+    }
     found: set[tuple[str, str]] = set()
     pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles(view, op, dtypes)]
     while pending:
@@ -86,13 +89,6 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
             found.add(name)
             pending.extend(called[name])
     return found
-
-
-def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for _, body in bodies(node):
-            yield from _nodes(body.node)
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
@@ -131,7 +127,7 @@ def _expanded(view: View, op_type: str) -> View | None:
     """
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
-        made = {name for node in _nodes(proto.graph.node) for name in node.output if name and name not in view.names}
+        made = {name for node in all_nodes(proto.graph.node) for name in node.output if name and name not in view.names}
         _rename(proto.graph, {name: unused(f"{op_type}/{name}", view.names) for name in made})
         return View.of(replace(view.model, proto=proto))
     except (RuntimeError, ModelError):

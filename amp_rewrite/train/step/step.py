@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
@@ -225,8 +225,7 @@ def _batch(whole: Model, made: Update) -> tuple[str, ...]:
 
 def with_initializers(model: Model, values: Mapping[str, Array]) -> Model:
     """The model with other values in some initializers."""
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in values:
             tensor.CopyFrom(from_array(values[tensor.name], tensor.name))

@@ -19,6 +19,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.errors import AmpRewriteError, TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings.policy import Policy
@@ -52,8 +53,7 @@ def save_step(
             f"the model is of IR version {step.model.proto.ir_version}, whose inputs have no defaults; raise it to"
             f" {FIRST_IR_WITH_FREE_INITIALIZERS}"
         )
-    proto = ModelProto()
-    proto.CopyFrom(step.model.proto)
+    proto = clone(step.model.proto)
     rate = np.array(step.optimizer.learning_rate, np.float32)
     defaults = {**step.initial_state(), step.learning_rate: rate}
     proto.graph.initializer.extend(from_array(array, name) for name, array in defaults.items())
@@ -104,8 +104,7 @@ def _check_told(model: Model, told: Mapping[str, Any]) -> None:
 
 
 def _step(model: Model, told: Mapping[str, Any], trained: Model | None, path: str | Path) -> TrainingStep:
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = clone(model.proto)
     values = {t.name: t for t in proto.graph.initializer}
     state = tuple(
         StateVariable(name, read, given, _default(model, values, read, path)) for name, read, given in told["state"]
@@ -175,6 +174,4 @@ def _default(model: Model, values: Mapping[str, TensorProto], name: str, path: s
 
 
 def _without_defaults(proto: ModelProto, names: set[str]) -> None:
-    kept = [t for t in proto.graph.initializer if t.name not in names]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
+    refill(proto.graph, "initializer", [t for t in proto.graph.initializer if t.name not in names])

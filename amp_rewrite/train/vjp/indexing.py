@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.train.facts import known_dims
 from amp_rewrite.train.vjp.row import Call, Partial, Rows, Stop, positive, row
@@ -44,8 +44,7 @@ def by_position(v: Call, *, repeats: bool) -> str:
     count = v.b.op("Size", x)
     span = v.b.op("Range", v.b.scalar(0, int64), count, v.b.scalar(1, int64))
     positions = v.b.reshape(span, v.b.shape_of(x))
-    node = NodeProto()
-    node.CopyFrom(v.op.node)
+    node = clone(v.op.node)
     inputs = [positions, *node.input[1:]]
     if v.op.op_type == "Pad":
         inputs[2:3] = [""] if len(inputs) > 2 else []  # the value to fill with is of another type, and not used

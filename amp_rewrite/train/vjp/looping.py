@@ -15,6 +15,7 @@ from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.schema import TENSOR
@@ -247,8 +248,7 @@ def _given(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[Va
     found: dict[str, ValueInfoProto] = {}
     made = {name for node in b.finished().node for name in node.output if not b.known(name)}
     for source, like in results:
-        out = ValueInfoProto()
-        out.CopyFrom(like)
+        out = clone(like)
         out.name = source
         if source not in made or source in found:
             out.name = b.fresh(f"{like.name}_out")
@@ -268,16 +268,15 @@ def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
     """
     inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     given = {o.name for o in graph.output}
-    kept = GraphProto()
+    kept = list[NodeProto]()
     for node in graph.node:
         free = inside.isdisjoint(node.input) and not any(b.known(name) for name in node.output)
         if free and given.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
             outside.append(node)
         else:
             inside.update(node.output)
-            kept.node.append(node)
-    del graph.node[:]
-    graph.node.extend(kept.node)
+            kept.append(node)
+    refill(graph, "node", kept)
 
 
 def _saved(v: Call, steps: _Steps, wanted: set[str]) -> dict[str, str]:

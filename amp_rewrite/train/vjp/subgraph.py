@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto
 
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.files.protos import refill
+from amp_rewrite.ir.graphs import names_read, needed
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.ir.schema import RANDOM_OPS
 from amp_rewrite.train.vjp.row import Call
@@ -42,23 +43,9 @@ def arrivals(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]
 
 def prune(graph: GraphProto) -> None:
     """Leave out the nodes of which nothing reaches an output."""
-    wanted = {o.name for o in graph.output}
-    kept: list[NodeProto] = []
-    for node in reversed(graph.node):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(_reads(node))
-    live = GraphProto()
-    live.node.extend(reversed(kept))
-    del graph.node[:]
-    graph.node.extend(live.node)
+    refill(graph, "node", needed(graph.node, [o.name for o in graph.output]))
 
 
 def reads(graph: GraphProto) -> set[str]:
     """The names that the nodes of a graph and of the bodies in it read, and those of its outputs."""
-    return {o.name for o in graph.output}.union(*[_reads(node) for node in graph.node])
-
-
-def _reads(node: NodeProto) -> set[str]:
-    """What a node reads, inside its bodies too."""
-    return set(node.input).union(*[reads(body) for _, body in bodies(node)])
+    return {o.name for o in graph.output}.union(names_read(graph.node))

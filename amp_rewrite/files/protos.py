@@ -1,0 +1,25 @@
+"""Copies of protobuf messages, and their repeated fields refilled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+M = TypeVar("M", bound=Message)
+
+
+def clone(message: M) -> M:
+    """Return a copy of a message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def refill(message: Message, name: str, items: Iterable[Message]) -> None:
+    """Replace the messages of a repeated field. `items` may be messages of that field itself."""
+    kept = list(items)
+    field = getattr(message, name)
+    del field[:]
+    field.extend(kept)
