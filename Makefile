@@ -24,11 +24,11 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check conformance lint format types dev extras wheel lowest gpu fuzz clean
+.PHONY: help demo test check conformance lint format types dev extras wheel lowest gpu fuzz clean rules-docs
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-		|| sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
 demo: $(RUNTIME) ## convert three trained models, run them, print the accuracy before and after
 	@$(BIN)/python examples/demo.py
@@ -40,6 +40,9 @@ check: lint types test ## lint, types and tests: what has to be green before a c
 
 conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m suites.conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
+
+rules-docs: $(DEV) ## write docs/rules/ from the records of the safety rules
+	$(BIN)/python tools/build_rules.py
 
 lint: $(DEV) ## ruff check and ruff format --check
 	$(BIN)/ruff check .

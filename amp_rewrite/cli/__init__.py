@@ -14,6 +14,7 @@ from amp_rewrite.cli.commands import door
 from amp_rewrite.cli.doctoring import doctor
 from amp_rewrite.cli.emulating import emulate
 from amp_rewrite.cli.ranging import calibrate, ranges
+from amp_rewrite.cli.rules import rule
 from amp_rewrite.cli.training import train_step
 from amp_rewrite.cli.verifying import locate, verify
 
@@ -25,6 +26,7 @@ door.add_command(locate)
 door.add_command(train_step)
 door.add_command(doctor)
 door.add_command(bench)
+door.add_command(rule)
 
 
 def main() -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+DOCS = "docs/rules"
+"""The folder of the pages that `tools/build_rules.py` writes."""
+
 
 class Strength(IntEnum):
     """Tiers of reasons. Where two reasons disagree about an op, the one of the higher tier decides."""
@@ -48,8 +51,12 @@ class Reason:
     @property
     def docs(self) -> str:
         """Return the page of a safety rule, else the anchor in the table of all reasons."""
-        page = self.strength is Strength.SAFETY
-        return f"docs/rules/{self.id}.md" if page else f"docs/rules/README.md#{self.strength.name.lower()}"
+        return f"{DOCS}/{self.id}.md" if self.has_page else f"{DOCS}/README.md#{self.strength.name.lower()}"
+
+    @property
+    def has_page(self) -> bool:
+        """True for the reasons of safety rules, which `amp-rewrite rule` explains at length."""
+        return self.strength is Strength.SAFETY
 
 
 REASONS: dict[str, Reason] = {}

@@ -50,6 +50,8 @@ def _step(row: Row, *, first: bool) -> list[str]:
     if row.rule is None:
         return [f"{head}: it computes no float32"]
     lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{_noted(row)}"]
+    if row.rule in reasons.REASONS and reasons.REASONS[row.rule].has_page:
+        lines.append(f"    more: amp-rewrite rule {row.rule}, or {reasons.REASONS[row.rule].docs}")
     if row.color:
         lines.append(f"    {row.color}: {plain(row.source)}{': ' + plain(row.reason) if row.reason else ''}")
     return lines

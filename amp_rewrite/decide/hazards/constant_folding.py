@@ -17,7 +17,7 @@ _MOVES = frozenset({*COPIES, "ConstantOfShape", "Where"})
 _NEVER_FOLDED = frozenset({*RANDOM_OPS, "DequantizeLinear", "QuantizeLinear"})
 
 
-@rule(reasons.FOLDED, "What is computed from constants alone stays foldable at load time.")
+@rule(reasons.FOLDED, "Arithmetic on constants alone stays foldable at load time.")
 def folded(view: View, to: DType) -> Iterator[Pin]:
     """Pin arithmetic whose inputs are constants, or computed from constants alone. O(nodes + uses).
 

@@ -69,13 +69,13 @@ RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
 
 
 def rule_named(name: str) -> Rule[..., Any] | None:
-    """Return the rule with a name or alias; None for a reason that is not a safety rule's.
+    """Return the rule with a name or alias; None for another reason or kind of finding.
 
-    PatternError, with the nearest name, for what is neither a rule nor a reason.
+    PatternError, with the nearest name, for an unknown name.
     """
     known = {alias: each for each in RULES for alias in (each.name, *each.aliases)}
-    if name not in known and name not in reasons.REASONS:
-        near = difflib.get_close_matches(name, (*known, *reasons.REASONS), 1)
+    if name not in (names := {*known, *reasons.REASONS, *reasons.KINDS}):
+        near = difflib.get_close_matches(name, sorted(names), 1)
         advice = f"did you mean {near[0]!r}?" if near else "`amp-rewrite rule` lists all"
         raise PatternError(f"no rule or reason {name!r}; {advice}")
     return known.get(name)

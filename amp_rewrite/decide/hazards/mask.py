@@ -100,7 +100,7 @@ def additive_mask(view: View, to: DType) -> Iterator[Pin]:
     Why: saturated at −65504 the fill leaves the range again when it is added, to −inf, and a softmax over a row that is
         masked throughout gives NaN.
     Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers.
-    How to override: a fill of −1e4 in the model; `--lower 'op=Softmax'`; `--safety none` turns off all rules.
+    How to override: a fill of −1e4 in the model; `--lower` with the names of the ops; `--safety none`.
     Source: docs/hard_models.md, masked_rows.
     """
     for op_id, (softmax, note) in sorted(_additive(view, fills(view, to)).items()):

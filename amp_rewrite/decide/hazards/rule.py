@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Generic, ParamSpec, TypeVar
 
+from amp_rewrite.decide.reasons import DOCS
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -37,10 +39,16 @@ class Rule(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     @property
+    def docs(self) -> str:
+        """Return the page of the rule."""
+        return f"{DOCS}/{self.name}.md"
+
+    @property
     def sections(self) -> Mapping[str, str]:
         """Return the text under each heading of the docstring, each as one line."""
         _, *parts = _SECTION.split(inspect.getdoc(self.function) or "")
-        return {head: " ".join(text.split()) for head, text in zip(parts[::2], parts[1::2], strict=True)}
+        texts = (" ".join(text.split()) for text in parts[1::2])
+        return {head: text[:1].upper() + text[1:] for head, text in zip(parts[::2], texts, strict=True)}
 
     def model(self, end: str) -> str:
         """Return the ONNX text of the model that needs the rule ("hit") or of the one that does not ("near")."""

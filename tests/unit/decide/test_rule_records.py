@@ -16,8 +16,8 @@ from amp_rewrite.decide.hazards.find import RULES, rule_named
 from amp_rewrite.decide.hazards.rule import HEADINGS, MODELS, Rule
 from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
 from amp_rewrite.errors import PatternError
+from support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 FIXTURES = (
     *sorted((ROOT / "tests" / "models").glob("*.onnx")),
     *sorted((ROOT / "tests" / "models_text").glob("*.onnxtxt")),

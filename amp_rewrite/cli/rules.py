@@ -1,0 +1,85 @@
+"""`amp-rewrite rule`: the reasons that stand in reports, and the safety rules behind them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import click
+
+from amp_rewrite.cli import options, terminal
+
+_HEAD = ("rule", "tier", "says")
+_WIDTH = 110
+
+
+@click.command()
+@options.take(click.argument("name", required=False), options.as_json)
+def rule(name: str | None, as_json: bool) -> None:
+    """Print what the rule NAME protects and why, with the smallest model that needs it.
+
+    NAME is a rule, a reason of a row or the kind of a finding. Without NAME, all of them.
+    """
+    if as_json:
+        facts = described(name) if name else [described(known) for known in _names()]
+        terminal.show(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        terminal.show(_page(described(name)) if name else _table())
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return all facts about a rule, reason or kind of finding; PatternError for an unknown name."""
+    from amp_rewrite.decide.hazards.find import rule_named
+    from amp_rewrite.decide.hazards.rule import MODELS
+    from amp_rewrite.decide.reasons import KINDS, REASONS
+
+    record = rule_named(name)
+    spoken = record.reason if record is not None else name
+    reason = REASONS.get(spoken)
+    return {
+        "name": record.name if record is not None else name,
+        "aliases": list(record.aliases) if record is not None else [],
+        "reason": spoken,
+        "tier": reason.strength.words if reason is not None else "finding",
+        "words": reason.words if reason is not None else KINDS[spoken],
+        "promise": record.promise if record is not None else None,
+        "docs": record.docs if record is not None else reason.docs if reason is not None else None,
+        "sections": dict(record.sections) if record is not None else {},
+        "models": {end: record.model(end) for end in MODELS} if record is not None else {},
+    }
+
+
+def _names() -> list[str]:
+    """Return all names, strongest tier first, kinds of findings last."""
+    from amp_rewrite.decide.hazards.find import RULES
+    from amp_rewrite.decide.reasons import KINDS, REASONS
+
+    tiers = {id: -reason.strength for id, reason in REASONS.items()}
+    tiers.update({record.name: tiers.get(record.reason, 0) for record in RULES})
+    return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
+
+
+def _table() -> str:
+    from amp_rewrite.reports.render import table
+
+    facts = [described(name) for name in _names()]
+    rows = [(fact["name"], fact["tier"], fact["promise"] or fact["words"]) for fact in facts]
+    return "\n".join(table(rows, head=_HEAD, indent=0))
+
+
+def _page(fact: dict[str, Any]) -> str:
+    lines = [f"{fact['name']}: {fact['promise'] or fact['words']}"]
+    if fact["promise"]:
+        lines.append(f"  in reports  {fact['reason']}: {fact['words']}")
+    lines.append(f"  tier        {fact['tier']}")
+    if fact["aliases"]:
+        lines.append(f"  aliases     {', '.join(fact['aliases'])}")
+    if fact["docs"]:
+        lines.append(f"  docs        {fact['docs']}")
+    for head, text in fact["sections"].items():
+        lines += ["", head, *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
+    for end, head in (("hit", "Smallest model that needs it"), ("near", "Nearest model that it leaves alone")):
+        if end in fact["models"]:
+            lines += ["", head, textwrap.indent(fact["models"][end].rstrip(), "  ")]
+    return "\n".join(lines)

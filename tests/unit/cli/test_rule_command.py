@@ -1,0 +1,86 @@
+"""`amp-rewrite rule`, the pages in docs/rules, and the links to them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import textwrap
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from amp_rewrite.cli import door
+from amp_rewrite.decide.hazards.find import RULES
+from amp_rewrite.decide.hazards.rule import MODELS, Rule
+from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS
+from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import Row
+from support.paths import ROOT
+
+NAMES = {*REASONS, *KINDS, *(rule.name for rule in RULES)}
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(door, ["rule", *words])
+
+
+def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
+    head, *lines = run().stdout.splitlines()
+    assert head.split() == ["rule", "tier", "says"]
+    listed = [line.split()[0] for line in lines]
+    assert (len(listed), set(listed)) == (len(NAMES), NAMES)
+    assert "deny                 lists and level                 on the deny list" in lines
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
+def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[..., Any]) -> None:
+    text = run(rule.name).stdout
+    assert text.startswith(f"{rule.name}: {rule.promise}\n")
+    assert all(f"\n\n{head}\n  " in text for head in rule.sections)
+    assert all(textwrap.indent(rule.model(end), "  ") in f"{text}\n" for end in MODELS)
+    assert f"docs        {DOCS}/{rule.name}.md" in text
+
+
+def test_a_reason_without_a_record_is_printed_in_short() -> None:
+    assert run("deny").stdout.splitlines() == [
+        "deny: on the deny list",
+        "  tier        lists and level",
+        "  docs        docs/rules/README.md#list",
+    ]
+    assert run("flushed").stdout.startswith("flushed: small weights become 0 in the low type\n")
+
+
+def test_the_json_has_the_same_facts() -> None:
+    fact = json.loads(run("accumulators", "--json").stdout)
+    assert fact["reason"] == "index_taint"
+    assert set(fact["models"]) == {"hit", "near"}
+    assert {each["name"] for each in json.loads(run("--json").stdout)} == NAMES
+
+
+def test_an_unknown_name_is_a_usage_error_with_the_nearest() -> None:
+    done = run("angel")
+    assert (done.exit_code, done.stderr) == (2, "error: no rule or reason 'angel'; did you mean 'angle'?\n")
+
+
+def test_the_pages_in_docs_are_those_that_the_script_makes() -> None:
+    """Red after an edit of a rule: python tools/build_rules.py."""
+    made = runpy.run_path(str(ROOT / "tools" / "build_rules.py"))["pages"]()
+    assert {path.name: path.read_text("utf-8") for path in (ROOT / DOCS).iterdir()} == made
+
+
+def test_every_link_to_a_page_of_rules_leads_somewhere() -> None:
+    index = (ROOT / DOCS / "README.md").read_text("utf-8")
+    pages = [(reason.docs, *reason.docs.partition("#")[::2]) for reason in REASONS.values()]
+    assert [docs for docs, page, _ in pages if not (ROOT / page).is_file()] == []
+    assert [docs for docs, _, anchor in pages if anchor and f'<a name="{anchor}"></a>' not in index] == []
+
+
+def test_explain_names_the_page_of_a_safety_rule() -> None:
+    report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
+    rows = (Row("a", "Sin", "float32", rule="angle"), Row("b", "Exp", "float32", rule="deny"))
+    told = replace(report, rows=rows, casts=())
+    assert "    more: amp-rewrite rule angle, or docs/rules/angle.md\n" in explain(told, "a")
+    assert "docs/rules" not in explain(told, "b")

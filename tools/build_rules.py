@@ -1,0 +1,77 @@
+"""Rebuild `docs/rules` from the records of the safety rules: `python tools/build_rules.py`."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from amp_rewrite.cli.rules import described
+from amp_rewrite.decide.hazards.find import RULES
+from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, Strength
+
+FOLDER = Path(__file__).resolve().parent.parent / DOCS
+INDEX = """# Rules
+
+`tools/build_rules.py` writes these pages from the code. `amp-rewrite rule NAME` prints the same.
+
+Of two reasons that disagree about an op, the one of the higher tier decides.
+"""
+
+
+def main() -> None:
+    """Write every page, and remove those of rules that are gone."""
+    made = pages()
+    for path in FOLDER.glob("*.md"):
+        if path.name not in made:
+            path.unlink()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in made.items():
+        (FOLDER / name).write_text(text, "utf-8")
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by file name."""
+    return {"README.md": index(), **{f"{rule.name}.md": page(rule.name) for rule in RULES}}
+
+
+def index() -> str:
+    """Return the table of all rules and reasons, one section a tier."""
+    lines = [INDEX]
+    for tier in sorted(Strength, reverse=True):
+        ids = [reason.id for reason in REASONS.values() if reason.strength is tier]
+        lines += [f'<a name="{tier.name.lower()}"></a>\n## {tier.words.capitalize()}\n', *_table("rule", ids)]
+    lines += ["## Findings\n", *_table("kind", list(KINDS))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(head: str, ids: list[str]) -> list[str]:
+    lines = [f"| {head} | says |", "|---|---|"]
+    for name in (name for id in ids for name in _rules_of(id)):
+        fact = described(name)
+        says = (fact["promise"] or fact["words"]).replace("|", "\\|")
+        lines.append(f"| [`{name}`]({name}.md) | {says} |" if fact["promise"] else f"| `{name}` | {says} |")
+    return [*lines, ""]
+
+
+def _rules_of(reason: str) -> list[str]:
+    """Return the rules that give a reason; the reason itself where no record does."""
+    return [rule.name for rule in RULES if rule.reason == reason] or [reason]
+
+
+def page(name: str) -> str:
+    """Return the page of one rule."""
+    fact = described(name)
+    others = [f"[`{other}`]({other}.md)" for other in _rules_of(fact["reason"]) if other != name]
+    shared = f" {', '.join(others)} {'has' if len(others) == 1 else 'have'} the same reason." if others else ""
+    where = "In reports" if fact["reason"] in REASONS else "As a finding"
+    parts = [f"# {name}", fact["promise"], f"{where}: `{fact['reason']}`, {fact['words']}.{shared}"]
+    for head, text in fact["sections"].items():
+        parts += [f"## {head}", textwrap.fill(text, 120)]
+    for end, head in (("hit", "Smallest model that needs it"), ("near", "Nearest model that it leaves alone")):
+        parts += [f"## {head}", f"```\n{fact['models'][end].rstrip()}\n```"]
+    parts.append("[All rules](README.md)")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main()
