@@ -22,12 +22,12 @@ _FAR = 32  # copies and constant factors in a row
 def cancellation(view: View, to: DType) -> Iterator[Pin]:
     """Pin such a difference and all that computes it from x and y. O(nodes).
 
-    What it protects: variances and covariances written as E[x·y] − E[x]·E[y], with means or with convolutions.
-    Why: the result is small beside both terms. At x = 10 ± 0.1 a variance of 0.01 is the difference of two numbers
+    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], with means or with convolutions.
+    Why: The result is small beside both terms. At x = 10 ± 0.1 a variance of 0.01 is the difference of two numbers
         near 100, where neighbouring float16 numbers are 0.06 apart.
-    Example: norms written this way, structural similarity (SSIM), guided filters.
-    How to override: `--lower 'op=Sub'` or a narrower pattern; `--safety none` turns off all rules.
-    Source: catastrophic cancellation, Goldberg 1991, "What every computer scientist should know about floating-point
+    Example: Norms written this way, structural similarity (SSIM), guided filters.
+    How to override: `--lower 'op=Sub'` or a narrower pattern.
+    Source: Catastrophic cancellation, Goldberg 1991, "What every computer scientist should know about floating-point
         arithmetic".
     """
     pins: dict[OpId, OpId] = {}
@@ -38,9 +38,8 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
                 pins.setdefault(op.id, op.id)
     for op_id, cause in sorted(pins.items()):
         if computes_float32(view, view.ops[op_id]):
-            yield Pin(
-                op_id, reasons.CANCELLATION, cause, "a variance as a difference of means, which is small beside them"
-            )
+            note = "a variance as a difference of means, which is small beside them"
+            yield Pin(op_id, reasons.CANCELLATION, cause, note)
 
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:

@@ -21,12 +21,11 @@ _NEVER_FOLDED = frozenset({*RANDOM_OPS, "DequantizeLinear", "QuantizeLinear"})
 def folded(view: View, to: DType) -> Iterator[Pin]:
     """Pin arithmetic whose inputs are constants, or computed from constants alone. O(nodes + uses).
 
-    What it protects: constant folding in the runtime, and the digits of what is folded.
+    What it protects: Constant folding in the runtime, and the digits of what is folded.
     Why: onnxruntime folds constants with its CPU kernels. Those have half precision for ops that move data, but not
         for arithmetic: lowered, such an op stays in the graph and runs again in every inference.
-    Example: a DeBERTa projects its table of relative positions by the weights of every layer, a product as large as
+    Example: A DeBERTa projects its table of relative positions by the weights of every layer, a product as large as
         that of the layer's own keys.
-    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
     Source: onnxruntime, graph optimizations, "Constant Folding".
     """
     known: set[OpId] = set()
@@ -35,9 +34,8 @@ def folded(view: View, to: DType) -> Iterator[Pin]:
             continue
         known.add(op.id)
         if op.kind not in _MOVES and computes_float32(view, op):
-            yield Pin(
-                op.id, reasons.FOLDED, None, "reads constants alone: computed once, in float32, when a model is loaded"
-            )
+            note = "reads constants alone: computed once, in float32, when a model is loaded"
+            yield Pin(op.id, reasons.FOLDED, None, note)
 
 
 def _fixed(view: View, op: Op, known: set[OpId]) -> bool:

@@ -58,10 +58,10 @@ def statistics(view: View, to: DType) -> Iterator[Pin]:
     """Pin a BatchNormalization whose scale, bias or mean overflow, or whose variance + epsilon leaves [tiny, max].
 
     What it protects: BatchNormalization in inference.
-    Why: it divides by the root of variance + epsilon. A variance of 0 behind an epsilon of 1e-5 is below float16's
+    Why: It divides by the root of variance + epsilon. A variance of 0 behind an epsilon of 1e-5 is below float16's
         smallest normal number, 6.1e-5; a variance of 1e-12 behind an epsilon of 1e-3 is safe.
-    Example: a channel that pruning or dead inputs left without variance.
-    How to override: `--lower 'op=BatchNormalization'`; `--safety none` turns off all rules.
+    Example: A channel that pruning or dead inputs left without variance.
+    How to override: `--lower 'op=BatchNormalization'`.
     Source: ONNX operator BatchNormalization; IEEE 754 binary16.
     """
     for op in view.ops:
@@ -98,11 +98,11 @@ def epsilon(view: View, to: DType) -> Iterator[Pin]:
     The constant is added, or is the lower bound of a Max, Clip or Where; the pins cover that op, what lies
     between, the root, power, reciprocal, logarithm or division by it, and a product with such a reciprocal.
 
-    What it protects: divisors and arguments that an epsilon keeps away from zero.
+    What it protects: Divisors and arguments that an epsilon keeps away from zero.
     Why: float16 has few digits below 6.1e-5 and nothing below 6e-8. The epsilon rounds to zero, or GPUs flush it, and
         the division gives infinity: 1e12 overflows as soon as a product reads it, and 0 · inf is NaN.
     Example: x / sqrt(mean(x²) + 1e-6), x / max(‖x‖, 1e-12).
-    How to override: an epsilon of 1e-4 or more; `--lower` with the name of the op; `--safety none`.
+    How to override: An epsilon of 1e-4 or more.
     Source: IEEE 754 binary16: smallest normal number 2⁻¹⁴, smallest subnormal 2⁻²⁴.
     """
     guards = {op.id: slot for op in view.ops if (slot := _guard_slot(view, op, to)) is not None}

@@ -31,12 +31,11 @@ _LOOK = 64
 def places(view: View, to: DType) -> Iterator[Pin]:
     """Pin sums of layer outputs and a grid of positions: a constant, or counted by Range. O(nodes + uses).
 
-    What it protects: positions in pixels that a network predicts relative to a grid.
-    Why: at 640 neighbouring float16 numbers are half a pixel apart, those of bfloat16 four pixels. The offset itself is
+    What it protects: Positions in pixels that a network predicts relative to a grid.
+    Why: At 640 neighbouring float16 numbers are half a pixel apart, those of bfloat16 four pixels. The offset itself is
         small and accurate in half precision; the sum is not, and float32 costs little, since elementwise ops alone
         follow. A grid of biases that a softmax reads (ALiBi) is left alone: distant positions weigh nothing there.
-    Example: anchor boxes of detectors, keypoints, optical flow.
-    How to override: `--lower` with the name of the sum; `--safety none` turns off all rules.
+    Example: Anchor boxes of detectors, keypoints, optical flow.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     found = {op.id: value for op in view.ops if (value := _grid_of(view, op)) is not None}
@@ -54,9 +53,8 @@ def places(view: View, to: DType) -> Iterator[Pin]:
         ranged = next((v for v in given if v in positions and v not in learned), None)
         grid = found.get(op.id, ranged)
         if grid is not None and any(v in learned for v in given if v != grid) and not _scored(elementwise, op):
-            yield Pin(
-                op.id, reasons.PLACES, positions.get(grid), f"counts from places on the grid {view.value_name(grid)!r}"
-            )
+            note = f"counts from places on the grid {view.value_name(grid)!r}"
+            yield Pin(op.id, reasons.PLACES, positions.get(grid), note)
 
 
 def _counted(view: View) -> dict[ValueId, OpId]:

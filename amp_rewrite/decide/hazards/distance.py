@@ -20,12 +20,12 @@ _SUMS: Slots = {**COPIES, **dict.fromkeys(("Add", "Sub"), (0, 1)), **dict.fromke
 def distance(view: View, to: DType) -> Iterator[Pin]:
     """Pin products of values that are squared and summed too, where both are added, and those sums. O(nodes + uses).
 
-    What it protects: distances computed from squares and products.
-    Why: the sum is small beside its parts, and a product in half precision is off by a share of |x||c|. A point far
+    What it protects: Distances computed from squares and products.
+    Why: The sum is small beside its parts, and a product in half precision is off by a share of |x||c|. A point far
         from the origin then lies nearer to the wrong centre, or at the root of a negative number.
-    Example: codebook lookup of codecs, k-means, kernels over neighbours.
-    How to override: `--lower 'op=MatMul,feeds=Sub'` or the name of the product; `--safety none`.
-    Source: catastrophic cancellation, as for `cancellation`.
+    Example: Codebook lookup of codecs, k-means, kernels over neighbours.
+    How to override: `--lower 'op=MatMul,feeds=Sub'` or the name of the product.
+    Source: Catastrophic cancellation, as for `cancellation`.
     """
     squared: dict[ValueId, dict[ValueId, OpId]] = {}
     for op in view.ops:

@@ -35,10 +35,9 @@ def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
     """Find the groups of ops that compute one thing together. O(nodes).
 
     What it protects: LayerNormalization, RMSNorm, L2 norm, softmax and GELU where an exporter decomposed them.
-    Why: values are largest between the ops of such a group. If one of them stays float32, the others gain nothing from
+    Why: Values are largest between the ops of such a group. If one of them stays float32, the others gain nothing from
         a low type but Casts and rounding, and the runtime no longer fuses them into one kernel.
-    Example: a LayerNormalization at opset 13, whose square is on the deny list.
-    How to override: `--lower` with the names of the ops; `--safety none` turns off all rules.
+    Example: A LayerNormalization at opset 13, whose square is on the deny list.
     Source: onnxruntime, graph optimizations, "Layer Normalization Fusion", "Gelu Fusion".
     """
     return clusters(view)

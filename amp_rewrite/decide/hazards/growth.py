@@ -31,12 +31,12 @@ class Magnitude(NamedTuple):
 def growth(view: View, to: DType) -> Iterator[Pin]:
     """Pin ops that read or give, behind placeholder layers, more than the low type holds. O(ops + uses).
 
-    What it protects: models whose trained weights were left out, every weight being one number throughout.
-    Why: trained weights differ in sign, so most of a sum cancels and the next layer reads values of the same size.
+    What it protects: Models whose trained weights were left out, every weight being one number throughout.
+    Why: Trained weights differ in sign, so most of a sum cancels and the next layer reads values of the same size.
         With placeholders nothing cancels, and values grow from layer to layer. Magnitudes are computed from weights and
         shapes, from inputs of magnitude 1; an unknown op or a layer of other weights ends the computation.
-    Example: the "light" models of the ONNX test suite, whose weights are ConstantOfShape.
-    How to override: `--lower` with the name of the op, or calibration with `--data`; `--safety none`.
+    Example: The "light" models of the ONNX test suite, whose weights are ConstantOfShape.
+    How to override: Calibration with `--data`.
     Source: ONNX backend test data, "light" models.
     """
     layers = placeholders(view, to)

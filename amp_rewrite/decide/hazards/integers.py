@@ -59,11 +59,10 @@ _SUMS = {"Add": range(1 << 16), "Sum": range(1 << 16), "Sub": (0,)}
 def shape_taint(view: View, to: DType) -> Iterator[Pin]:
     """Pin ops that compute a shape, an axis, a size, a scale or a count. A truth value ends the walk.
 
-    What it protects: the inputs of ops that say a shape, axis, size, scale, count or position; and a Range of
+    What it protects: The inputs of ops that say a shape, axis, size, scale, count or position; and a Range of
         floats, whose length depends on its own arithmetic.
     Why: float16 counts exactly to 2048, bfloat16 to 256. A size beyond that changes silently.
-    Example: the sizes of a Resize computed as floor(height · scale).
-    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
+    Example: The sizes of a Resize computed as floor(height · scale).
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     flow = Flow.of(view)
@@ -91,11 +90,10 @@ def _port(view: View, use: Use) -> str:
 def index_taint(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops between an integer and a place that reads it as one.
 
-    What it protects: integers that enter floats through a Cast and are read as integers by Floor, Ceil, Round, Mod,
+    What it protects: Integers that enter floats through a Cast and are read as integers by Floor, Ceil, Round, Mod,
         Equal or a Cast. A Cast from bool, or one that reaches no such place (an attention mask), is left alone.
-    Why: beyond 2048 float16 holds only every second integer, beyond 256 bfloat16.
-    Example: token ids cast to float and compared with the id of the padding.
-    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
+    Why: Beyond 2048 float16 holds only every second integer, beyond 256 bfloat16.
+    Example: Token ids cast to float and compared with the id of the padding.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     flow = Flow.of(view)
@@ -107,9 +105,8 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
             sinks.update((value, op.id) for value in read if value not in sinks)
             if read:
                 cast = held[read[0]]
-                yield Pin(
-                    op.id, reasons.INDEX_TAINT, cast, f"reads an integer that {_name(view, cast)} put into floats"
-                )
+                note = f"reads an integer that {_name(view, cast)} put into floats"
+                yield Pin(op.id, reasons.INDEX_TAINT, cast, note)
     path = flow.back(sinks, held.__contains__)
     for op_id, sink in makers(view, path).items():
         # If, Loop and Scan hand the number through without a type variable of their own.
@@ -139,11 +136,10 @@ def _casts_to_integer(op: Op) -> bool:
 def element_counts(view: View, to: DType) -> Iterator[Pin]:
     """Pin ops that make or read a product of sizes in floats; none for types of float32's range.
 
-    What it protects: the number of elements that a sum is divided by. One size alone fits and is left alone.
+    What it protects: The number of elements that a sum is divided by. One size alone fits and is left alone.
     Why: 256 × 256 is beyond float16, and a division by infinity gives 0.
-    Example: a mean written as sum / cast(size(x)).
-    How to override: `--lower` with the name of the division; `--safety none` turns off all rules.
-    Source: the largest number of IEEE 754 binary16 is 65504.
+    Example: A mean written as sum / cast(size(x)).
+    Source: The largest number of IEEE 754 binary16 is 65504.
     """
     if to.max > 2.0**32:
         return
@@ -173,11 +169,10 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
 def accumulators(view: View, to: DType) -> Iterator[Pin]:
     """Pin the additions by which a Loop or Scan counts or sums up in a float state.
 
-    What it protects: counters and running sums that a loop carries. A state that is multiplied or passes through a
+    What it protects: Counters and running sums that a loop carries. A state that is multiplied or passes through a
         layer forgets instead of counting, and is left alone.
-    Why: a float16 counter stalls at 2048, a bfloat16 counter at 256.
-    Example: a Loop that adds a step to a float state.
-    How to override: `--lower` with the name of the addition; `--safety none` turns off all rules.
+    Why: A float16 counter stalls at 2048, a bfloat16 counter at 256.
+    Example: A Loop that adds a step to a float state.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     states = [(out, into) for out, into in view.carried if view.dtype(into) is DType.FLOAT]

@@ -20,12 +20,12 @@ _SQUEEZES = frozenset({"Exp", "HardSigmoid", "Sigmoid", "Softmax", "Softplus", "
 def logarithm(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops from a squeeze to a logarithm, and sums with constants before a logarithm. O(nodes + uses).
 
-    What it protects: the argument of Log and Atanh, half the logarithm of (1 + x) / (1 − x).
-    Why: a logarithm turns a relative error into an absolute one, and zero into −inf. float16 has only zero below 6e-8
+    What it protects: The argument of Log and Atanh, half the logarithm of (1 + x) / (1 − x).
+    Why: A logarithm turns a relative error into an absolute one, and zero into −inf. float16 has only zero below 6e-8
         and only 1 above 0.9998: the probability of an unlikely class vanishes, and so does 1 − p of a likely one,
         where float32 has a logarithm of −17 or −9. The scores before the softmax need no more digits than others.
     Example: log(softmax(x)), log(1 − sigmoid(x)), log(1 + x).
-    How to override: LogSoftmax in the model; `--lower 'op=Log'`; `--safety none` turns off all rules.
+    How to override: LogSoftmax in the model; `--lower 'op=Log'`.
     Source: IEEE 754 binary16: smallest subnormal 2⁻²⁴, largest number below 1 is 1 − 2⁻¹¹.
     """
     ends = {op.inputs[0]: op.id for op in reversed(view.ops) if op.kind in _LOGARITHMS and op.inputs[0] is not None}

@@ -95,13 +95,13 @@ def _tensor(stated: AttributeProto) -> TensorProto:
 def additive_mask(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops from a fill through the sums that it enters to the softmax, that one included. O(nodes + uses).
 
-    What it protects: masks with a fill such as −3.4e38 that are added to scores. Where the mask is a selection, it is
+    What it protects: Masks with a fill such as −3.4e38 that are added to scores. Where the mask is a selection, it is
         rewritten as Where beforehand and needs no pin.
-    Why: saturated at −65504 the fill leaves the range again when it is added, to −inf, and a softmax over a row that is
+    Why: Saturated at −65504 the fill leaves the range again when it is added, to −inf, and a softmax over a row that is
         masked throughout gives NaN.
     Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers.
-    How to override: a fill of −1e4 in the model; `--lower` with the names of the ops; `--safety none`.
-    Source: docs/hard_models.md, masked_rows.
+    How to override: A fill of −1e4 in the model.
+    Source: masked_rows among the hard models of this project.
     """
     for op_id, (softmax, note) in sorted(_additive(view, fills(view, to)).items()):
         yield Pin(op_id, reasons.ADDITIVE_MASK, softmax, note)
@@ -111,12 +111,11 @@ def additive_mask(view: View, to: DType) -> Iterator[Pin]:
 def constant_range(view: View, to: DType) -> Iterator[Pin]:
     """Pin readers of constants that overflow or vanish, with the copies between. O(nodes + uses).
 
-    What it protects: arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
+    What it protects: Arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
         bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type.
-    Why: beyond 65504 float16 has only infinity. Below 6e-8 it has only zero, which erases a product and breaks a
+    Why: Beyond 65504 float16 has only infinity. Below 6e-8 it has only zero, which erases a product and breaks a
         quotient.
     Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear.
-    How to override: `--lower` with the name of the op; `--safety none` turns off all rules.
     Source: IEEE 754 binary16.
     """
     yield from overflow(view, to)
@@ -140,13 +139,13 @@ def overflow(view: View, to: DType) -> Iterator[Pin]:
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     """Return the values to clamp where they become low, and one finding for each that is a constant.
 
-    What it protects: fills that only select (of a ConstantOfShape, its result), and the values that a fill reaches
+    What it protects: Fills that only select (of a ConstantOfShape, its result), and the values that a fill reaches
         through copies, selections and products.
-    Why: in the low type the fill would be −inf, and 0 · −inf is NaN. The last finite number wins or loses every
+    Why: In the low type the fill would be −inf, and 0 · −inf is NaN. The last finite number wins or loses every
         comparison just as well.
     Example: Where(mask, scores, −3.4e38).
-    How to override: a smaller fill in the model; `--safety none` turns off all rules.
-    Source: docs/hard_models.md, masked_rows.
+    How to override: A smaller fill in the model.
+    Source: masked_rows among the hard models of this project.
     """
     found = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     pinned = _additive(view, found).keys()

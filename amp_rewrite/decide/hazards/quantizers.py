@@ -37,10 +37,10 @@ def quantizers(view: View, to: DType) -> Iterator[Pin]:
     """Pin ops that quantize or dequantize beyond the low type; with a constant scale also their neighbours. O(uses).
 
     What it protects: QuantizeLinear and DequantizeLinear, and the ops that feed or read them.
-    Why: a constant scale records how large calibration saw the values. 128 · 1000 overflows float16. FLOAT8E5M2 goes to
+    Why: A constant scale records how large calibration saw the values. 128 · 1000 overflows float16. FLOAT8E5M2 goes to
         57344 without a scale, and a scale that only the run tells is not known to be small.
-    Example: int8 codes with a scale of 1000.
-    How to override: `--lower 'op=DequantizeLinear'`; `--safety none` turns off all rules.
+    Example: Int8 codes with a scale of 1000.
+    How to override: `--lower 'op=DequantizeLinear'`.
     Source: ONNX operators QuantizeLinear and DequantizeLinear; "Float stored in 8 bits".
     """
     beyond: dict[OpId, str] = {}

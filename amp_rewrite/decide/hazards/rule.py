@@ -14,7 +14,10 @@ from amp_rewrite.decide.reasons import DOCS
 P = ParamSpec("P")
 R = TypeVar("R")
 
-HEADINGS = ("What it protects", "Why", "Example", "How to override", "Source")
+OVERRIDE = "How to override"
+HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
+"""Headings of a rule's docstring; the text about overriding ends with what holds for every rule."""
+_OVERRIDE = "Lower single ops by name or pattern with `--lower`; `--safety none` turns off all rules."
 MODELS = ("hit", "near")
 """Of each rule the smallest model that needs it, and the nearest one that it leaves alone."""
 _SECTION = re.compile(rf"^({'|'.join(HEADINGS)}): ", re.MULTILINE)
@@ -45,10 +48,11 @@ class Rule(Generic[P, R]):
 
     @property
     def sections(self) -> Mapping[str, str]:
-        """Return the text under each heading of the docstring, each as one line."""
+        """Return the text under each heading, as one line each."""
         _, *parts = _SECTION.split(inspect.getdoc(self.function) or "")
-        texts = (" ".join(text.split()) for text in parts[1::2])
-        return {head: text[:1].upper() + text[1:] for head, text in zip(parts[::2], texts, strict=True)}
+        texts = dict(zip(parts[::2], (" ".join(text.split()) for text in parts[1::2]), strict=True))
+        texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _OVERRIDE)))
+        return {head: texts[head] for head in HEADINGS if head in texts}
 
     def model(self, end: str) -> str:
         """Return the ONNX text of the model that needs the rule ("hit") or of the one that does not ("near")."""

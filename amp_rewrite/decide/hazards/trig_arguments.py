@@ -31,11 +31,10 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
     it is an outer product, or an operand is an integer by birth. An activation is pinned no further than to values
     that only the sine reads.
 
-    What it protects: rotary and sinusoidal positions. The sine of a snake activation is left alone.
-    Why: above 2048 neighbouring float16 numbers are 2 apart, a third of a turn: no phase survives.
+    What it protects: Rotary and sinusoidal positions. The sine of a snake activation is left alone.
+    Why: Above 2048 neighbouring float16 numbers are 2 apart, a third of a turn: no phase survives.
     Example: sin(position · frequency) in a rotary embedding at position 8191.
-    How to override: `--lower` with the name of the product; `--safety none` turns off all rules.
-    Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; docs/hard_models.md, far_rotary.
+    Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; far_rotary among the hard models of this project.
     """
     activations = snakes(view)
     starts = {
