@@ -1,12 +1,12 @@
-"""Rebuild `docs/rules` from the records of the safety rules: `python tools/build_rules.py`."""
+"""Rebuild `docs/rules` from the records of safety rules and fusions: `python tools/build_rules.py`."""
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
-from amp_rewrite.cli.rules import described
-from amp_rewrite.decide.hazards.find import RULES
+from amp_rewrite.cli.rules import described, records
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, Strength
 
 FOLDER = Path(__file__).resolve().parent.parent / DOCS
@@ -31,7 +31,7 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Return the text of each page by file name."""
-    return {"README.md": index(), **{f"{rule.name}.md": page(rule.name) for rule in RULES}}
+    return {"README.md": index(), **{f"{name}.md": page(name) for name in _records()}}
 
 
 def index() -> str:
@@ -40,7 +40,12 @@ def index() -> str:
     for tier in sorted(Strength, reverse=True):
         ids = [reason.id for reason in REASONS.values() if reason.strength is tier]
         lines += [f'<a name="{tier.name.lower()}"></a>\n## {tier.words.capitalize()}\n', *_table("rule", ids)]
-    lines += ["## Findings\n", *_table("kind", list(KINDS))]
+    lines += ["## Findings\n", *_table("kind", [kind for kind in KINDS if kind != "fused"])]
+    lines += [
+        "## Fusions\n",
+        "Findings `fused` and `not_fused` tell of them.\n",
+        *_table("fusion", ["fused"]),
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -53,15 +58,20 @@ def _table(head: str, ids: list[str]) -> list[str]:
     return [*lines, ""]
 
 
+def _records() -> dict[str, Any]:
+    return {record.name: record for record in records().values()}
+
+
 def _rules_of(reason: str) -> list[str]:
     """Return the rules that give a reason; the reason itself where no record does."""
-    return [rule.name for rule in RULES if rule.reason == reason] or [reason]
+    return [name for name, record in _records().items() if record.reason == reason] or [reason]
 
 
 def page(name: str) -> str:
     """Return the page of one rule."""
     fact = described(name)
-    others = [f"[`{other}`]({other}.md)" for other in _rules_of(fact["reason"]) if other != name]
+    same = _rules_of(fact["reason"]) if fact["reason"] in REASONS else ()
+    others = [f"[`{other}`]({other}.md)" for other in same if other != name]
     shared = f" {', '.join(others)} {'has' if len(others) == 1 else 'have'} the same reason." if others else ""
     where = "In reports" if fact["reason"] in REASONS else "As a finding"
     parts = [f"# {name}", fact["promise"], f"{where}: `{fact['reason']}`, {fact['words']}.{shared}"]

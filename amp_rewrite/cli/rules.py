@@ -1,7 +1,8 @@
-"""`amp-rewrite rule`: the reasons that stand in reports, and the safety rules behind them."""
+"""`amp-rewrite rule`: the reasons that stand in reports, with the safety rules and fusions behind them."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import textwrap
 from typing import Any
@@ -17,9 +18,9 @@ _WIDTH = 110
 @click.command()
 @options.take(click.argument("name", required=False), options.as_json)
 def rule(name: str | None, as_json: bool) -> None:
-    """Print what the rule NAME protects and why, with the smallest model that needs it.
+    """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
 
-    NAME is a rule, a reason of a row or the kind of a finding. Without NAME, all of them.
+    NAME may also be the reason of a row or the kind of a finding. Without NAME, all of them.
     """
     if as_json:
         facts = described(name) if name else [described(known) for known in _names()]
@@ -28,13 +29,29 @@ def rule(name: str | None, as_json: bool) -> None:
         terminal.show(_page(described(name)) if name else _table())
 
 
-def described(name: str) -> dict[str, Any]:
-    """Return all facts about a rule, reason or kind of finding; PatternError for an unknown name."""
-    from amp_rewrite.decide.hazards.find import rule_named
-    from amp_rewrite.decide.hazards.rule import MODELS
-    from amp_rewrite.decide.reasons import KINDS, REASONS
+def records() -> dict[str, Any]:
+    """Return the records of safety rules and fusions by name and alias."""
+    from amp_rewrite.decide.hazards.find import RULES
+    from amp_rewrite.rewrite.fusions import FUSIONS
 
-    record = rule_named(name)
+    both: tuple[Any, ...] = (*RULES, *FUSIONS)
+    return {name: record for record in both for name in (record.name, *record.aliases)}
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return all facts about a rule, fusion, reason or kind of finding.
+
+    PatternError, with the nearest name, for an unknown name.
+    """
+    from amp_rewrite.decide.reasons import KINDS, REASONS
+    from amp_rewrite.errors import PatternError
+
+    known = records()
+    if name not in (names := {*known, *REASONS, *KINDS}):
+        near = difflib.get_close_matches(name, sorted(names), 1)
+        advice = f"did you mean {near[0]!r}?" if near else "`amp-rewrite rule` lists all"
+        raise PatternError(f"no rule or reason {name!r}; {advice}")
+    record = known.get(name)
     spoken = record.reason if record is not None else name
     reason = REASONS.get(spoken)
     return {
@@ -46,17 +63,16 @@ def described(name: str) -> dict[str, Any]:
         "promise": record.promise if record is not None else None,
         "docs": record.docs if record is not None else reason.docs if reason is not None else None,
         "sections": dict(record.sections) if record is not None else {},
-        "models": {end: record.model(end) for end in MODELS} if record is not None else {},
+        "models": {end: record.model(end) for end in ("hit", "near")} if record is not None else {},
     }
 
 
 def _names() -> list[str]:
     """Return all names, strongest tier first, kinds of findings last."""
-    from amp_rewrite.decide.hazards.find import RULES
     from amp_rewrite.decide.reasons import KINDS, REASONS
 
     tiers = {id: -reason.strength for id, reason in REASONS.items()}
-    tiers.update({record.name: tiers.get(record.reason, 0) for record in RULES})
+    tiers.update({record.name: tiers.get(record.reason, 0) for record in records().values()})
     return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
 
 

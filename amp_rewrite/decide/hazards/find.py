@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ from amp_rewrite.decide.hazards.shape_math import numbers
 from amp_rewrite.decide.hazards.trig_arguments import angle
 from amp_rewrite.decide.pin import Cluster, Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, PatternError
+from amp_rewrite.errors import Finding
 from amp_rewrite.ir.view import OpId, ValueId, View
 
 
@@ -65,19 +64,6 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
 """The rules that pin ops to float32. Of several that pin one op the first speaks for it."""
 RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
 """All rules that stand in a report, by reason or by finding."""
-
-
-def rule_named(name: str) -> Rule[..., Any] | None:
-    """Return the rule with a name or alias; None for another reason or kind of finding.
-
-    PatternError, with the nearest name, for an unknown name.
-    """
-    known = {alias: each for each in RULES for alias in (each.name, *each.aliases)}
-    if name not in (names := {*known, *reasons.REASONS, *reasons.KINDS}):
-        near = difflib.get_close_matches(name, sorted(names), 1)
-        advice = f"did you mean {near[0]!r}?" if near else "`amp-rewrite rule` lists all"
-        raise PatternError(f"no rule or reason {name!r}; {advice}")
-    return known.get(name)
 
 
 @dataclass(frozen=True, slots=True)

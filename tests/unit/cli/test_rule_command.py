@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import textwrap
 from dataclasses import replace
@@ -12,15 +13,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import door
+from amp_rewrite.cli.rules import described, records
+from amp_rewrite.decide.hazards import distance, find
 from amp_rewrite.decide.hazards.find import RULES
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
-from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS
+from amp_rewrite.decide.reasons import DISTANCE, DOCS, KINDS, REASONS
+from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import Row
+from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
 from support.paths import ROOT
 
-NAMES = {*REASONS, *KINDS, *(rule.name for rule in RULES)}
+RECORDS = (*RULES, *FUSIONS)
+NAMES = {*REASONS, *KINDS, *(record.name for record in RECORDS)}
 
 
 def run(*words: str) -> Result:
@@ -32,11 +38,15 @@ def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
     assert head.split() == ["rule", "tier", "says"]
     listed = [line.split()[0] for line in lines]
     assert (len(listed), set(listed)) == (len(NAMES), NAMES)
-    assert "deny                 lists and level                 on the deny list" in lines
+    assert re.split("  +", next(line for line in lines if line.startswith("deny "))) == [
+        "deny",
+        "lists and level",
+        "on the deny list",
+    ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
-def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[..., Any]) -> None:
+@pytest.mark.parametrize("rule", RECORDS, ids=[record.name for record in RECORDS])
+def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[..., Any] | FusionRule) -> None:
     text = run(rule.name).stdout
     assert text.startswith(f"{rule.name}: {rule.promise}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)
@@ -58,6 +68,25 @@ def test_the_json_has_the_same_facts() -> None:
     assert fact["reason"] == "index_taint"
     assert set(fact["models"]) == {"hit", "near"}
     assert {each["name"] for each in json.loads(run("--json").stdout)} == NAMES
+
+
+def test_names_and_aliases_are_each_those_of_one_record() -> None:
+    names = [name for record in RECORDS for name in (record.name, *record.aliases)]
+    assert sorted(names) == sorted(records())
+    assert not set(names) & KINDS.keys() - {"saturated"}
+
+
+def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    heir = Rule("growth", DISTANCE, "One rule for both.", distance.distance.function, ("distance", "parent"))
+    monkeypatch.setattr(find, "RULES", (heir,))
+    facts = [described(name) for name in ("growth", "parent", "distance")]
+    assert facts[0] == facts[1] == facts[2]
+    assert facts[0]["promise"] == "One rule for both."
+
+
+def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:
+    with pytest.raises(PatternError, match="`amp-rewrite rule` lists all"):
+        described("?")
 
 
 def test_an_unknown_name_is_a_usage_error_with_the_nearest() -> None:

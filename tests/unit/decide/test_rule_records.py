@@ -10,12 +10,10 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Report, convert
-from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards import find
-from amp_rewrite.decide.hazards.find import RULES, rule_named
+from amp_rewrite.decide.hazards.find import RULES
 from amp_rewrite.decide.hazards.rule import HEADINGS, MODELS, Rule
 from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
-from amp_rewrite.errors import PatternError
 from support.paths import ROOT
 
 FIXTURES = (
@@ -59,28 +57,6 @@ def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
     safety = {reason.id for reason in REASONS.values() if reason.strength is Strength.SAFETY}
     assert {rule.reason for rule in RULES} - KINDS.keys() == safety
     assert safety <= {rule.name for rule in RULES}
-
-
-def test_names_and_aliases_are_each_those_of_one_rule() -> None:
-    names = [name for rule in RULES for name in (rule.name, *rule.aliases)]
-    assert len(names) == len(set(names))
-    assert {name: rule_named(name) for name in names} == {
-        name: rule for rule in RULES for name in (rule.name, *rule.aliases)
-    }
-    assert rule_named("deny") is None
-
-
-def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    heir = Rule("heir", reasons.DISTANCE, "One rule for both.", find.distance.function, ("distance", "parent"))
-    monkeypatch.setattr(find, "RULES", (heir,))
-    assert rule_named("heir") is rule_named("parent") is rule_named("distance") is heir
-
-
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(PatternError, match="no rule or reason 'distanc'; did you mean 'distance'"):
-        rule_named("distanc")
-    with pytest.raises(PatternError, match="`amp-rewrite rule` lists all"):
-        rule_named("?")
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)

@@ -1,0 +1,115 @@
+"""Fusions as records: the spelling that becomes one operator, what keeps it apart, and two models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from amp_rewrite.decide.reasons import DOCS
+from amp_rewrite.ir.versions import FIRST_FUSED
+from amp_rewrite.settings.choices import Fuse
+
+_SHARED = "A value in between that is read elsewhere; another type than float32; a target that has no kernel."
+_PROOF = "Both run in float64 on random inputs and agree within four units of float32's roundoff; constants to the bit."
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRule:
+    """A fusion: the kind in `Fusion.kind` and `Refusal.kind`, its operator, spelling and own refusals."""
+
+    name: str
+    operator: str
+    spelling: str
+    refusals: str
+    fuse: Fuse = Fuse.BASIC
+    shared: str = _SHARED
+    aliases: tuple[str, ...] = ()
+    reason: str = "fused"
+
+    @property
+    def promise(self) -> str:
+        """Return the one-line promise."""
+        return f"{self.spelling} is one {self.operator}."
+
+    @property
+    def docs(self) -> str:
+        """Return the page of the fusion."""
+        return f"{DOCS}/{self.name}.md"
+
+    @property
+    def sections(self) -> Mapping[str, str]:
+        """Return the text under each heading."""
+        first = FIRST_FUSED.get(self.operator)
+        where = f"from opset {first} on" if first and self.fuse is Fuse.BASIC else "at every opset that has the ops"
+        return {
+            "What it replaces": f"{self.spelling}, by {self.operator} {where}, with `--fuse {self.fuse.value}`.",
+            "What keeps it apart": f"{self.refusals} {self.shared}".rstrip(),
+            "Proof": _PROOF,
+            "How to override": "`--fuse none`, or `--keep` and `--lower` with the name of an op.",
+        }
+
+    def model(self, end: str) -> str:
+        """Return the ONNX text of the model that is fused ("hit") or of the one that is not ("near")."""
+        file = resources.files("amp_rewrite").joinpath("rewrite", "models", f"{self.name}.{end}.onnxtxt")
+        return file.read_text("utf-8")
+
+
+_LAST_AXIS = "Another axis than the last, or one of unknown size; an epsilon that is not one constant below the root;"
+_NORM = f"{_LAST_AXIS} scale or bias that are not one number per element."
+_ATTENTION = "Scores capped by Tanh; a computed scale; two masks that may each hide every key of a row; unknown heads."
+_SKIP = "Shapes of x and skip that are not known to be equal; another axis than the last."
+_BIAS = "A bias that is not one axis of the size of the last."
+_GELU = "Constants that differ from those of GELU in float32's digits."
+
+FUSIONS: tuple[FusionRule, ...] = (
+    FusionRule(
+        "constant",
+        "Constant",
+        "Arithmetic on constants of at most 4096 elements",
+        "An op that is neither exact nor correctly rounded.",
+        shared="",
+    ),
+    FusionRule(
+        "batch_normalization",
+        "Conv, ConvTranspose or Gemm with new weights",
+        "BatchNormalization after a linear op with constant weights",
+        "Training mode; groups of a ConvTranspose; new weights beyond the low type's range.",
+    ),
+    FusionRule(
+        "layer_normalization", "LayerNormalization", "(x − mean x) / √(mean (x − mean x)² + ε) · scale + bias", _NORM
+    ),
+    FusionRule("rms_normalization", "RMSNormalization", "x / √(mean x² + ε) · scale", _NORM),
+    FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "Another axis than the last."),
+    FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
+    FusionRule("gelu_tanh", "Gelu", "x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))", _GELU),
+    FusionRule("attention", "Attention", "softmax(Q Kᵀ · scale, masked) V", _ATTENTION),
+    FusionRule(
+        "multi_head_attention",
+        "MultiHeadAttention",
+        "softmax(Q Kᵀ · scale, masked) V before opset 23",
+        f"{_ATTENTION} A mask that does not state every query and key.",
+        Fuse.CONTRIB,
+    ),
+    FusionRule(
+        "skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP, Fuse.CONTRIB
+    ),
+    FusionRule(
+        "skip_rms_normalization",
+        "SkipSimplifiedLayerNormalization",
+        "RMSNormalization of x + skip",
+        _SKIP,
+        Fuse.CONTRIB,
+    ),
+    FusionRule("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS, Fuse.CONTRIB),
+    FusionRule("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS, Fuse.CONTRIB),
+    FusionRule("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant.", Fuse.CONTRIB),
+    FusionRule(
+        "scaled_product",
+        "FusedMatMul",
+        "A product of factors that are transposed or scaled by constants",
+        "A scale outside 1/64 to 64; a constant factor, which the runtime transposes once.",
+        Fuse.CONTRIB,
+    ),
+)
+"""All fusions. With `--fuse contrib` GELU is fused below its opset, too."""

@@ -1,0 +1,64 @@
+"""Records of the fusions: their models, and that every kind of fusion has one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from amp_rewrite import convert
+from amp_rewrite.errors import Finding
+from amp_rewrite.ir.versions import FIRST_FUSED
+from amp_rewrite.rewrite import fusions, replacement
+from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
+
+named = pytest.mark.parametrize("fusion", FUSIONS, ids=[fusion.name for fusion in FUSIONS])
+
+
+def findings(fusion: FusionRule, end: str) -> tuple[Finding, ...]:
+    model = onnx.parser.parse_model(fusion.model(end))
+    onnx.checker.check_model(model, full_check=True)
+    return convert(model, fuse=fusion.fuse.value).report.findings
+
+
+@named
+def test_the_model_of_a_fusion_is_fused_and_the_nearest_one_is_not(fusion: FusionRule) -> None:
+    told = [found.message for found in findings(fusion, "hit") if found.kind == "fused"]
+    words = "computed now" if fusion.name == "constant" else f"{fusion.name.replace('_', ' ')}: one "
+    assert [message.startswith(words) for message in told] == [True]
+    apart = findings(fusion, "near")
+    assert not any(found.message.startswith(words) for found in apart)
+    assert {found.subject for found in apart if found.kind == "not_fused"} <= {fusion.name}
+
+
+@named
+def test_a_fusion_says_what_it_replaces_and_what_keeps_it_apart(fusion: FusionRule) -> None:
+    assert fusion.sections["What it replaces"].startswith(fusion.spelling)
+    assert fusion.sections["What keeps it apart"].startswith(fusion.refusals)
+    assert all(text.endswith(".") for text in fusion.sections.values())
+
+
+def test_every_model_beside_the_fusions_belongs_to_one() -> None:
+    held = {path.name for path in (Path(fusions.__file__).parent / "models").iterdir()}
+    assert held == {f"{fusion.name}.{end}.onnxtxt" for fusion in FUSIONS for end in ("hit", "near")}
+
+
+def test_every_operator_that_the_standard_got_later_has_a_fusion() -> None:
+    assert FIRST_FUSED.keys() <= {fusion.operator for fusion in FUSIONS}
+
+
+def test_every_kind_that_stands_in_the_code_has_a_record() -> None:
+    known = {fusion.name for fusion in FUSIONS}
+    built = set()
+    for path in Path(replacement.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            called = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Fusion", "Match", "_Norm")
+            if called and isinstance(node.args[0], ast.Constant):
+                built.add(node.args[0].value)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KIND":
+                built.add(ast.literal_eval(node.value))
+    assert built <= known
+    assert len(built) > 5
