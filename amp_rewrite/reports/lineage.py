@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.reports.rows import NO_ROW
 
@@ -46,7 +47,7 @@ class Lineage:
 
     @cached_property
     def _casting(self) -> Sequence[Op]:
-        return [op for op in self.view.ops if op.kind in ("Cast", "CastLike") and op.id not in self.identities]
+        return [op for op in self.view.ops if op.kind in CASTS and op.id not in self.identities]
 
     def _between_floats(self, op: Op) -> bool:
         types = [self.view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0])]

@@ -21,6 +21,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies, check_imports
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
@@ -194,7 +195,7 @@ class _Twin:
             self.graph(graph, self.view.scopes[body])
         if self._stays_low(op):
             yield from self._island(op, node)
-        elif op.kind in ("Cast", "CastLike"):
+        elif op.kind in CASTS:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)

@@ -21,7 +21,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.train.facts import Facts, Shape, known_dims
 
 __all__ = ["Builder", "Shape", "declared"]
@@ -188,7 +188,7 @@ class Builder:
         outputs = [node.name] if results == 1 else [self.fresh(f"{node.name}_{i}") for i in range(results)]
         node.output.extend(outputs)
         self.append(node)
-        if node.op_type not in RANDOM_OPS | {"Dropout"}:
+        if node.op_type not in UNREPEATABLE:
             self._made[key] = tuple(outputs)
         return tuple(outputs)
 

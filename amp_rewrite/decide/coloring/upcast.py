@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.groups import LOOKED_PAST, fuses
+from amp_rewrite.decide.coloring.groups import fuses
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.hazards.cluster import clusters
-from amp_rewrite.decide.hazards.flow import COPIES
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _LOW = tuple(dtype for dtype in DType if dtype.low)
-_TAKE_ANYTHING = ("Cast", "Shape", "Size")
+_TAKE_ANYTHING = ELEMENTLESS | {"Cast"}
 """They read a value in whatever type it is made: no number that they give depends on it."""
 
 
@@ -165,7 +165,7 @@ def _seen(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> DType | N
         return wanted
     op = view.producer(value)
     alone = not others and not view.values[value].public and value not in view.yielded
-    if op is not None and alone and op.kind in LOOKED_PAST and op.inputs[0] is not None:
+    if op is not None and alone and op.kind in SEEN_THROUGH and op.inputs[0] is not None:
         return _seen(canvas, op.inputs[0], frozenset((op.id,)))
     return made
 
@@ -220,7 +220,7 @@ def _move_along(canvas: Canvas, op: Op) -> None:
 
 def _moves(view: View, op: Op) -> bool:
     """Whether an op moves or selects elements of its first input, a low tensor, and does nothing else."""
-    copies = COPIES.get(op.kind) == (0,) and op.kind not in ("Cast", "CastLike")
+    copies = COPIES.get(op.kind) == (0,) and op.kind not in CASTS
     return copies and low_type(view, op) is not None and not _low_sequences(view, op)
 
 
@@ -243,6 +243,6 @@ def _kept(view: View, value: ValueId | None) -> bool:
 def _shapes(canvas: Canvas) -> None:
     """Shape and Size read no element: they take a raised value as it comes."""
     for op in canvas.view.ops:
-        source = op.inputs[0] if op.kind in ("Shape", "Size") else None
+        source = op.inputs[0] if op.kind in ELEMENTLESS else None
         if source is not None and canvas.made_raised(source):
             canvas.raised[op.id, "T"] = canvas.high(reasons.SHAPE_FOLLOWS, canvas.view.values[source].producer)

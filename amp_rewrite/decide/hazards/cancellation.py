@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
+from amp_rewrite.decide.hazards.flow import computes_float32
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.small_sums import axes_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import COPIES, PAIR_SUMS, SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
@@ -44,7 +45,7 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
     """What an op subtracts from what, either way round: the sign of a variance does not matter."""
-    if op.kind not in ("Add", "Sub") or len(op.inputs) != 2:
+    if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
         return
     first, second = op.inputs
     if op.kind == "Sub":
@@ -116,6 +117,6 @@ def _before(view: View, op: Op) -> ValueId | None:
 
 def _factors(op: Op | None) -> tuple[ValueId | None, ...]:
     """The two factors of a product or square."""
-    if op is None or op.kind not in ("Mul", "Pow"):
+    if op is None or op.kind not in SQUARES:
         return ()
     return op.inputs[:2] if op.kind == "Mul" else op.inputs[:1] * 2

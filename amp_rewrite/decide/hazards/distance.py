@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, Flow, Slots, computes_float32, makers
+from amp_rewrite.decide.hazards.flow import Flow, computes_float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SQUARES, SUMS, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_PRODUCTS = ("Gemm", "MatMul", "com.microsoft::FusedMatMul")
-_SCALES = ("Div", "Mul", "Neg")
-_SUMS: Slots = {**COPIES, **dict.fromkeys(("Add", "Sub"), (0, 1)), **dict.fromkeys(_SCALES, (0, 1)), "Gemm": (2,)}
+_PRODUCTS = PRODUCTS - {"Einsum"}
+_SCALES = AFFINE - SUMS
+_SUMS: Slots = {**COPIES, **dict.fromkeys(PAIR_SUMS | _SCALES, (0, 1)), "Gemm": (2,)}
+_MEETING = PAIR_SUMS | {"Gemm"}
 
 
 @rule(reasons.DISTANCE, "A distance written as |x|² − 2x·c + |c|² is computed in float32.")
@@ -57,7 +59,7 @@ def _met(view: View, flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> s
     lengths = flow.forth(squares, floating)
     scores = flow.forth(made, floating)
     both = {v: product.id for v in scores if v in lengths}
-    meetings = [op for op in map(view.ops.__getitem__, makers(view, both)) if op.kind in ("Add", "Gemm", "Sub")]
+    meetings = [op for op in map(view.ops.__getitem__, makers(view, both)) if op.kind in _MEETING]
     if not meetings:
         return set()
     between = flow.back(both, scores.__contains__)
@@ -71,7 +73,7 @@ def _squared(view: View, op: Op) -> ValueId | None:
     square = view.producer(op.inputs[0]) if op.kind == "ReduceSum" else None
     if square is not None and square.kind == "Cast":
         square = view.producer(square.inputs[0])
-    if square is None or square.kind not in ("Mul", "Pow"):
+    if square is None or square.kind not in SQUARES:
         return None
     return square.inputs[0] if square.kind == "Pow" or len(set(square.inputs)) == 1 else None
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
-from amp_rewrite.decide.hazards.flow import COPIES, Flow, computes_float32, float32
+from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32
 from amp_rewrite.decide.hazards.small_sums import axes_of, of_squares, small_sums, terms_of
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import COPIES, LAYERS
 from amp_rewrite.ir.shapes.onnx_shapes import Shapes, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -69,7 +70,7 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
             yield op.id
 
 
-_LAYERS = ("Conv", "Gemm", "MatMul")
+_LAYERS = LAYERS - {"ConvTranspose"}  # that read pooled maps
 
 
 def _squares(view: View, op: Op) -> bool:

@@ -14,33 +14,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import CARRIERS, Slots
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Scope, ValueId, View
 
-Slots = Mapping[str, Sequence[int]]
 Cause = TypeVar("Cause")
 
-_ALL = range(1 << 16)
 INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
-
-COPIES: Slots = {
-    **dict.fromkeys(("CastLike", "Compress", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather"), (0,)),
-    **dict.fromkeys(("GatherElements", "GatherND", "Identity", "Reshape", "ReverseSequence", "Slice"), (0,)),
-    **dict.fromkeys(("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"), (0,)),
-    **dict.fromkeys(("Cast", "CenterCropPad"), (0,)),
-    **dict.fromkeys(("ConcatFromSequence", "SequenceAt", "SequenceErase", "SplitToSequence"), (0,)),
-    **dict.fromkeys(("Concat", "SequenceConstruct"), _ALL),
-    **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND", "Pad"), (0, 2)),
-    "SequenceInsert": (0, 1),
-}
-SELECTIONS: Slots = {"Where": (1, 2), "Max": _ALL, "Min": _ALL, "Clip": (0, 1, 2)}
-ARITHMETIC: Slots = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Mean"), _ALL),
-    **dict.fromkeys(("Abs", "Ceil", "Exp", "Floor", "Log", "Neg", "Reciprocal", "Round", "Sign", "Sqrt"), (0,)),
-    **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Tanh"), (0,)),
-}
-REDUCTIONS: Slots = dict.fromkeys(("CumSum", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), (0,))
-ANY: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +33,7 @@ class Flow:
     _fates: Mapping[ValueId, tuple[ValueId, ...]]
 
     @classmethod
-    def of(cls, view: View, slots: Slots = ANY) -> Flow:
+    def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:
         """The walker for one table; bodies of If, Loop, Scan and SequenceMap are walked into and out of."""
         origins: dict[ValueId, tuple[ValueId, ...]] = {}
         fates: dict[ValueId, tuple[ValueId, ...]] = {}

@@ -14,14 +14,12 @@ import numpy as np
 
 from amp_rewrite.decide.hazards.flow import computes_float32
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import MOVES
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, elements, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_MOVED = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-"""Ops that give all that they read, and nothing else."""
-
-
+_MOVED = MOVES - {"Tile"}
 _FAR = 32  # of these in a row
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.decide.hazards.flow import computes_float32
+from amp_rewrite.ir.op_classes import SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _MOST = 16.0
@@ -34,7 +35,7 @@ def snakes(view: View) -> dict[OpId, OpId]:
 def _square(view: View, sine: Op) -> Op | None:
     """The op that alone reads a sine, and squares it."""
     op = _only_reader(view, sine)
-    if op is None or op.kind not in ("Mul", "Pow"):
+    if op is None or op.kind not in SQUARES:
         return None
     if op.kind == "Mul":
         return op if op.inputs[0] == op.inputs[1] else None

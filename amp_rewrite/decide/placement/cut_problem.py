@@ -12,6 +12,7 @@ from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.placement.cost_model import Work
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId
 from amp_rewrite.settings.list_entry import Color
@@ -19,9 +20,8 @@ from amp_rewrite.settings.list_entry import Color
 FORCED = (reasons.LOWER, reasons.LOWER_ALL, reasons.FORCE_ALL)
 """The rules of what is low because someone asked for it."""
 
-_ELEMENTLESS = ("Shape", "Size")
-_GROWING = ("Reciprocal", "Log", "Div")
-"""Gray ops of one operand whose result may be far larger."""
+_GROWING = MAGNIFIES.keys() - {"Sqrt"}
+"""Gray ops of one operand whose result may be far larger; the root of a small number is small."""
 _End = Callable[[int], int]
 """A vertex as it stands in the labelling: its place there, or the label that it keeps."""
 _ANY, _CONSTANT = False, True
@@ -75,7 +75,7 @@ class Question:
         return [v for v in range(len(self.canvas.vertices.all)) if v not in self.canvas.low]
 
     def _elementless(self, v: int) -> bool:
-        return self.canvas.shapes_follow and self.canvas.op(v).kind in _ELEMENTLESS
+        return self.canvas.shapes_follow and self.canvas.op(v).kind in ELEMENTLESS
 
     def _may_fall(self, v: int, before: set[int]) -> bool:
         """Whether a gray or clear vertex reads nothing but constants, inputs of the model and what is lowered itself.
@@ -285,7 +285,7 @@ class Question:
             return None
         if op.signature is None or op.bodies:
             return HIGH
-        if op.kind in _ELEMENTLESS and canvas.shapes_follow:
+        if op.kind in ELEMENTLESS and canvas.shapes_follow:
             return None
         name = op.signature.input_variable(use.slot)
         return canvas.vertices.of.get((op.id, name), HIGH) if name is not None else HIGH

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.inventory import report_of
@@ -60,7 +61,7 @@ class Pairing:
 
 def is_float_cast(view: View, op: Op) -> bool:
     """Whether an op only changes the floating type of a value."""
-    if op.kind not in ("Cast", "CastLike") or op.inputs[0] is None or op.outputs[0] is None:
+    if op.kind not in CASTS or op.inputs[0] is None or op.outputs[0] is None:
         return False
     return _floating(view, op.inputs[0]) and _floating(view, op.outputs[0])
 
@@ -114,7 +115,7 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
     if None in made_by:
         return made_by[0] is None
     kinds = {op.kind for op in made_by if op is not None}
-    if len(kinds) == 1 or kinds & {"Cast", "CastLike", "Identity"}:
+    if len(kinds) == 1 or kinds & (CASTS | {"Identity"}):
         return True
     # An op of another type under the same name stands for the old one, as a Where does for the Add of a mask.
     names = {op.node.name for op in made_by if op is not None}

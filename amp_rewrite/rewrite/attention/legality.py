@@ -13,6 +13,7 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import Dim, times
@@ -20,7 +21,7 @@ from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, Source, dims_at, keys_source, source, split, ungrouped
 from amp_rewrite.rewrite.attention.masks import number
 from amp_rewrite.rewrite.attention.recognize import Form
-from amp_rewrite.rewrite.const_eval import MOVES, numbers
+from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 from amp_rewrite.rewrite.replacement import alone
 
 
@@ -247,7 +248,7 @@ def _within_bounds(op: Op) -> bool:
     """Whether an op gives small numbers whatever it reads."""
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
     held = onnx.numpy_helper.to_array(fill.t) if fill is not None else np.zeros(1)
-    return op.kind in _NORMAL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
+    return op.kind in SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
 
 
 def _bounded(view: View, op: Op) -> bool:
@@ -257,6 +258,4 @@ def _bounded(view: View, op: Op) -> bool:
 
 
 _MOST_VALUES = 64
-_NORMAL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))
-_ARITHMETIC = ("Add", "Cast", "MatMul", "Mul", "Neg", "Sub")
-_BOUNDED = frozenset((*MOVES, *_ARITHMETIC, "Concat", "Gather", "GatherElements", "GatherND", "Slice", "Where"))
+_BOUNDED = frozenset((*TRACED_MOVES, *PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))

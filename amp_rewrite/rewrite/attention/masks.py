@@ -8,8 +8,9 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.op_classes import PAIR_SUMS
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.const_eval import MOVES, moves_behind, numbers
+from amp_rewrite.rewrite.const_eval import TRACED_MOVES, moves_behind, numbers
 
 LOST = -1e30
 """At or below it a float32 number swallows the score that it is added to; it is what −3.4e38 is chosen for."""
@@ -112,14 +113,14 @@ def _whole(view: View, value: ValueId | None) -> bool:
         if dtype is not None and not dtype.floating:
             continue
         op = view.producer(read)
-        if op is None or seen > _MOST_VALUES or op.kind not in (*MOVES, *_KEEPING):
+        if op is None or seen > _MOST_VALUES or op.kind not in (*TRACED_MOVES, *_KEEPING):
             return False
-        pending += op.inputs[:1] if op.kind in MOVES else op.inputs
+        pending += op.inputs[:1] if op.kind in TRACED_MOVES else op.inputs
     return True
 
 
 _MOST_VALUES = 32
-_KEEPING = ("Add", "Cast", "Mul", "Sub")
+_KEEPING = PAIR_SUMS | {"Cast", "Mul"}
 
 
 def number(view: View, value: ValueId | None) -> float | None:

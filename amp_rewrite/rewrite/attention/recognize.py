@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.masks import Hiding, added, hides, number, selected
@@ -163,7 +164,7 @@ def _path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, ...] | 
     if op.kind == "MatMul":
         return ((op, 0),)
     for slot in _SCORES.get(op.kind, ()):
-        if op.kind in ("Mul", "Div") and number(view, op.inputs[1 - slot]) is None:
+        if op.kind in SCALINGS and number(view, op.inputs[1 - slot]) is None:
             continue
         if op.kind in ("Cast", "Identity") and not copies_alone(view, op):
             continue
@@ -209,7 +210,7 @@ class _Found:
                 if self.parting is not None:
                     return "its scores are laid out anew twice"
                 self.parting = op
-            elif op.kind in ("Mul", "Div"):
+            elif op.kind in SCALINGS:
                 self.scaled_by(view, op, slot)
             elif op.kind in ("Add", "Where"):
                 fault = self._mask(view, op, slot)
@@ -264,7 +265,7 @@ class _Found:
 def _scaled(view: View, product: Op, slot: int, found: _Found) -> ValueId | None:
     """An operand of a product without the factors that only this product's operand has."""
     reader, value = product, product.inputs[slot]
-    while value is not None and (op := view.producer(value)) is not None and op.kind in ("Mul", "Div"):
+    while value is not None and (op := view.producer(value)) is not None and op.kind in SCALINGS:
         at = next((i for i in _SCORES[op.kind] if number(view, op.inputs[1 - i]) is not None), None)
         if at is None or not alone(view, value, reader):
             return value

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from amp_rewrite.decide.hazards.flow import COPIES, Flow
+from amp_rewrite.decide.hazards.flow import Flow
 from amp_rewrite.decide.hazards.mask import fills
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
 
 LOST = -1e30
 """At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
 
-_CARRY = {**COPIES, "Where": (1, 2), **dict.fromkeys(("Add", "Div", "Mul", "Sub"), (0, 1)), "Neg": (0,)}
+_CARRY = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
+_SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # that has a sum of its own
 
 
 def scored(view: View) -> list[Op]:
@@ -26,7 +28,7 @@ def scored(view: View) -> list[Op]:
     """
     if view.opsets.get("", 1) < FIRST_WHERE:
         return []
-    read = {value for op in view.ops if op.kind in ("Softmax", "LogSoftmax") for value in op.inputs}
+    read = {value for op in view.ops if op.kind in _SOFTMAXES for value in op.inputs}
     found = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
     sums = [op for op in found if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]
     filled = _filled(view, sums) if sums else frozenset()
