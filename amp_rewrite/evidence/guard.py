@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.hazards.flow import Flow
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
+from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.schema import TENSOR

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import behind, first_input_of
 from amp_rewrite.ir.op_classes import MOVES, UNREPEATABLE
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, runs_of
@@ -18,9 +19,7 @@ _MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is comp
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
     """The moves that a value comes through, the nearest first, each with what it moves."""
-    while (op := view.producer(value)) is not None and op.kind in TRACED_MOVES and op.inputs[0] is not None:
-        value = op.inputs[0]
-        yield op, value
+    return behind(view, value, first_input_of(TRACED_MOVES))
 
 
 def cone(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:

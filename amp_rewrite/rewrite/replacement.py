@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,3 @@ def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
     made = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in made)
-
-
-def alone(view: View, value: ValueId | None, reader: Op) -> bool:
-    """Whether one op of the same graph is all that ever looks at a value, and looks once."""
-    if value is None or view.values[value].public or value in view.yielded:
-        return False
-    return [use.op for use in view.uses[value]] == [reader.id] and view.values[value].scope == reader.scope

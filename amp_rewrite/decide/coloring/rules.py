@@ -13,6 +13,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.op_classes import ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
 from amp_rewrite.settings.list_entry import Color
@@ -207,7 +208,7 @@ def _wanted_low_alone(canvas: Canvas, value: ValueId | None) -> bool:
     """Whether a value is a constant that is read for its elements in the low type alone."""
     if value is None or canvas.view.constant(value) is None:
         return False
-    if canvas.view.values[value].public or value in canvas.view.yielded:
+    if exposed(canvas.view, value):
         return False
     uses = [use for use in canvas.view.uses[value] if canvas.view.ops[use.op].kind not in ELEMENTLESS]
     return bool(uses) and all(canvas.reads_low(use.op, use.slot) for use in uses)
@@ -222,10 +223,9 @@ def existing_casts(canvas: Canvas) -> None:
         out = op.outputs[0]
         if canvas.view.dtype(out) is not DType.FLOAT or "T2" not in vertex.variables:
             continue
-        value = canvas.view.values[out]
         readers = canvas.vertices.readers[v]
         uses = canvas.view.uses[out]
-        if value.public or out in canvas.view.yielded or not uses:
+        if exposed(canvas.view, out) or not uses:
             continue
         if all(canvas.reads_low(use.op, use.slot) for use in uses):
             canvas.low[v] = Paint(canvas.to, reasons.EXISTING_CAST, canvas.vertices.all[readers[0]].op)

@@ -9,11 +9,11 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, origin
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, PAIR_SUMS, RECURRENT, SCALINGS, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -70,10 +70,7 @@ def _grid_of(view: View, op: Op) -> ValueId | None:
 
 def _grid(view: View, value: ValueId) -> bool:
     """Whether a constant counts: 16 or more numbers, of which most that stand in a row with equal steps are there."""
-    source: ValueId | None = value
-    while source is not None and (made_by := view.producer(source)) is not None and made_by.kind in COPIES:
-        source = made_by.inputs[0]
-    tensor = view.constant(source)
+    tensor = view.constant(origin(view, value, first_input_of(COPIES)))
     if tensor is None or not _LEAST <= math.prod(tensor.dims) <= _MOST or tensor.data_type == TensorProto.STRING:
         return False
     if not _even(next(view.model.chunks(tensor, _LOOK)), least=1):

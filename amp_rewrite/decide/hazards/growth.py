@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import computes_float32
 from amp_rewrite.decide.hazards.placeholders import Placeholder, number_throughout, placeholders
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.op_classes import BOUNDED, CONTRACTS, COPIES, LAYERS, SELECTIONS, SUMS
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View

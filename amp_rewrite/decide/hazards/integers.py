@@ -1,7 +1,7 @@
 """Shapes, sizes, indices and counters held in floats.
 
 Marks walk back from where such a number is used, through copies, arithmetic and small reductions only
-(`flow.ANY`), so that a network's own products never become float32 because an index is made of them.
+(`op_classes.CARRIERS`), so that a network's own products never become float32 because an index is made of them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import INTEGERS, Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import (
     ALL,
     COPIES,
@@ -29,6 +29,7 @@ from amp_rewrite.ir.op_classes import (
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
+INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
 _COUNTING: Slots = {
     **COPIES,
     **dict.fromkeys((*PAIR_SUMS, *SCALINGS, "Neg", "Reciprocal", "ReduceProd"), range(2)),

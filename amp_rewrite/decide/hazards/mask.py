@@ -14,11 +14,11 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, reads_low, underflow
-from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import AFFINE, ALL, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View

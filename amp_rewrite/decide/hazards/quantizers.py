@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, QUANTIZES, SELECTIONS, Slots
 from amp_rewrite.ir.view import Op, OpId, View
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from amp_rewrite.decide.hazards.flow import computes_float32
+from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.op_classes import SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View

@@ -12,6 +12,7 @@ from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.placement.cost_model import Work
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId
@@ -155,7 +156,7 @@ class Question:
         view, of = self.canvas.view, self.canvas.vertices
         for value in view.values:
             outside = value.producer is None or value.producer not in of.by_op
-            if not (outside or value.public or value.id in view.yielded) or not self._varies(value.id):
+            if not (outside or exposed(view, value.id)) or not self._varies(value.id):
                 continue
             ends = (self._maker(value.id), *self._readers(value.id))
             yield from (v for v in ends if v >= 0)
@@ -306,7 +307,7 @@ class Question:
                 continue
             reader = view.ops[uses[0].op]
             summed = PAIRS.get((op.kind, reader.kind))
-            if summed is None or view.values[value].public or value in view.yielded:
+            if summed is None or exposed(view, value):
                 continue
             if summed and not self._with_constant(op if op.kind != "MatMul" else reader):
                 continue
@@ -328,7 +329,7 @@ class Question:
         source = view.dtype(op.inputs[0])
         if source is None or source is DType.FLOAT or source.low or view.dtype(out) is not DType.FLOAT:
             return False
-        named = view.values[out].public or out in view.yielded
+        named = exposed(view, out)
         return not named and self.canvas.vertices.all[v].refusal is None and bool(view.uses[out])
 
     @cached_property

@@ -15,12 +15,13 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.passes.copied import nodes_of
-from amp_rewrite.rewrite.passes.scores import LOST, scalar, scored
+from amp_rewrite.rewrite.passes.scores import LOST, scored
 
 
 def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
@@ -119,7 +120,7 @@ def _shows(view: View, value: ValueId) -> bool | None:
     """Whether a mask is 0 where its condition holds; None for what is no such mask."""
     made_by = view.producer(value)
     if made_by is not None and made_by.kind == "Where":
-        branches = [number for branch in made_by.inputs[1:] if (number := scalar(view, branch)) is not None]
+        branches = [n for v in made_by.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
         two = len(branches) == 2 and 0 in branches and min(branches) <= LOST
         return branches[0] == 0 if two else None
     tensor = view.constant(value)

@@ -6,6 +6,7 @@ Where(shown, scores + bias, −3.4e38) gives the same numbers in float32, and fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,10 +15,11 @@ from onnx import NodeProto
 
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.dataflow import exposed, number
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.passes.copied import graphs_of
-from amp_rewrite.rewrite.passes.scores import LOST, scalar, scored
+from amp_rewrite.rewrite.passes.scores import LOST, scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def _spelled(view: View, op: Op, node: NodeProto, sums: Mapping[OpId, _Biased]) 
 def _read_by(view: View, where: Op, sums: Mapping[OpId, _Biased]) -> bool:
     """Whether the sums alone read what a Where gives, so that it may go."""
     value = _result(where)
-    mine = not view.values[value].public and value not in view.yielded
+    mine = not exposed(view, value)
     return mine and all(use.op in sums and sums[use.op].where.id == where.id for use in view.uses[value])
 
 
@@ -100,5 +102,5 @@ def _result(op: Op) -> ValueId:
 
 def _hides(view: View, value: ValueId | None) -> bool:
     """Whether a value is one finite number beside which scores are lost."""
-    number = scalar(view, value)
-    return number is not None and number <= LOST
+    fill = number(view, value, axes=1)
+    return fill is not None and -math.inf < fill <= LOST

@@ -16,12 +16,13 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.dataflow import alone
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, doubt, run
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, alone
+from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal
 
 KIND = "batch_normalization"
 _TRIED = 15

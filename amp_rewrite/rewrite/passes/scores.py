@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from amp_rewrite.decide.hazards.flow import Flow
 from amp_rewrite.decide.hazards.mask import fills
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -41,12 +40,3 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
     levels = fills(view, DType.FLOAT16, among=origins).items()
     return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
-
-
-def scalar(view: View, value: ValueId | None) -> float | None:
-    """The one finite number that a constant holds."""
-    tensor = view.constant(value)
-    if tensor is None or list(tensor.dims) not in ([], [1]):
-        return None
-    number = float(view.model.array(tensor).item())
-    return number if math.isfinite(number) else None
