@@ -134,6 +134,9 @@ def keeps_type(view: View, op: Op) -> bool:
     return before is not None and before is after
 
 
+# -- reductions and squares ---------------------------------------------------------------------------
+
+
 def axes_of(view: View, op: Op) -> Sequence[int]:
     """Return the axes of a reduction that are stated or constant; none if it is over all, or they are computed."""
     stated = attribute(op.node, "axes")
@@ -141,9 +144,6 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
         return list(stated.ints)
     tensor = view.constant(op.inputs[1]) if len(op.inputs) > 1 else None
     return [int(axis) for axis in view.model.array(tensor).reshape(-1)] if tensor is not None else []
-
-
-# -- reductions and squares -----------------------------------------------------------------------------------------
 
 
 def squared(op: Op | None) -> ValueId | None:
@@ -177,7 +177,7 @@ class Flow:
 
     @classmethod
     def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:
-        """The walker for one table; bodies of If, Loop, Scan and SequenceMap are walked into and out of."""
+        """Return the walker for one table; it walks into and out of bodies of If, Loop, Scan and SequenceMap."""
         origins: dict[ValueId, tuple[ValueId, ...]] = {}
         fates: dict[ValueId, tuple[ValueId, ...]] = {}
         for into, source in _seams(view):
@@ -186,11 +186,11 @@ class Flow:
         return cls(view, slots, origins, fates)
 
     def through(self, op: Op) -> Sequence[int]:
-        """The inputs whose numbers the op's result is made of; none for an op that stops the walk."""
+        """Return the inputs whose numbers the op's result is made of; none for an op that stops the walk."""
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
-        """What a value is made of, one step up."""
+        """Yield the values that a value is made of, one step up."""
         made_by = self.view.producer(value)
         if made_by is not None:
             for slot in self.through(made_by):
@@ -202,7 +202,7 @@ class Flow:
         yield from self._origins.get(value, ())
 
     def results(self, value: ValueId) -> Iterator[ValueId]:
-        """What is made of a value, one step down."""
+        """Yield the values that are made of a value, one step down."""
         for use in self.view.uses[value]:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):
@@ -212,33 +212,33 @@ class Flow:
     def back(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
-        """Every value that the starts are made of, the starts with them, each with the cause of its nearest start."""
+        """Return every value that the starts are made of, and the starts, each with the cause of its nearest start."""
         return _reach(starts, self.sources, enter)
 
     def forth(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
-        """Every value that is made of a start, the starts with them, each with the cause of its nearest start."""
+        """Return every value that is made of a start, and the starts, each with the cause of its nearest start."""
         return _reach(starts, self.results, enter)
 
 
 def float32(view: View) -> Callable[[ValueId], bool]:
-    """The test for values of float32, in any container."""
+    """Return the test for values of float32, in any container."""
     return lambda value: view.dtype(value) is DType.FLOAT
 
 
 def computes_float32(view: View, op: Op) -> bool:
-    """Whether an op has a float32 type variable, so that a pin on it means something."""
+    """True if an op has a float32 type variable, so that a pin on it has an effect."""
     return computes(view, op, (DType.FLOAT,))
 
 
 def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
-    """Whether an op has a type variable of one of these types."""
+    """True if an op has a type variable of one of these types."""
     return any(v.type is not None and v.type.dtype in dtypes for v in view.variables[op.id])
 
 
 def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
-    """The ops that make marked values, in order of the ops, each with the cause of its first marked result."""
+    """Return the ops that make marked values, in order of the ops, each with the cause of its first marked result."""
     found: dict[OpId, Cause] = {}
     for value, cause in marked.items():
         made_by = view.values[value].producer
@@ -264,7 +264,7 @@ def _reach(
 
 
 def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
-    """Pairs (value, what it is a copy of) at the edges of bodies, carried state included."""
+    """Yield pairs of a value and its source at the edges of bodies, carried state included."""
     yield from ((body_input, body_output) for body_output, body_input in view.carried)
     for scope in view.scopes:
         if scope.owner is None:
@@ -278,7 +278,7 @@ def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
 def _edges(
     view: View, op: Op, scope: Scope
 ) -> tuple[Iterable[tuple[ValueId, ValueId | None]], Iterable[tuple[ValueId | None, ValueId]]]:
-    """(body input, owner's input) and (owner's output, body output), as the operator pairs them."""
+    """Return pairs (body input, owner's input) and (owner's output, body output), as the operator pairs them."""
     if op.kind == "If":
         return (), zip(op.outputs, scope.outputs, strict=False)
     if op.kind == "Loop":

@@ -9,7 +9,7 @@ from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS
 
 
 def exact(op: Op) -> bool:
-    """Whether the op's low results are values of the low type before any rounding. O(attributes)."""
+    """True if the low results of an op are values of the low type before any rounding. O(attributes)."""
     if op.kind in EXACT:
         return True
     if op.kind == "Clip":  # a bound left out is the largest value of the type; one in an attribute is any float32
