@@ -53,7 +53,7 @@ DepthToSpace              copies:0      -       permutes exact
 DequantizeLinear          -             -       dequantizes
 Div                       computes:*    -       scales ieee broadcasts
 Dropout                   copies:0      -       see_through same_shape
-Einsum                    -             -       product heavy
+Einsum                    -             -       multiplies heavy
 Elu                       -             -       same_shape
 Equal                     -             -       broadcasts
 Erf                       -             -       bounded same_shape
@@ -67,7 +67,7 @@ Gather                    copies:0      -       picks exact
 GatherElements            copies:0      -       picks exact
 GatherND                  copies:0      -       picks exact
 Gelu                      -             -       contracts same_shape
-Gemm                      -             -       product layer heavy
+Gemm                      -             -       multiplies layer heavy
 GlobalAveragePool         -             -       contracts
 GlobalMaxPool             -             -       contracts
 Greater                   -             -       broadcasts
@@ -91,7 +91,7 @@ LessOrEqual               -             -       broadcasts
 Log                       computes:0    -       magnifies same_shape
 LogSoftmax                -             -       softmax same_shape
 Loop                      -             0       exact
-MatMul                    -             -       product layer heavy
+MatMul                    -             -       multiplies layer heavy
 Max                       selects:*     -       exact broadcasts
 MaxPool                   -             -       contracts
 MaxUnpool                 -             2
@@ -103,7 +103,7 @@ Mod                       computes:*    -       broadcasts
 Mul                       computes:*    -       scales squares ieee broadcasts
 Multinomial               -             -       random
 Neg                       computes:0    -       contracts exact ieee same_shape
-NegativeLogLikelihoodLoss -             -       loss
+NegativeLogLikelihoodLoss -             -       label_loss
 NonMaxSuppression         -             2
 Not                       -             -       same_shape
 OneHot                    -             1       exact
@@ -156,7 +156,7 @@ Sin                       -             -       bounded periodic same_shape
 Size                      -             -       elementless
 Slice                     copies:0      1,2,3,4 picks exact
 Softmax                   -             -       softmax bounded small squeezes same_shape
-SoftmaxCrossEntropyLoss   -             -       loss
+SoftmaxCrossEntropyLoss   -             -       label_loss
 Softplus                  computes:0    -       squeezes same_shape
 Softsign                  -             -       bounded same_shape
 SpaceToDepth              copies:0      -       permutes exact
@@ -187,7 +187,7 @@ com.microsoft::DequantizeLinear                 -             -       dequantize
 com.microsoft::ExpandDims                       -             -       exact
 com.microsoft::FusedConv                        -             -       heavy
 com.microsoft::FusedGemm                        -             -       heavy
-com.microsoft::FusedMatMul                      -             -       product heavy
+com.microsoft::FusedMatMul                      -             -       multiplies heavy
 com.microsoft::GemmFastGelu                     -             -       heavy
 com.microsoft::GroupQueryAttention              -             5,6     heavy
 com.microsoft::MatMulNBits                      -             -       heavy
@@ -284,7 +284,7 @@ UNREPEATABLE = RANDOM | {"Dropout"}
 GENERATORS = _ops("generates")
 """Ops that make constants out of nothing. No provider has a half-precision kernel for them."""
 
-LABEL_LOSSES = _ops("loss")
+LABEL_LOSSES = _ops("label_loss")
 """Losses that compare scores with labels."""
 
 QUANTIZES, DEQUANTIZES = _ops("quantizes"), _ops("dequantizes")
@@ -343,7 +343,7 @@ SOFTMAXES = _ops("softmax")
 
 # -- products ----------------------------------------------------------------------------------------
 
-PRODUCTS = _ops("product")
+PRODUCTS = _ops("multiplies")
 """Products of matrices."""
 
 LAYERS = _ops("layer")
