@@ -10,13 +10,11 @@ import pytest
 
 from support.paths import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
-
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("measure")
+    monkeypatch.syspath_prepend(ROOT)
+    return import_module("benchmarks.shared.measure")
 
 
 def python(text: str) -> list[str]:
