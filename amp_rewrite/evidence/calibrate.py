@@ -41,7 +41,7 @@ def calibrate(
     folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
-    """The range of every floating value of a model over data: see `Ranges` and docs/calibration.md.
+    """The range of every floating value of a model over data: see `Ranges` and docs/how-to/calibration.md.
 
     `model`: what `Model.load` takes (`folder`: where its external data lies). What is in a low type
     already is measured in its widened twin, so that its true ranges are seen. `data`: what `Feed.of` takes, or a Feed;

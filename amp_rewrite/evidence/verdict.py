@@ -136,7 +136,7 @@ class Verdict:
     def to_json(self) -> str:
         """As JSON, one row per line; infinities and NaN are the words "inf", "-inf" and "nan". Ends with a newline.
 
-        `docs/verify.md` describes the fields. Equal verdicts give equal text.
+        `docs/reference/verify.md` describes the fields. Equal verdicts give equal text.
         """
         head = {
             "schema": SCHEMA,

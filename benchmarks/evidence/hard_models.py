@@ -1,6 +1,6 @@
 """Models that break in half precision: cast by hand, converted by the lists, repaired with data; half exports.
 
-    python benchmarks/run.py hard_models    # writes results/{hard,planted}_models.{json,md} and docs/hard_models.md
+    python benchmarks/run.py hard_models    # writes results/{hard,planted}_models.{json,md} and docs/evidence/hard_models.md
 
 The models are those of tests/support/hard_models.py and tests/support/planted_models.py. All low precision is
 emulated, so nothing here depends on the machine.
@@ -12,14 +12,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-
 import amp_rewrite
 from amp_rewrite.evidence.verdict import Verdict
 from benchmarks.shared import measure
 from support.hard_models import HARD, Hard, halved
 from support.planted_models import OUTLIER, PLANTED, planted
 
-PAGE = measure.ROOT / "docs" / "hard_models.md"
+PAGE = measure.ROOT / "docs" / "evidence" / "hard_models.md"
 # What is allowed, relative and absolute alike: outputs are of the size of 1. bfloat16 has three bits less.
 NEAR: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 8e-2}
 # The outputs of the exported models are of any size: the largest error in units of the largest output.
@@ -201,7 +200,7 @@ def _planted(rows: Sequence[Outlier]) -> list[str]:
 
 
 def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
-    """docs/hard_models.md."""
+    """Return the text of docs/evidence/hard_models.md."""
     by_type = {to: [row for row in rows if row.to == to] for to in NEAR}
     about = [
         f"| `{name}` | {hard.what} | {hard.because} | {hard.mends} |" for name, hard in ((n, HARD[n]()) for n in HARD)
@@ -209,7 +208,7 @@ def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
     lines = [
         *_INTRODUCTION.splitlines(),
         "",
-        "| model | what it is | what breaks | what mends |",
+        "| model | description | failure | remedy |",
         "| --- | --- | --- | --- |",
         *about,
     ]
@@ -223,48 +222,48 @@ def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
 
 
 _INTRODUCTION = """\
-# Models that half precision breaks
+# Models that break in half precision
 
-Seven small models with the troubles of large ones. Each is built from a seed in
-[tests/hard_models.py](../tests/hard_models.py), with the data that shows the trouble; a list of ops or a look at the
-constants does not, for most of them. This page is written by `python benchmarks/run.py hard_models`; low precision is
-emulated ([emulation.md](emulation.md)), and not yet measured on a GPU. `tests/test_hard_models.py` holds it to what it
-claims."""
+This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
+[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them, op lists and
+constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
+([emulation.md](../concepts/emulation.md)), and not yet measured on a GPU. `tests/suites/models/test_hard_models.py` checks the
+results."""
 
 _READING = {
     "float16": """\
 *All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx`. *With data*:
 `amp-rewrite model.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` (outputs are of the size of 1; those of
-`large_logits` are probabilities). A number is the largest error in units of what this allows: up to 1 is ok. *Pinned*
-is what had to be searched for after the guard, in as many *trials*; without any of it the outputs are not near enough.
-The tolerance says nothing of `large_logits` but that nothing is NaN: at 90 000 a softmax is 0 or 1.""",
+`large_logits` are probabilities). A number is the largest error in units of the allowed error: up to 1 is ok. *Pinned*
+lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is necessary. For
+`large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
     "bfloat16": """\
-bfloat16 has float32's range and three bits less than float16, so that the tolerance is eight times as wide: 8e-2. What
-overflows float16 fits; what needs digits, needs them all the more.""",
+bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values that
+overflow float16 fit; computations that need digits fail more easily.""",
 }
 
 _HALF = """\
-## Exported in half already
+## Models exported in half precision
 
-The same models with every tensor in the low type, constants beyond its range at its largest number, as exporters of
-half models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
-float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` raises what
-has to be. The reference is that float32 twin, so that what the export itself has lost is not in these numbers."""
+These are the same models with every tensor in the low type and constants clamped to its range, as exporters of half models
+write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
+float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` raises
+the necessary ops to float32. The reference is that float32 twin, so these numbers exclude what the export itself lost."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier
 
-Models that torch exported, with random weights, of [tests/models](../tests/models), to float16. In the middle of each
+These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In the middle of each
 the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
-([tests/support/planted_models.py](../tests/support/planted_models.py)). A number is the largest error in units of the
-largest output, and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
+([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error in units of the largest output,
+and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
 
 _MORE = """\
 ## Try one
 
 ```console
 $ python tests/support/hard_models.py hard        # writes NAME.onnx and NAME.npz of each
-$ python examples/repair.py               # the story of one of them, command by command
+$ python examples/repair.py               # repairs one of them, command by command
 ```"""
 
 

@@ -134,7 +134,7 @@ class Benchmark:
         ]
 
     def to_json(self) -> str:
-        """As JSON; `docs/bench.md` describes the fields. Ends with a newline."""
+        """As JSON; `docs/how-to/bench.md` describes the fields. Ends with a newline."""
         told = asdict(self)
         for entry, row in zip(self.entries, told["entries"], strict=True):
             for sized, swept in zip(entry.sweep, row["sweep"], strict=True):

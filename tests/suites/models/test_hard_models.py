@@ -200,7 +200,7 @@ def _rows(kind: Any, results: str) -> list[Any]:
 
 
 def test_the_page_is_what_was_measured(benchmark: ModuleType) -> None:
-    page = (ROOT / "docs" / "hard_models.md").read_text("utf-8")
+    page = (ROOT / "docs" / "evidence" / "hard_models.md").read_text("utf-8")
     assert page == benchmark.page(_rows(benchmark.Row, "hard_models"), _rows(benchmark.Outlier, "planted_models"))
 
 

@@ -120,7 +120,7 @@ def test_the_file_is_one_value_a_line_and_comes_back_equal() -> None:
 
 def test_the_schema_in_the_docs_describes_the_file() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
-    schema = json.loads((ROOT / "docs" / "ranges.schema.json").read_text("utf-8"))
+    schema = json.loads((ROOT / "docs" / "reference" / "ranges.schema.json").read_text("utf-8"))
     content = json.loads(TEXT)
 
     jsonschema.validate(content, schema)
