@@ -1,4 +1,4 @@
-"""How far two arrays are apart, and whether that is near enough. numpy alone; docs/reference/verify.md has the formulas."""
+"""Distance of two arrays by metric or tolerance, with numpy alone; docs/reference/verify.md has the formulas."""
 
 from __future__ import annotations
 

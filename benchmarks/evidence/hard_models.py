@@ -1,6 +1,6 @@
 """Models that break in half precision: cast by hand, converted by the lists, repaired with data; half exports.
 
-    python benchmarks/run.py hard_models    # writes results/{hard,planted}_models.{json,md} and docs/evidence/hard_models.md
+    python benchmarks/run.py hard_models    # writes results and docs/evidence/hard_models.md
 
 The models are those of tests/support/hard_models.py and tests/support/planted_models.py. All low precision is
 emulated, so nothing here depends on the machine.
@@ -225,10 +225,10 @@ _INTRODUCTION = """\
 # Models that break in half precision
 
 This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
-[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them, op lists and
-constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
-([emulation.md](../concepts/emulation.md)), and not yet measured on a GPU. `tests/suites/models/test_hard_models.py` checks the
-results."""
+[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
+op lists and constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
+([emulation.md](../concepts/emulation.md)), and not yet measured on a GPU. `tests/suites/models/test_hard_models.py`
+checks the results."""
 
 _READING = {
     "float16": """\
@@ -238,25 +238,25 @@ _READING = {
 lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is necessary. For
 `large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
     "bfloat16": """\
-bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values that
-overflow float16 fit; computations that need digits fail more easily.""",
+bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values
+that overflow float16 fit; computations that need digits fail more easily.""",
 }
 
 _HALF = """\
 ## Models exported in half precision
 
-These are the same models with every tensor in the low type and constants clamped to its range, as exporters of half models
-write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
+These are the same models with every tensor in the low type and constants clamped to its range, as exporters of half
+models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
 float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` raises
-the necessary ops to float32. The reference is that float32 twin, so these numbers exclude what the export itself lost."""
+the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of the export."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier
 
-These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In the middle of each
-the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
-([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error in units of the largest output,
-and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
+These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In
+the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
+([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error in units of
+the largest output, and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
 
 _MORE = """\
 ## Try one
