@@ -200,9 +200,9 @@ Edit = Callable[[dict[str, Any]], object]
         (lambda d: d.pop("batches"), "the whole lacks the field 'batches'; calibrate again"),
         (lambda d: d.update(more=1), "the whole has an unknown field 'more'; calibrate again"),
         (lambda d: d.update(schema=2), "schema is 2, this version reads 1; calibrate again"),
-        (lambda d: d.update(to="float32"), "to is 'float32', which is no low type; calibrate again"),
-        (lambda d: d.update(to="f16"), "to is 'f16', which is no low type; calibrate again"),
-        (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is no low type; calibrate again"),
+        (lambda d: d.update(to="float32"), "to is 'float32', which is not a low type; calibrate again"),
+        (lambda d: d.update(to="f16"), "to is 'f16', which is not a low type; calibrate again"),
+        (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is not a low type; calibrate again"),
         (lambda d: d.update(batches=-1), "batches must be a whole number from 0 to 2^63; calibrate again"),
         (lambda d: d.update(batches=True), "batches must be a whole number from 0 to 2^63; calibrate again"),
         (lambda d: d.update(random=1), "random must be true or false; calibrate again"),
@@ -276,7 +276,7 @@ def test_what_is_no_file_and_what_is_too_large_are_refused(tmp_path: Path) -> No
 
     assert facts == [
         "cannot read T/none.json: there is no such file; name a file that calibrate wrote",
-        "cannot read T: it is no regular file; name a file that calibrate wrote",
+        "cannot read T: it is not a regular file; name a file that calibrate wrote",
         "T/large.json: larger than 256 MiB, so not a file of ranges",
     ]
 
