@@ -56,9 +56,9 @@ def calibrate(
     low = low_type(to)
     size = CHUNK if chunk is None else chunk
     if size < 1:
-        raise PolicyError(f"{size} taps in a session measure nothing; use a chunk of 1 or more")
+        raise PolicyError(f"{size} is not a valid number of taps per session; use a chunk of 1 or more")
     if threads is not None and threads < 1:
-        raise PolicyError(f"{threads} threads compute nothing; use 1 or more, or leave it out for one per core")
+        raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
     feed = Feed.of(data, parts[0].view.model, allow_nonfinite=allow_nonfinite)

@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Every element: |a - b| <= atol + rtol |a|, as numpy.allclose has it, where `a` is the reference.
+    """Per element: |a - b| <= atol + rtol |a|, as numpy.allclose has it, where `a` is the reference.
 
     Its score is the largest |a - b| / (atol + rtol |a|); 1 or less passes.
     """
@@ -212,7 +212,7 @@ def criterion(
     if metric is None:
         return _tolerance(rtol, atol, at_least, at_most)
     if rtol is not None or atol is not None:
-        raise PolicyError("either a tolerance (rtol, atol) or a metric decides, and both are given; leave one out")
+        raise PolicyError("both a tolerance (rtol, atol) and a metric are given; leave one out")
     measure = _measure(metric, higher=at_least is not None)
     needed = "at_least" if measure.higher else "at_most"
     limit, wrong = (at_least, at_most) if measure.higher else (at_most, at_least)
@@ -226,11 +226,10 @@ def criterion(
 
 def _tolerance(rtol: float | None, atol: float | None, at_least: float | None, at_most: float | None) -> Tolerance:
     if at_least is not None or at_most is not None:
-        raise PolicyError(f"a bound of what? Name a metric with it: {', '.join(MEASURES)}")
+        raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
     if rtol is None and atol is None:
         raise PolicyError(
-            "nothing says how near the outputs must be, and there is no default; give rtol and/or atol, or a metric"
-            " with its bound"
+            "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
         )
     return Tolerance(float(rtol or 0.0), float(atol or 0.0))
 

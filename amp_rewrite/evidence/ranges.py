@@ -87,7 +87,7 @@ class Ranges:
             or _other("weights", self.weights, other.weights)
         )
         if fault:
-            raise EvidenceError(f"ranges of models or types that differ are not merged: {fault}; {_AGAIN} in one way")
+            raise EvidenceError(f"cannot merge ranges of different models or types: {fault}; {_AGAIN} in one way")
         values = dict(self.values)
         for name, found in other.values.items():
             values[name] = values[name].merge(found) if name in values else found

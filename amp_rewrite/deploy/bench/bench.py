@@ -238,12 +238,12 @@ def _check(
     models: Sequence[object], names: Sequence[str], sizes: Sequence[int], counts: Mapping[str, int | None]
 ) -> None:
     if not models:
-        raise PolicyError("there is no model to time; give at least one")
+        raise PolicyError("no model given; give at least one")
     if names and len(names) != len(models):
         raise PolicyError(f"{len(names)} names are given for {len(models)} models; give as many, or none")
     for name, number in (*counts.items(), *(("a batch size", size) for size in sizes)):
         if number is not None and number < 1:
-            raise PolicyError(f"{name} is {number}, and that measures nothing; give at least 1")
+            raise PolicyError(f"{name} is {number}, which is too small; give at least 1")
 
 
 def _check_amount(rounds: int, runs: int, warm: int, threads: int) -> None:

@@ -15,13 +15,13 @@ SUFFIXES = (".svg", ".png", ".pdf")
 def check_plot(file: Path) -> None:
     """Raise ReportError if a plot cannot be written to this file, and say why."""
     if file.suffix.lower() not in SUFFIXES:
-        raise ReportError(f"cannot draw to {file}: a picture's suffix says what it is; take {', '.join(SUFFIXES)}")
+        raise ReportError(f"cannot draw to {file}: the suffix selects the format; use {', '.join(SUFFIXES)}")
     if file.is_dir():
         raise ReportError(f"cannot draw to {file}: it is a folder; name a file")
     if not file.parent.is_dir():
         raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if find_spec("matplotlib") is None:
-        raise ReportError("matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'")
+        raise ReportError("drawing needs matplotlib, which is not installed; pip install 'amp-rewrite[plot]'")
 
 
 def plot(found: Benchmark, file: Path) -> None:

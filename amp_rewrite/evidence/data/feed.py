@@ -55,7 +55,7 @@ class Feed:
             empty = False
             yield _checked(raw, self._ports, number, self._allow_nonfinite)[0]
         if empty:
-            raise FeedError(f"{self.origin}: there is no batch; give at least one")
+            raise FeedError(f"{self.origin}: no batch given; give at least one")
 
     def __len__(self) -> int:
         """Return the number of batches; for a function or an iterable without a length, by reading all of them once."""
@@ -108,7 +108,7 @@ class Feed:
         input, and for a negative seed.
         """
         if batches < 1:
-            raise FeedError(f"{batches} random batches are no data; ask for at least one")
+            raise FeedError(f"{batches} random batches requested; request at least one")
         if seed < 0:
             raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
         ports = tuple(port for port in input_ports(model) if port.required)
@@ -129,7 +129,7 @@ def _checking(
     """Return a feed after checking its first batch."""
     first = next(source(), None)
     if first is None:
-        raise FeedError(f"{origin}: there is no batch; give at least one")
+        raise FeedError(f"{origin}: no batch given; give at least one")
     notes = _checked(first, ports, 0, allow_nonfinite)[1]
     return Feed(origin, random, notes, ports, allow_nonfinite, source, count)
 
@@ -304,7 +304,7 @@ def _drawn_shapes(ports: tuple[Port, ...], given: Mapping[str, Sequence[int]]) -
     for port in ports:
         if port.container != TENSOR or not _drawable(port.dtype):
             what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
-            raise FeedError(f"nothing can be drawn for input {port.name!r}, which is {what}; give data for it")
+            raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
         shape = given.get(port.name, port.shape)
         stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))

@@ -118,7 +118,9 @@ class _Merged:
         if is_ == wanted or wanted is None or wanted.dtype is None:
             return helper.make_node("Identity", [source], [target], target)
         if wanted.container != TENSOR:
-            raise ModelError(f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast leads there")
+            raise ModelError(
+                f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast converts between them"
+            )
         return helper.make_node("Cast", [source], [target], target, to=wanted.dtype.code)
 
     # -- shadows -------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def _unfit(found: ValueType | None) -> str:
     if found is None or (found.dtype is None and found.container == TENSOR):
         return "its element type is not known"
     if found.container != TENSOR:
-        return f"it is no tensor but {found}; tensors taken out of it are tapped"
+        return f"it is not a tensor but {found}; tensors taken out of it are tapped"
     return ""
 
 

@@ -75,7 +75,7 @@ def test_quiet_prints_nothing() -> None:
         ),
         (
             ("full.onnx", "--data", "x.npz", "--plot", "x.txt"),
-            "error: cannot draw to x.txt: a picture's suffix says what it is; take .svg, .png, .pdf",
+            "error: cannot draw to x.txt: the suffix selects the format; use .svg, .png, .pdf",
         ),
         (("--data", "x.npz"), f"error: Missing argument 'A [B]...'; {SEE}"),
     ],

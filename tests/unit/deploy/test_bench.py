@@ -429,8 +429,8 @@ def test_each_model_gets_the_batch_in_the_types_of_its_inputs() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"rounds": 0}, "rounds is 0, and that measures nothing; give at least 1"),
-        ({"sizes": [0]}, "a batch size is 0, and that measures nothing; give at least 1"),
+        ({"rounds": 0}, "rounds is 0, which is too small; give at least 1"),
+        ({"sizes": [0]}, "a batch size is 0, which is too small; give at least 1"),
         ({"names": ["a"]}, "1 names are given for 2 models; give as many, or none"),
         ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
         ({"provider": ""}, "this onnxruntime has no provider ''; use one of "),
@@ -452,7 +452,7 @@ def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) 
 
 
 def test_no_model_is_nothing_to_time() -> None:
-    with pytest.raises(PolicyError, match=r"^there is no model to time; give at least one$"):
+    with pytest.raises(PolicyError, match=r"^no model given; give at least one$"):
         amp_rewrite.bench([], {"x": X})
 
 
@@ -634,13 +634,13 @@ def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkey
         return str(caught.value)
 
     x = tmp_path / "x.txt"
-    assert refusal(x) == f"cannot draw to {x}: a picture's suffix says what it is; take .svg, .png, .pdf"
+    assert refusal(x) == f"cannot draw to {x}: the suffix selects the format; use .svg, .png, .pdf"
     y = tmp_path / "none" / "x.svg"
     assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
     (tmp_path / "d.svg").mkdir()
     assert refusal(tmp_path / "d.svg") == f"cannot draw to {tmp_path / 'd.svg'}: it is a folder; name a file"
     monkeypatch.setattr("amp_rewrite.deploy.bench.plot.find_spec", lambda name: None)
-    missing = "matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'"
+    missing = "drawing needs matplotlib, which is not installed; pip install 'amp-rewrite[plot]'"
     assert refusal(tmp_path / "x.svg") == missing
 
 

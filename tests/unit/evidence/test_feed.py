@@ -213,11 +213,11 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
             "cannot feed ndarray; give a path, a mapping from input names to arrays, a list of such mappings, or a"
             " function that yields them",
         ),
-        ([], "the batches given: there is no batch; give at least one"),
+        ([], "the batches given: no batch given; give at least one"),
         ([X], "batch 0 is ndarray; give a mapping from input names to arrays"),
         (lambda: BATCH, "the function for batches gave dict; let it yield mappings of arrays"),
         (lambda: 7, "the function for batches gave int; let it yield mappings of arrays"),
-        (lambda: iter([]), "<lambda>(): there is no batch; give at least one"),
+        (lambda: iter([]), "<lambda>(): no batch given; give at least one"),
     ],
 )
 def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
@@ -227,7 +227,7 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
 def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
     left = [iter([BATCH]), iter([])]
     feed = Feed.of(lambda: left.pop(0), MODEL)
-    with pytest.raises(FeedError, match="there is no batch; give at least one"):
+    with pytest.raises(FeedError, match="no batch given; give at least one"):
         next(iter(feed))
 
 
@@ -458,9 +458,9 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
         ),
         ("int64[2] i", {"int_ranges": {"i": (3, 3)}}, "the int range 3,3 of input 'i' is empty or does not fit int64"),
         ("uint8[2] i", {"int_ranges": {"i": (0, 257)}}, "the int range 0,257 of input 'i' is empty or does not fit"),
-        ("string[2] t", {}, "nothing can be drawn for input 't', which is tensor(string); give data for it"),
-        ("seq(float[2]) s", {}, "nothing can be drawn for input 's', which is seq(float32); give data for it"),
-        ("float[2] x", {"batches": 0}, "0 random batches are no data; ask for at least one"),
+        ("string[2] t", {}, "no random data for input 't', which is tensor(string); give data for it"),
+        ("seq(float[2]) s", {}, "no random data for input 's', which is seq(float32); give data for it"),
+        ("float[2] x", {"batches": 0}, "0 random batches requested; request at least one"),
         ("float[2] x", {"seed": -1}, "the seed -1 is negative; use a whole number of 0 or more"),
     ],
 )
@@ -566,7 +566,7 @@ def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: 
         ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has '{'y' * 80} …', which is not an input; the inputs are 'x'"),
         ({"0/x.npy": stored(X), "y.npy": stored(X)}, "{path} mixes numbered names such as '0/x' with others; number"),
         ({"0/x.npy": stored(X), "00/x.npy": stored(X)}, "{path} holds 'x' of batch 0 twice; write it again"),
-        ({}, "d.npz: there is no batch; give at least one"),
+        ({}, "d.npz: no batch given; give at least one"),
     ],
 )
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:

@@ -34,7 +34,7 @@ RANGES = Ranges(
     model="net.onnx",
     graph="a" * 64,
     weights="b" * 64,
-    untapped={"s": "it is no tensor but seq(float32); tensors taken out of it are tapped"},
+    untapped={"s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"},
     tool="0.1.0",
 )
 TEXT = """{
@@ -53,7 +53,7 @@ TEXT = """{
   "z": {"count": 0, "nonfinite": 0, "absmax": 0.0, "absmin": 0.0, "overflow": 0, "flushed": 0, "subnormal": 0}
  },
  "untapped": {
-  "s": "it is no tensor but seq(float32); tensors taken out of it are tapped"
+  "s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"
  }
 }
 """  # noqa: E501
@@ -105,7 +105,7 @@ def test_what_differs_is_not_merged(changed: dict[str, Any], fact: str) -> None:
         RANGES.merge(replace(RANGES, **changed))
 
     assert str(refused.value) == (
-        f"ranges of models or types that differ are not merged: {fact}; calibrate again in one way"
+        f"cannot merge ranges of different models or types: {fact}; calibrate again in one way"
     )
 
 
@@ -302,7 +302,7 @@ not seen: a branch not taken, a loop of no trips, or an empty tensor
   z
 
 not tapped
-  s  it is no tensor but seq(float32); tensors taken out of it are tapped"""
+  s  it is not a tensor but seq(float32); tensors taken out of it are tapped"""
     )
 
 
