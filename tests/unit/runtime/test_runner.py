@@ -15,7 +15,7 @@ import amp_rewrite
 from amp_rewrite import Model, ModelError, PolicyError
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
-from amp_rewrite.runtime.ort_errors import objection
+from amp_rewrite.runtime.ort_errors import error_text
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from support.paths import TESTS
@@ -516,7 +516,7 @@ def test_a_model_of_the_future_needs_a_newer_runtime(head: str, told: str) -> No
     ],
 )
 def test_an_option_that_a_provider_does_not_take_is_named(said: str, told: str) -> None:
-    assert objection("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
+    assert error_text("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
 
 
 def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
@@ -525,7 +525,7 @@ def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
         "shared_ptr<X> onnxruntime::python::CreateY(const Z&) Please install TensorRT libraries as mentioned in the GPU"
         " requirements page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported."
     )
-    assert objection("open", RuntimeError(said)) == (
+    assert error_text("open", RuntimeError(said)) == (
         "it cannot load the libraries of TensorRT; install TensorRT (pip install tensorrt) where the loader finds it,"
         " or leave TensorrtExecutionProvider out"
     )

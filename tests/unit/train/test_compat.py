@@ -18,10 +18,11 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
 )
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer, Variable
-from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
-from amp_rewrite.train.model_loss import ModelLoss
-from amp_rewrite.train.optimizers import SGD, Adam
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.step.model_loss import ModelLoss
+from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
+from amp_rewrite.train.update.optimizers import SGD, Adam
 
 
 @pytest.fixture(autouse=True)

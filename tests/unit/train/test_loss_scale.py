@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train import loss_scale as scales
-from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
 
 MAX = float(np.finfo(np.float32).max)
 

@@ -13,8 +13,9 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.loss_scale import Array, DynamicLossScale, LossScale
-from amp_rewrite.train.optimizers import (
+from amp_rewrite.train.update.graph import Scaling, Update, append_update
+from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, LossScale
+from amp_rewrite.train.update.optimizers import (
     SGD,
     Adagrad,
     Adam,
@@ -27,7 +28,6 @@ from amp_rewrite.train.optimizers import (
     named,
     serialize,
 )
-from amp_rewrite.train.step.update import Scaling, Update, append_update
 from unit.train.test_loss_scale import SEQUENCES
 
 F32 = np.float32

@@ -15,7 +15,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 from amp_rewrite import GradientError, Model, ModelError
-from amp_rewrite.train.lower import Algorithm, algorithms, lower_training_ops
+from amp_rewrite.train.interchange.training_ops import Algorithm, algorithms, lower_training_ops
 from support.train.vjp_case import run_float32
 
 BACKEND_CASES = (
