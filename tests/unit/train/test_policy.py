@@ -236,8 +236,8 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
     with pytest.raises(PolicyError) as error:
         set_policy("mixed_float16")
     assert str(error.value) == (
-        "cannot set policy 'mixed_float16': the mixed precision graph rewrite is enabled, and one of the two is enough;"
-        " call disable_mixed_precision_graph_rewrite() first"
+        "cannot set policy 'mixed_float16': the mixed precision graph rewrite is enabled, and only one of the two"
+        " can be active; call disable_mixed_precision_graph_rewrite() first"
     )
     set_policy("float64")
     assert global_policy() == Policy("float64")

@@ -252,8 +252,12 @@ def test_the_model_that_is_given_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "fault"),
     [
-        ("w", "v_new", "the update_binding of 'w' is to 'v_new', which is no output of its graph; correct the name"),
-        ("v", "w_new", "the update_binding of 'v' is of no initializer; correct the name"),
+        (
+            "w",
+            "v_new",
+            "the update_binding of 'w' refers to 'v_new', which is not an output of its graph; correct the name",
+        ),
+        ("v", "w_new", "the update_binding of 'v' does not name an initializer; correct the name"),
     ],
 )
 def test_a_binding_that_does_not_fit(key: str, value: str, fault: str) -> None:

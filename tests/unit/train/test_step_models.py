@@ -176,7 +176,7 @@ def test_statistics_that_two_normalizations_share_are_refused() -> None:
     with pytest.raises(TrainingError) as error:
         training_step(model, loss="loss", training_mode=True)
     assert str(error.value) == (
-        "two BatchNormalizations update the statistics 'mean'; export the model with one for each"
+        "two BatchNormalizations update the statistics 'mean'; export the model with separate ones"
     )
 
 

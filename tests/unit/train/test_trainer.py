@@ -128,7 +128,7 @@ def test_a_learning_rate_that_would_spoil_the_parameters_is_refused(rate: Any) -
     made = trainer()
     with pytest.raises(TrainingError) as error:
         made.fit(DATA, learning_rate=lambda steps: rate if steps == 2 else 0.1)
-    assert str(error.value) == f"the learning rate of step 3 is {rate!r}; give a number of 0 or more"
+    assert str(error.value) == f"the learning rate of step 3 is {rate!r}; use a finite number ≥ 0"
     assert made.steps == 2
 
 
@@ -273,7 +273,7 @@ def test_a_target_that_names_no_class_is_refused_before_the_step(wrong: int, at:
     with pytest.raises(TrainingError) as error:
         made.fit([DATA[0], bad])
     assert str(error.value) == (
-        f"input 't' of batch 1 has class {wrong}, and the model knows 0 to 3; correct the targets"
+        f"input 't' of batch 1 has class {wrong}, but the model has classes 0 to 3; correct the targets"
     )
     assert made.steps == 1
     with pytest.raises(TrainingError):
