@@ -225,8 +225,8 @@ def test_a_process_does_not_compute_in_what_is_not_floating(name: str) -> None:
     with pytest.raises(PolicyError) as error:
         set_policy(name)
     assert str(error.value) == (
-        f"a policy for a whole process must compute in a floating type, and {name!r} does not; use mixed_float16,"
-        " mixed_bfloat16 or float32"
+        f"a policy for a whole process must compute in a floating type, but {name!r} does not;"
+        f" use mixed_float16, mixed_bfloat16 or float32"
     )
     assert not process.policy_was_set()
 
