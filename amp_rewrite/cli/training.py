@@ -14,8 +14,8 @@ from amp_rewrite.settings.config_file import Settings
 from amp_rewrite.settings.policy import Policy, low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.train.loss_scale import LossScale
     from amp_rewrite.train.step.step import TrainingStep
+    from amp_rewrite.train.update.loss_scale import LossScale
 
 _STEP = (
     click.option("-o", "--output", type=options.FILE, metavar="OUT", help="[default: MODEL-stem.step.onnx]"),
@@ -139,7 +139,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _scale_in_words(scale: LossScale | None) -> str:
-    from amp_rewrite.train.loss_scale import FixedLossScale
+    from amp_rewrite.train.update.loss_scale import FixedLossScale
 
     if scale is None:
         return "none"

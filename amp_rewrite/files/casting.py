@@ -1,4 +1,4 @@
-"""Floating values in another floating type: rounded once, and finite where they were."""
+"""Casts between floating types: rounded once, and finite values stay finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.float16 import BLOCK, half
+from amp_rewrite.files.float16 import BLOCK, to_float16
 
 Array = NDArray[Any]
 
@@ -22,10 +22,10 @@ _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
 
 
 def cast(values: Array, to: DType, memory: Array | None = None) -> Array:
-    """Floating values in another floating type, rounded once, to nearest even.
+    """Cast floating values to another floating type, rounding once, to nearest even.
 
-    Finite values beyond the largest of the type become it (with their sign), instead of infinity; infinity
-    and NaN stay. `memory`: bytes in which the result may be made.
+    Finite values out of range become the largest value of the type, with their sign; infinity and NaN stay.
+    `memory`: bytes that may hold the result.
     """
     if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
         return _cast_in_blocks(values, memory)
@@ -37,7 +37,7 @@ def _cast_in_blocks(values: Array, memory: Array | None) -> Array:
     low: Array = np.empty(flat.size, np.float16) if memory is None else memory[: 2 * flat.size].view(np.float16)
     for at in range(0, flat.size, BLOCK):
         block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
-        if not half(block, rounded):
+        if not to_float16(block, rounded):
             rounded[:] = _cast_whole(block, DType.FLOAT16)
     return low.reshape(values.shape)
 
@@ -57,7 +57,7 @@ def _cast_whole(values: Array, to: DType) -> Array:
 
 
 def _rounded_to_odd(values: Array) -> Array:
-    """float64 values as float32 such that rounding on to a type of at most 22 bits is as if done at once.
+    """Cast float64 to float32 by rounding to odd, so that a second rounding to at most 22 bits equals a single one.
 
     Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
     odd, IEEE Transactions on Computers 57(4), 2008.

@@ -1,4 +1,4 @@
-"""External data as a model file states it, made into a `Source`, and kept inside the model's folder."""
+"""External data: locations in a model file become a `Source`, confined to the model's folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Folder:
-    """Where the external data of one model may lie: below its folder.
+    """Folder that may contain the external data of one model.
 
-    `also` is a second such folder: that of the file that the model's path is a link to.
+    `also`: a second such folder, that of the link target if the model's path is a link.
     """
 
     def __init__(self, folder: Path, also: Path | None = None) -> None:
@@ -28,16 +28,16 @@ class Folder:
         self._files: dict[str, tuple[str, int, str]] = {}
 
     def source(self, tensor: onnx.TensorProto) -> Source:
-        """Where the bytes of a tensor with external data lie.
+        """Return the source of a tensor with external data.
 
-        ModelError, naming the tensor, when the location leaves the folder (absolute, "..", through a link),
-        is missing or no regular file, and when the bytes are not as many as the tensor's dims and type need
-        or go beyond the end of the file.
+        ModelError, naming the tensor, if the location leaves the folder (absolute, "..", through a link), is missing
+        or is not a regular file, and if the number of bytes does not fit the tensor's dims and type or exceeds the
+        file.
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"external data of tensor {tensor.name!r}"
         if any(isinstance(text, bytes) for entry in entries.items() for text in entry):
-            raise ModelError(f"{where} is stated in words that are not UTF-8; the file is damaged, export it again")
+            raise ModelError(f"{where} is described by text that is not UTF-8; the file is damaged, export it again")
         location = entries.get("location", "")
         if location not in self._files:
             self._files[location] = self._file(location, where)
@@ -61,13 +61,14 @@ class Folder:
         return Source(path, offset, length, kind, file_stamp, explicit=True)
 
     def _file(self, location: str, where: str) -> tuple[str, int, str]:
-        """The real path, size and stamp of a location."""
+        """Return the real path, size and stamp of a location."""
         if not location or "\0" in location:
-            raise ModelError(f"{where} has the location {location!r}, which names no file; export it again")
+            raise ModelError(f"{where} has the location {location!r}, which does not name a file; export it again")
         kinds = PurePosixPath(location), PureWindowsPath(location)
         if any(path.anchor or ".." in path.parts for path in kinds):
             raise ModelError(
-                f"{where} has the location {location!r}; put the file into the model's folder and state its plain name"
+                f"{where} has the location {location!r}, which leaves the model's folder; put the file there and use"
+                " its plain name"
             )
         real = Path(os.path.realpath(self.path / location))
         if not any(real.is_relative_to(root) for root in self._roots):
@@ -87,5 +88,5 @@ class Folder:
 
 def _number(text: str, key: str, where: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise ModelError(f"{where} has the {key} {text!r}, which is no byte count; export the model again")
+        raise ModelError(f"{where} has the {key} {text!r}, which is not a byte count; export the model again")
     return int(text)

@@ -1,4 +1,4 @@
-"""What tells one model from another: a hash of its graph, and one of its weights."""
+"""Fingerprints of models: a hash of the graph, and one of the weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amp_rewrite.files.tensors import Sources, is_stub
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
 
-# What people and tools write about a graph, and what follows from it.
+# Fields with comments, provenance or derived facts.
 _TALK = frozenset({"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"})
 _PIECE, _PIECES = 1 << 12, 16  # bytes; how many of them are read of a large tensor
 
@@ -27,9 +27,9 @@ class Fingerprint:
     """Two sha256 in hexadecimal.
 
     `graph`: inputs, outputs, ops, attributes, names, and names, types and shapes of all tensors. Docs, metadata,
-    value_info and who made the model do not count. `weights`: the values of all tensors; of those of more than
-    64 KiB only 16 pieces of 4 KiB, spread evenly, so that a model of any size takes milliseconds. A change in one
-    place of a large weight may go unseen; another training run does not.
+    value_info and the producer are ignored. `weights`: the values of all tensors; tensors above 64 KiB are sampled in
+    16 evenly spread pieces of 4 KiB, so that a model of any size takes milliseconds. A local change of a large weight
+    may go unnoticed; another training run does not.
     """
 
     graph: str
@@ -37,7 +37,7 @@ class Fingerprint:
 
 
 def fingerprint(model: Model) -> Fingerprint:
-    """The fingerprint of a model, the same however it was loaded. O(nodes + tensors)."""
+    """Return the fingerprint of a model, independent of how it was loaded. O(nodes + tensors)."""
     proto = onnx.ModelProto()
     pieces = wire.pieces(model.proto, lambda tensor: [_bare(tensor).SerializeToString(deterministic=True)])
     if pieces is None:
@@ -59,7 +59,7 @@ def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _strip(message: Message) -> None:
-    """Remove what does not count, all the way down."""
+    """Remove ignored fields recursively."""
     for field, value in message.ListFields():
         if field.name in _TALK:
             message.ClearField(field.name)
@@ -71,10 +71,10 @@ def _strip(message: Message) -> None:
 
 
 def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """The tensor's bytes, or pieces of them."""
+    """Yield the tensor's bytes, or samples of them."""
     if is_stub(tensor):
         place = tensors.source(tensor)
-        yield place.dtype.name.encode()  # of a pending cast the bytes are of another type
+        yield place.dtype.name.encode()  # with a pending cast, the bytes have another type
         for at, length in _spread(place.length):
             piece = bytearray(length)
             sources.fill(place, at, memoryview(piece))
@@ -90,7 +90,7 @@ def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | mem
 
 
 def _spread(length: int) -> Iterator[tuple[int, int]]:
-    """Offsets and lengths of the pieces that are read of so many bytes."""
+    """Offsets and lengths of the samples of `length` bytes."""
     if length <= _PIECE * _PIECES:
         yield 0, length
         return

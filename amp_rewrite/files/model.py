@@ -52,11 +52,11 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """A model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; a Model as it is.
+        """Load a model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; return a Model as is.
 
-        From a path, tensors of more than 16 KiB are not read but become stubs; text formats go by their
-        suffix (.onnxtxt, .textproto, .json). `folder` is where external data lies: for a path its own
-        folder if not given. The argument is never changed. ModelError says in one line what is wrong.
+        From a path, tensors above 16 KiB become stubs instead of being read; text formats are recognized by suffix
+        (.onnxtxt, .textproto, .json). `folder`: the folder of external data, by default that of the path. The
+        argument is never changed. ModelError, in one line, for an invalid model.
         """
         if isinstance(source, Model):
             return source
@@ -74,8 +74,8 @@ class Model:
         if _has_external(proto):
             if folder is None:
                 raise ModelError(
-                    "the model has external data, but not the folder where it lies; load it from its path, or"
-                    " give the folder"
+                    "the model has external data, but no folder is known for it; load it from its path, or pass the"
+                    " folder"
                 )
             if shared:
                 own = clone(proto)
@@ -84,20 +84,19 @@ class Model:
         return cls(proto)
 
     def array(self, tensor: TensorProto) -> Array:
-        """The tensor's values, whole; of a stub, read now and cast if a cast is pending. Not to be changed."""
+        """Return all values of a tensor, read and cast for a stub. Do not modify the result."""
         with Sources() as sources:
             return tensors.array(tensor, sources)
 
     def chunks(self, tensor: TensorProto, elements: int = tensors.CHUNK) -> Iterator[Array]:
-        """The tensor's values as flat arrays of at most `elements`, in the type in which they lie in the file."""
+        """Yield the tensor's values as flat arrays of at most `elements`, in their type in the file."""
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
     def fit(self, tensor: TensorProto, to: DType, memory: Array | None = None) -> Fit:
-        """What rounding the tensor to the floating type `to` would do to its values, streamed.
+        """Return the effects of rounding the tensor to the floating type `to`, streamed. O(values).
 
-        `memory`: `tensors.fresh_memory`, to be used over and over. ModelError for a tensor that is not floating.
-        O(values).
+        `memory`: reusable memory from `tensors.fresh_memory`. ModelError for a tensor that is not floating.
         """
         kind = tensors.dtype(tensor)
         if not kind.floating:
@@ -105,13 +104,13 @@ class Model:
         with Sources() as sources:
             if not is_stub(tensor):
                 return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
-            found = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory if memory is None else memory)
+            chunks = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory if memory is None else memory)
             pending = tensors.source(tensor).dtype is not kind
-            return Fit.of((cast(c, kind) for c in found) if pending else found, to, ours=True)
+            return Fit.of((cast(c, kind) for c in chunks) if pending else chunks, to, ours=True)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, pending casts done."""
+        """Bytes of all tensors after pending casts."""
         dense = sum(map(tensors.nbytes, wire.tensors(self.proto)))
         return dense + sum(map(tensors.nbytes, wire.tensors(self.proto, sparse=True)))
 
@@ -142,7 +141,7 @@ class Model:
         )
 
     def to_proto(self) -> ModelProto:
-        """A copy with every tensor in memory. ModelError over 2 GB, which protobuf cannot hold."""
+        """Return a copy with every tensor in memory. ModelError above 2 GB, protobuf's limit."""
         if self.nbytes > store.LARGEST_FILE:
             raise ModelError(
                 f"the model has {self.nbytes} bytes of tensors, more than a ModelProto can serialize; use"
@@ -156,20 +155,20 @@ class Model:
         return out
 
     def skeleton(self) -> ModelProto:
-        """A light copy, of whatever size the model is, on which onnx's checker and shape inference work.
+        """Return a light copy for onnx's checker and shape inference, for a model of any size.
 
-        Heavy tensors are replaced by something of the same name, type and shape; heavy initializers become
-        graph inputs.
+        Heavy tensors are replaced by placeholders of the same name, type and shape; heavy initializers become graph
+        inputs.
         """
         return skeleton(self.proto, HEAVY)
 
 
 def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Model) -> TensorProto:
-    """A new tensor with the values of `tensor` in the floating type `to`, under its or a new name.
+    """Return a new tensor with the values of `tensor` in the floating type `to`, optionally under a new name.
 
-    Values are rounded to nearest even; finite ones beyond the largest of the type become it; infinity and
-    NaN stay. Values in memory are cast now, a stub gets a pending cast. Dims, doc string and metadata are
-    kept. ModelError for a tensor that is not floating.
+    Values are rounded to nearest even; finite values out of range become the largest of the type; infinity and NaN
+    stay. Values in memory are cast at once, a stub gets a pending cast. Dims, doc string and metadata stay. ModelError
+    for a tensor that is not floating.
     """
     with Sources() as sources:
         return tensors.baked(tensor, to, name=name, sources=sources)
@@ -199,7 +198,7 @@ def _of_path(path: Path, folder: Path | None) -> ModelProto:
 
 
 def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
-    """The model in the file, and where the bytes lie that were not read, by the location of their stubs."""
+    """Read a model without its heavy tensors; return it and their sources by the location of the stubs."""
     status = os.fstat(file.fileno())
     if status.st_size == 0:
         raise ModelError(f"{path} is empty; export or download it again")
@@ -207,11 +206,11 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
         raise ModelError(f"{path} is a Git LFS pointer, not the model itself; run git lfs pull")
     real, stamp = os.path.realpath(path), tensors.stamp(status)
     own: dict[str, Source] = {}
-    secret = secrets.token_hex(16)  # no location that stands in the file can be mistaken for one of these
+    secret = secrets.token_hex(16)  # cannot collide with a location in the file
 
     def stub(tensor: TensorProto, offset: int, length: int) -> bool:
         if is_stub(tensor):
-            return True  # bytes beside external data count for nothing
+            return True  # bytes beside external data are ignored
         kind = DType.of(tensor.data_type)
         if kind in (None, DType.STRING) or tensor.HasField("segment") or tensor.external_data:
             return False
@@ -254,7 +253,7 @@ def _of_text(path: Path, format_: str) -> ModelProto:
 
 
 def _deepest(text: str) -> int:
-    """How deep the brackets of ONNX text are nested; onnx's parser recurses until its stack is full."""
+    """Return the nesting depth of brackets in ONNX text; onnx's parser recurses without a limit."""
     deepest = depth = 0
     for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[(\[{<>}\])]', text):
         if bracket in "([{<":
@@ -275,16 +274,16 @@ def _parsed(content: bytes, name: str) -> ModelProto:
 
 
 def _of_object(source: object) -> ModelProto:
-    """The proto of a torch ONNXProgram or an onnx_ir.Model, known by what they have, torch not imported."""
+    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, found by attributes, without importing torch."""
     proto = getattr(source, "model_proto", None)
     if isinstance(proto, ModelProto):
         return proto
     if type(source).__module__.partition(".")[0] == "onnx_ir":
         import onnx_ir
 
-        made: object = onnx_ir.to_proto(source)
-        if isinstance(made, ModelProto):
-            return made
+        converted: object = onnx_ir.to_proto(source)
+        if isinstance(converted, ModelProto):
+            return converted
     raise ModelError(
         f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram"
         " or an onnx_ir.Model"
@@ -292,7 +291,7 @@ def _of_object(source: object) -> ModelProto:
 
 
 def _ir_folder(source: object) -> str | None:
-    """Where the external data of an onnx_ir.Model lies, if that is one folder."""
+    """Folder of the external data of an onnx_ir.Model, if it is a single one."""
     initializers = getattr(getattr(source, "graph", None), "initializers", {})
     constants = [getattr(value, "const_value", None) for value in initializers.values()]
     folders = {os.fspath(base) for c in constants if (base := getattr(c, "base_dir", None))}
@@ -301,14 +300,14 @@ def _ir_folder(source: object) -> str | None:
 
 def _check(proto: ModelProto, name: str) -> None:
     if not proto.HasField("graph"):
-        raise ModelError(f"{name} holds no graph: it is not an ONNX model; export it again")
+        raise ModelError(f"{name} has no graph: it is not an ONNX model; export it again")
     if not proto.opset_import and not 0 < proto.ir_version < FIRST_IR_WITH_OPSET_IMPORTS:
         raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
     newest = onnx.defs.onnx_opset_version()
     for imported in proto.opset_import:
         if imported.domain in ("", "ai.onnx") and not 1 <= imported.version <= newest:
             raise ModelError(
-                f"{name} imports ai.onnx opset {imported.version}, and onnx {onnx.__version__} knows 1 to {newest};"
+                f"{name} imports ai.onnx opset {imported.version}, but onnx {onnx.__version__} knows 1 to {newest};"
                 " upgrade onnx or correct the import"
             )
     if not proto.graph.output:

@@ -1,4 +1,4 @@
-"""Tensors read and cast in another thread, while what was made before is hashed and written."""
+"""Prefetching: tensors are read and cast in another thread while earlier ones are hashed and written."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from amp_rewrite.files.tensors import Sources, fresh_memory
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-WORTH_IT = 1 << 28  # bytes; from a quarter of a second on a second thread pays
+WORTH_IT = 1 << 28  # bytes; a second thread pays off from a quarter of a second
 
-_GROUPS, _PIECES = 3, 8  # to hand over a group takes some 50 µs, as long as writing a tenth of it
+_GROUPS, _PIECES = 3, 8  # passing a group between threads takes some 50 µs, as long as writing a tenth of it
 
 T = TypeVar("T")
 
 
-def ahead(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
-    """The same pieces in the same order, made in one other thread, at most some megabytes ahead.
+def prefetch(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
+    """Yield the pieces in order, computed in another thread, at most some megabytes ahead.
 
-    `pieces`: as `tensors.payload` makes them, in `sources.made`; no one else may use `sources` meanwhile. A piece is
-    good until the next one is asked for. Whatever making one raises is raised here. Close the iterator if it is left
-    early: the thread is done then. Where no thread can be started the pieces are made in this one.
+    `pieces`: as `tensors.payload` yields them, in `sources.made`; no other code may use `sources` meanwhile. A piece
+    is valid until the next one is requested. Exceptions of the other thread are raised here. Close the iterator to
+    stop early, which ends the thread. If no thread can be started, the pieces are computed in this one.
     """
 
-    def made(memories: list[Array]) -> list[T]:
+    def group_in(memories: list[Array]) -> list[T]:
         group: list[T] = []
         for sources.made in memories:
             piece = next(pieces, None)
@@ -42,17 +42,17 @@ def ahead(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
         return
     with worker:
         turns = [[fresh_memory() for _ in range(_PIECES)] for _ in range(_GROUPS)]
-        pending = deque((memories, worker.submit(made, memories)) for memories in turns)
+        pending = deque((memories, worker.submit(group_in, memories)) for memories in turns)
         while group := pending[0][1].result():
             yield from group
             memories, _ = pending.popleft()
-            pending.append((memories, worker.submit(made, memories)))
+            pending.append((memories, worker.submit(group_in, memories)))
 
 
 def _worker() -> ThreadPoolExecutor | None:
-    """A thread that has begun to wait for work; None where the system gives no more of them, or Python is ending."""
+    """Start a worker thread; None if the system has no more threads, or Python is shutting down."""
     try:
-        from concurrent.futures import ThreadPoolExecutor  # small models need not wait for it
+        from concurrent.futures import ThreadPoolExecutor  # small models do not need this import
 
         worker = ThreadPoolExecutor(1, "amp-rewrite")
         worker.submit(int).result()

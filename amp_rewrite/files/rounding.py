@@ -1,4 +1,4 @@
-"""How well the values of a tensor fit into a lower floating type."""
+"""Effects of rounding the values of a tensor to a lower floating type."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from amp_rewrite.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What rounding to nearest even would do to values. absmax and absmin are of finite, nonzero values;
-    0.0 if there are none.
+    """Counts of the effects of rounding to nearest even.
 
-    count: all values; nonfinite: infinities and NaN; overflow: finite values that round to infinity;
-    flushed: nonzero values that round to zero; subnormal: values that round to a subnormal.
+    count: all values; nonfinite: infinities and NaN; overflow: finite values that round to infinity; flushed: nonzero
+    values that round to zero; subnormal: values that round to a subnormal. absmax and absmin: magnitudes of finite,
+    nonzero values; 0.0 without any.
     """
 
     count: int = 0
@@ -31,7 +31,7 @@ class Fit:
     subnormal: int = 0
 
     def merge(self, other: Fit) -> Fit:
-        """The fit of both sets of values together."""
+        """Return the fit of both sets of values together."""
         least = [fit.absmin for fit in (self, other) if fit.absmin]
         return Fit(
             count=self.count + other.count,
@@ -45,22 +45,22 @@ class Fit:
 
     @classmethod
     def of(cls, chunks: Iterable[NDArray[Any]], to: DType, *, ours: bool = False) -> Fit:
-        """The fit of flat arrays of floating values against the floating type `to`. O(values).
+        """Return the fit of flat floating arrays to the floating type `to`. O(values).
 
-        `ours`: the arrays may be written to, which spares memory for their magnitudes.
+        `ours`: the arrays may be overwritten, which saves memory for their magnitudes.
         """
         fit = cls()
         for chunk in chunks:
             values = chunk
             if values.dtype not in (np.float32, np.float64):
                 with np.errstate(invalid="ignore"):  # signalling NaN
-                    values = values.astype(np.float32)  # exact: what is lower is a subset
+                    values = values.astype(np.float32)  # exact: lower types are subsets
             fit = fit.merge(_of_sizes(np.abs(values, out=values if ours else None), to))
         return fit
 
 
 def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
-    """The fit of magnitudes."""
+    """Return the fit of magnitudes."""
     count = sizes.size
     if not count:
         return Fit()
@@ -91,9 +91,9 @@ def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
 
 @cache
 def _thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
-    """From which size values round to infinity, up to which to zero, and below which to a subnormal.
+    """Return the least magnitude that rounds to infinity, the largest to zero, and the bound of subnormal results.
 
-    Halfway between two numbers the even one wins: infinity, zero and the smallest normal.
+    Ties round to even: infinity, zero and the smallest normal.
     """
     half = to.smallest_subnormal / 2
     last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values

@@ -1,7 +1,7 @@
-"""Scratch files beside a target: made, held while their process lives, swept up when it was killed.
+"""Scratch files beside a target: created, locked while their process lives, and removed after it was killed.
 
-A scratch file is locked by the process that writes it, so whoever finds one that is old and not locked knows that its
-process is gone. Where files cannot be locked (Windows, some network file systems) nothing is swept and no one waits.
+The process that writes a scratch file locks it, so an old file without a lock belongs to a dead process. Where files
+cannot be locked (Windows, some network file systems), nothing is removed and nothing waits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
 _PATTERN = ".amp-rewrite.*.tmp"
-_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # what is said of a call that is not supported there
-_YOUNG = 60  # seconds; between being made and being locked a file is younger than that
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # errors of an unsupported call
+_YOUNG = 60  # seconds; an upper bound for the time between creation and lock
 
 
 def scratch(folder: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """A new file in the folder, with the permissions of any new file, and gone when `undo` closes."""
+    """Create a file in the folder, with default permissions; closing `undo` removes it."""
     path = folder / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
     file = path.open("xb", buffering=_BUFFER)
     undo.callback(path.unlink, missing_ok=True)
@@ -46,20 +46,18 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to be written, which takes the place of the one at `path` once all of it is on disk; OSError where that
-    fails."""
+    """Open a file that replaces the one at `path` once all of it is on disk; OSError if that fails."""
     sweep(path.parent)
     with ExitStack() as undo:
-        made, file = scratch(path.parent, undo)
+        temporary, file = scratch(path.parent, undo)
         yield file
         file.flush()
         sync(file.fileno())
-        made.replace(path)
+        temporary.replace(path)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put the content into a file, which stays as it was until all of it is on disk, with the permissions that it had;
-    OSError where that fails."""
+    """Replace the content of a file atomically and keep its permissions; OSError if that fails."""
     with replacing(path) as file:
         with suppress(FileNotFoundError):
             Path(file.name).chmod(stat.S_IMODE(path.stat().st_mode))
@@ -67,7 +65,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Have a file on disk, where its file system knows how; OSError for what could not be written."""
+    """Flush a file to disk, if its file system supports that; OSError if a write fails."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -77,7 +75,7 @@ def sync(descriptor: int) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """While the body runs, no other process is in this place for the same folder."""
+    """Hold a lock on the folder against other processes while the body runs."""
     with ExitStack() as stack:
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY)
@@ -87,7 +85,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:
-    """Whether the file could be locked; the lock ends when it is closed, or its process dies."""
+    """Lock the file and return True on success; the lock ends when the file is closed or its process dies."""
     if sys.platform == "win32":
         return False
     import fcntl
@@ -100,5 +98,5 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def _close(file: BinaryIO) -> None:
-    with suppress(OSError):  # on a full disk this fails once more, and that is known by now
+    with suppress(OSError):  # on a full disk this fails again, after the first error was raised
         file.close()

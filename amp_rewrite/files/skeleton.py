@@ -19,13 +19,13 @@ _ALWAYS = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
 
 
 def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
-    """A copy in which nothing has more than `threshold` bytes, but dtype and shape of everything stay.
+    """Return a copy without tensors above `threshold` bytes; all types and shapes stay.
 
-    Heavy initializers of the main graph become graph inputs. In bodies and functions heavy initializers
-    and Constants become Constants of an empty sparse tensor, which stands for a dense one. Where the opset
-    has no such Constant (below 11), and in the attributes of other ops, heavy values become zeros. A Cast or an
-    Identity stands for EyeLike, RegexFullMatch and LabelEncoder: where their input has a type that onnx does not know,
-    as behind an operator of com.microsoft, onnx 1.23's inference for these ends the process.
+    Heavy initializers of the main graph become graph inputs. In bodies and functions heavy initializers and Constants
+    become Constants of an empty sparse tensor, which represents a dense one. Below opset 11, which has no such
+    Constant, and in the attributes of other ops, heavy values become zeros. A Cast or an Identity replaces EyeLike,
+    RegexFullMatch and LabelEncoder: if the type of their input is unknown to onnx, as after an operator of
+    com.microsoft, the inference of onnx 1.23 crashes the process.
     """
 
     def hollow(tensor: TensorProto) -> list[wire.Piece] | None:
@@ -59,7 +59,7 @@ _BODIED = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 
 def _stand_in(model: ModelProto) -> None:
-    """Have ops with the same types and shapes stand for those of whose inference onnx dies."""
+    """Replace ops whose inference crashes onnx by ops with the same types and shapes."""
     holders: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
     while holders:
         for node in holders.pop().node:
@@ -74,13 +74,13 @@ def _stand_in(model: ModelProto) -> None:
 
 
 def _of_ones(node: NodeProto) -> list[int] | None:
-    """The type that an EyeLike states; None where that is an attribute of the function around it."""
+    """Type set by an EyeLike; None if it refers to an attribute of the enclosing function."""
     stated = [a for a in node.attribute if a.name == "dtype"]
     return None if any(a.ref_attr_name for a in stated) else [a.i for a in stated]
 
 
 def _of_labels(node: NodeProto) -> list[int] | None:
-    """The type that a LabelEncoder gives, by the attribute that holds the labels; None before ai.onnx.ml 2."""
+    """Result type of a LabelEncoder, from its label attribute; None before ai.onnx.ml 2."""
     tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
     return (tensors + [_LABELS[a.name] for a in node.attribute if a.name in _LABELS])[:1] or None
 
@@ -91,7 +91,7 @@ _FATAL: Mapping[tuple[str, str], Callable[[NodeProto], list[int] | None]] = {
     ("", "RegexFullMatch"): lambda node: [TensorProto.BOOL],
     (".ml", "LabelEncoder"): _of_labels,
 }
-"""Ops of whose inference onnx dies, and the type that they give: none for that of their input, None for no telling."""
+"""Ops whose inference crashes onnx, with their result type: [] for that of the input, None if unknown."""
 
 
 def _sized(tensor: TensorProto) -> bool:
@@ -103,7 +103,7 @@ def _opset(holder: ModelProto | FunctionProto) -> int:
 
 
 def _main_inputs(graph: GraphProto) -> None:
-    """Turn the hollow initializers of the main graph into inputs."""
+    """Turn hollow initializers of the main graph into inputs."""
     hollow = [t for t in graph.initializer if is_stub(t)]
     if not hollow:
         return

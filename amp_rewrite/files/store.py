@@ -1,8 +1,8 @@
-"""Writing a model file, and its data file, whole or not at all.
+"""Atomic writing of a model file and its data file.
 
-Everything is written to temporary files in the target folder first. The data file is renamed to a name that
-carries the hash of its content, then the model file is renamed, then the data file of the model that it
-replaced is removed. So at any moment a whole old or a whole new model is there.
+Everything is first written to temporary files in the target folder. Then the data file gets a name with the hash of
+its content, the model file is renamed, and the data file of the replaced model is removed. So at any moment a complete
+old or a complete new model exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
-from amp_rewrite.files.prefetch import WORTH_IT, ahead
+from amp_rewrite.files.prefetch import WORTH_IT, prefetch
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
@@ -58,9 +58,9 @@ def save(
     external_data: bool | None,
     progress: Progress | None,
 ) -> None:
-    """Write the model to `path`, and its large tensors beside it where `external_data` says so.
+    """Write the model to `path`, with large tensors in a data file if `external_data`; see `Model.save`.
 
-    See `Model.save`. `read`: the file that the model came from; `total`: the number of bytes of all tensors.
+    `read`: the file of the source model. `total`: bytes of all tensors.
     """
     external = total > LARGEST_INLINE if external_data is None else external_data
     try:
@@ -78,9 +78,9 @@ def _silent(done: int, total: int) -> None:
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
-    """Nothing, where a model may be written; ModelError, saying what is in the way, elsewhere.
+    """Raise ModelError if a model cannot be written to `path`, and say why.
 
-    `read`: the model that it is made from, whose data files are not to be replaced, whatever `overwrite` says.
+    `read`: the source model, whose data files are never replaced, even with `overwrite`.
     """
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
@@ -101,7 +101,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
 
 
 def replaces(path: Path, file: Path) -> bool:
-    """Whether writing to `path` puts an end to `file`. Of a link only the name is replaced."""
+    """True if writing to `path` replaces `file`. Writing to a link replaces only the link."""
     return not path.is_symlink() and path.exists() and path.resolve() == file.resolve()
 
 
@@ -142,9 +142,9 @@ def _save(
 
 
 def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, kept: Collection[str], undo: ExitStack) -> None:
-    """Give the written files their names, and remove the data of the model that was there, but for what is `kept`.
+    """Rename the written files and remove the data of the replaced model, except files in `kept`.
 
-    Only one process at a time may be here: what is outdated for one may be what another has just written.
+    Only one process at a time may run this: a file outdated for one may have just been written by another.
     """
     outdated = [old for old in _outdated(path, kept) if data is None or old != data[1]]
     if data is not None:
@@ -161,15 +161,18 @@ def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, kept: Colle
 
 
 def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
-    """The files that are being read and go on being read: by the model at `read`, if that is not the one replaced."""
+    """Files that the model at `read` still needs, if it is not the replaced one."""
     if read is not None and replaces(path, read):
         return frozenset()
     return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
 
 
 def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
-    """The data files that nobody needs once the model at `path` is replaced: those that `save` made for it, and that
-    no other name of the model, no other model in the folder and nothing `kept` refers to."""
+    """Data files that become unused when the model at `path` is replaced.
+
+    They were written by `save`, and no link to the model, no other model in the folder and no entry of `kept` refers
+    to them.
+    """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
     own = [file for file in _data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
@@ -182,7 +185,7 @@ def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
 
 
 class _Replace:
-    """What becomes of each tensor: streamed into the model file, placed in the data file, or kept as it is.
+    """Destination of each tensor: streamed into the model file, placed in the data file, or kept.
 
     With a `layout`, placed tensors are appended to it; tied stubs are placed once.
     """
@@ -207,7 +210,7 @@ class _Replace:
         return None
 
     def _place(self, tensor: TensorProto, layout: list[Placed]) -> bytes:
-        """The tensor as it stands in the model file, but for the name of the data file."""
+        """Place a tensor; return its entry in the model file, without the name of the data file."""
         count = nbytes(tensor)
         key = (source(tensor), tensor.data_type) if is_stub(tensor) else None
         offset = None if key is None else self.tied.get(key)
@@ -230,7 +233,7 @@ def _whole(tensor: TensorProto) -> Iterable[bytes]:
 
 
 def _movable(tensor: TensorProto) -> bool:
-    """Whether the tensor may stand in a data file. Short lists of integers may not: they say shapes."""
+    """True if the tensor may be in a data file. Short integer lists may not, since they hold shapes."""
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING) or tensor.HasField("segment"):
         return False
@@ -243,8 +246,8 @@ def _movable(tensor: TensorProto) -> bool:
 
 
 def _located(body: list[wire.Piece], name: str) -> list[wire.Piece]:
-    """The model file whose tensors lie in the data file `name`."""
-    # What else is streamed here is in memory already (strings, typed fields of packed types).
+    """Return the model file with the name of the data file in its tensors."""
+    # other streamed pieces are already in memory (strings, typed fields of packed types)
     light = ModelProto.FromString(b"".join(_bytes(piece) for piece in body))
     for tensor in wire.tensors(light):
         if is_stub(tensor):
@@ -268,8 +271,8 @@ class _Counter:
 
 
 class _Output:
-    """A file that is written from its start. Every 16 MB the system is told to begin to put them on disk, while more
-    is made: at the end the sync waits for little."""
+    """A file written sequentially. Every 16 MB the system is advised to start writing to disk, so the final sync is
+    short."""
 
     def __init__(self, file: BinaryIO, written: _Counter) -> None:
         self.file, self.written = file, written
@@ -286,19 +289,19 @@ class _Output:
         if hasattr(os, "posix_fadvise"):
             self.file.flush()
             with suppress(OSError):  # an advice
-                # Linux starts to write what is to be dropped, and drops only what is on disk already: nothing yet.
+                # Linux starts writing pages to be dropped, and drops only pages already on disk: none yet
                 os.posix_fadvise(self.file.fileno(), self.begun, self.end - self.begun, os.POSIX_FADV_DONTNEED)
         self.begun = self.end
 
     def finish(self) -> None:
-        """Have all of it on disk, and close the file."""
+        """Sync the file to disk and close it."""
         self.file.flush()
         sync(self.file.fileno())
         self.file.close()
 
 
 def _write_data(out: _Output, layout: list[Placed], sources: Sources) -> str:
-    """Write the data file, close it, and give the first 16 hex digits of the SHA-256 of its content."""
+    """Write the data file, close it, and return the first 16 hex digits of the SHA-256 of its content."""
     digest = hashlib.sha256()
     end = 0
     with closing(_soon(_placed(layout, sources), sources, sum(placed.nbytes for placed in layout))) as pieces:
@@ -332,8 +335,8 @@ def _write_model(out: _Output, body: list[wire.Piece], sources: Sources) -> None
 
 
 def _soon(pieces: Generator[T, None, None], sources: Sources, total: int) -> Generator[T, None, None]:
-    """The pieces, `total` bytes together, ahead of who writes them where that saves time."""
-    return ahead(pieces, sources) if total >= WORTH_IT else pieces
+    """Prefetch the pieces, `total` bytes together, if that saves time."""
+    return prefetch(pieces, sources) if total >= WORTH_IT else pieces
 
 
 def _chunks(body: list[wire.Piece]) -> Generator[bytes | memoryview, None, None]:
@@ -348,15 +351,15 @@ def _chunks(body: list[wire.Piece]) -> Generator[bytes | memoryview, None, None]
         _check_length("", count, piece.nbytes)
 
 
-def _check_length(name: str, found: int, expected: int) -> None:
-    if found != expected:
+def _check_length(name: str, count: int, expected: int) -> None:
+    if count != expected:
         raise ModelError(
-            f"tensor {name!r} has {found} bytes, but its dims and type need {expected}; export the model again"
+            f"tensor {name!r} has {count} bytes, but its dims and type need {expected}; export the model again"
         )
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the renames on disk, where folders can be synced."""
+    """Sync renames to disk, if folders can be synced."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -366,18 +369,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 def foreign_data(path: Path) -> list[Path]:
-    """The data files of the model at `path` that `save` leaves alone when it replaces the model: those that it did not
-    make, which other models may read too. Nothing for what is no model."""
+    """Data files of the model at `path` that `save` did not write, and leaves alone when it replaces the model.
+
+    Other models may read them. Empty for a file that is not a model.
+    """
     return [file for file in _data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
 
 
 def _own(path: Path) -> re.Pattern[str]:
-    """The names of data files that this module makes."""
+    """Pattern of data file names that this module writes."""
     return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
 
 
 def _data_files(path: Path) -> list[Path]:
-    """The data files that the model at `path` names. Nothing for what is no model."""
+    """Data files named in the model at `path`; empty for a file that is not a model."""
     names: set[str] = set()
     try:
         with path.open("rb") as file:
@@ -389,7 +394,7 @@ def _data_files(path: Path) -> list[Path]:
     except (OSError, ModelError, DecodeError):
         return []
     for tensor in wire.tensors(proto):
-        given = [entry.value for entry in tensor.external_data if entry.key == "location"]
-        # protobuf gives bytes for what is not UTF-8
-        names |= {name for name in given if isinstance(name, str) and "\0" not in name}
+        locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
+        # protobuf returns bytes for text that is not UTF-8
+        names |= {name for name in locations if isinstance(name, str) and "\0" not in name}
     return [path.parent / name for name in sorted(names)]

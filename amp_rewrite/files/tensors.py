@@ -1,9 +1,9 @@
-"""The bytes of tensors: where they lie, and reading them in chunks.
+"""The bytes of tensors: their location, and reading them in chunks.
 
-A *stub* is a TensorProto whose bytes lie in a file: data_location is EXTERNAL and external_data says the
-absolute path, the offset, the length, and the *stamp* of the file. When its bytes are of another element
-type than `data_type` says, it carries a *pending cast*, done when the bytes are read. All of that stands
-inside the TensorProto, so a stub can be copied, renamed and moved between models like any other tensor.
+A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data has the absolute
+path, the offset, the length, and the *stamp* of the file. If the bytes have another element type than `data_type`,
+the stub carries a *pending cast*, which is applied on reading. All of this is inside the TensorProto, so a stub can be
+copied, renamed and moved between models like any other tensor.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _COPIED = 1 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the bytes of a stub lie, and of which type they are there.
+    """Location of a stub's bytes, and their type there.
 
-    `stamp` tells one state of the file from another. `explicit`: the tensor in memory has its
-    data_location set to DEFAULT, instead of not set.
+    `stamp`: identifies one state of the file. `explicit`: the tensor in memory has data_location set to DEFAULT,
+    instead of unset.
     """
 
     path: str
@@ -51,17 +51,17 @@ class Source:
 
 
 def stamp(status: os.stat_result) -> str:
-    """What changes when a file is replaced or written to."""
+    """Return a text that changes when a file is replaced or written to."""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def is_stub(tensor: onnx.TensorProto) -> bool:
-    """Whether the tensor's bytes lie in a file."""
+    """True if the tensor's bytes are in a file."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
 def source(tensor: onnx.TensorProto) -> Source:
-    """Where the bytes of a stub lie. ModelError for external data that was not resolved by `Model.load`."""
+    """Return the source of a stub. ModelError for external data that `Model.load` did not resolve."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         return Source(
@@ -79,7 +79,7 @@ def source(tensor: onnx.TensorProto) -> Source:
 
 
 def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
-    """Turn the tensor into a stub whose bytes lie there; it loses those it has."""
+    """Turn the tensor into a stub of this source; its own values are dropped."""
     drop_values(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entries = {"location": source.path, "offset": str(source.offset), "length": str(source.length)}
@@ -91,7 +91,7 @@ def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
 
 
 def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """A copy of the tensor with everything but its values and where they lie."""
+    """Return a copy of the tensor without its values and their location."""
     copy = onnx.TensorProto()
     if is_stub(tensor):
         copy.CopyFrom(tensor)
@@ -106,7 +106,7 @@ def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def drop_values(tensor: onnx.TensorProto) -> None:
-    """Clear the values of a tensor, and where they lie."""
+    """Clear the values of a tensor and their location."""
     for name in ("raw_data", "float_data", "int32_data", "string_data", "int64_data"):
         tensor.ClearField(name)
     for name in ("double_data", "uint64_data", "external_data", "data_location"):
@@ -114,26 +114,26 @@ def drop_values(tensor: onnx.TensorProto) -> None:
 
 
 def dtype(tensor: onnx.TensorProto) -> DType:
-    """The tensor's element type. ModelError for one that is unknown here."""
-    found = DType.of(tensor.data_type)
-    if found is None:
+    """Return the tensor's element type. ModelError for an unknown one."""
+    kind = DType.of(tensor.data_type)
+    if kind is None:
         raise ModelError(
             f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}; a newer amp-rewrite may know it"
         )
-    return found
+    return kind
 
 
 def elements(tensor: onnx.TensorProto) -> int:
-    """The number of elements that the tensor's dims say. ModelError for a negative one."""
+    """Return the number of elements from the tensor's dims. ModelError for a negative dim."""
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"tensor {tensor.name!r} has negative dims {list(tensor.dims)}; export it again")
     return math.prod(tensor.dims)
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of the tensor's values in raw form, after the pending cast.
+    """Return the bytes of the tensor's values in raw form, after the pending cast.
 
-    Of strings and unknown element types: the size of the tensor in the file.
+    For strings and unknown element types, return the size of the tensor in the file.
     """
     kind = DType.of(tensor.data_type)
     if kind is None or kind is DType.STRING:
@@ -142,15 +142,15 @@ def nbytes(tensor: onnx.TensorProto) -> int:
 
 
 def fresh_memory() -> Array:
-    """Bytes for a `CHUNK` of any type. To touch new memory takes longer than to compute with what is in it: keep it."""
+    """Allocate bytes for a `CHUNK` of any type. Reuse them: touching new memory takes longer than computing in it."""
     return np.empty(8 * CHUNK, np.uint8)
 
 
 class Sources:
-    """The files that stubs point into, opened once each and kept open (at most 32 of them).
+    """Files of stubs, opened once each and kept open, at most 32 of them.
 
-    Files are opened without following a link, and only in the state in which the model was loaded; what was read of
-    them is good if they still are in it at the end: `confirm`, which leaving the context without an error does too.
+    Files are opened without following a link, and only in the state in which the model was loaded. Bytes read are
+    valid if the files are still in that state at the end: `confirm`, which leaving the context without an error calls.
     """
 
     def __init__(self) -> None:
@@ -158,12 +158,12 @@ class Sources:
 
     @cached_property
     def memory(self) -> Array:
-        """For what is read to be cast; for one `chunks` or `payload` at a time."""
+        """Memory for values to cast; for one `chunks` or `payload` at a time."""
         return fresh_memory()
 
     @cached_property
     def made(self) -> Array:
-        """For what is given away; for one `payload` at a time."""
+        """Memory for results; for one `payload` at a time."""
         return fresh_memory()
 
     def __enter__(self) -> Sources:
@@ -178,13 +178,12 @@ class Sources:
                 self._files.popitem()[1].close()
 
     def confirm(self) -> None:
-        """Nothing, where no file was written to since the model was loaded; ModelError for one that was, of which part
-        of what was read may be old and part new."""
+        """Raise ModelError if a file was written to since the model was loaded, so that bytes read may be mixed."""
         for (path, state), file in self._files.items():
             _check_state(path, state, file)
 
     def fill(self, source: Source, at: int, target: memoryview) -> None:
-        """Read into `target` the source's bytes from byte `at` on."""
+        """Read the source's bytes from byte `at` into `target`."""
         file = self._file(source)
         try:
             file.seek(source.offset + at)
@@ -233,9 +232,9 @@ def _check_state(path: str, state: str, file: BinaryIO) -> None:
 
 
 def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Array | None = None) -> Iterator[Array]:
-    """The tensor's elements in order, as flat arrays of at most `count`, before the pending cast.
+    """Yield the tensor's elements in order, as flat arrays of at most `count`, before the pending cast.
 
-    `memory`: bytes to read a stub's into; then an array is good until the next one is asked for.
+    `memory`: bytes to read a stub into; then an array is valid until the next one is requested.
     """
     if not is_stub(tensor):
         flat = in_memory(tensor).reshape(-1)
@@ -255,7 +254,7 @@ def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Ar
 
 
 def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
-    """The tensor's values, the pending cast done."""
+    """Return the tensor's values after the pending cast."""
     if not is_stub(tensor):
         return in_memory(tensor)
     place, kind = source(tensor), dtype(tensor)
@@ -273,7 +272,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
 
 
 def in_memory(tensor: onnx.TensorProto) -> Array:
-    """The values of a tensor that is no stub. ModelError where they do not fit its dims and type."""
+    """Return the values of a tensor that is not a stub. ModelError if they do not fit its dims and type."""
     try:
         values: Array = onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError) as cause:
@@ -282,23 +281,23 @@ def in_memory(tensor: onnx.TensorProto) -> Array:
 
 
 def _unpacked(tensor: onnx.TensorProto, place: Source, sources: Sources) -> Array:
-    """The values of a stub of a type that is packed into less than a byte."""
+    """Return the values of a stub of a sub-byte type."""
     packed = without_values(tensor)
     packed.raw_data = raw(place, sources)
     return in_memory(packed)
 
 
 def raw(place: Source, sources: Sources) -> bytes:
-    """The bytes of a source, as they lie there."""
-    found = bytearray(place.length)
-    sources.fill(place, 0, memoryview(found))
-    return bytes(found)
+    """Return the bytes of a source."""
+    content = bytearray(place.length)
+    sources.fill(place, 0, memoryview(content))
+    return bytes(content)
 
 
 def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """The tensor's values in raw form, piece by piece, the pending cast done. Not for strings.
+    """Yield the tensor's values in raw form, in pieces, after the pending cast. Not for strings.
 
-    A piece may lie in what is `sources.made` when it is asked for.
+    A piece may be in the memory that is `sources.made` when it is requested.
     """
     if not is_stub(tensor):
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
@@ -315,7 +314,7 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
 
 
 def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto:
-    """The stub with its bytes read, as `onnx.load` would give it."""
+    """Return the stub with its bytes read, as `onnx.load` returns it."""
     place = source(tensor)
     out = without_values(tensor)
     out.raw_data = b"".join(map(bytes, payload(tensor, sources)))
@@ -325,10 +324,10 @@ def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto
 
 
 def baked(tensor: onnx.TensorProto, to: DType, *, name: str | None = None, sources: Sources) -> onnx.TensorProto:
-    """A new tensor with the values of `tensor` in the floating type `to`, everything else kept.
+    """Return a new tensor with the values of `tensor` in the floating type `to`; everything else is kept.
 
-    A stub stays a stub, with a pending cast; values in memory are cast now (see `cast`). ModelError for a
-    tensor or a type that is not floating.
+    A stub stays a stub, with a pending cast; values in memory are cast at once (see `cast`). ModelError for a tensor
+    or a type that is not floating.
     """
     kind = dtype(tensor)
     if not (kind.floating and to.floating):

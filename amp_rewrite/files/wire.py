@@ -16,8 +16,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[impor
 
 from amp_rewrite.errors import ModelError
 
-# Where tensors hide: {message: {field number: (field, message of the field)}}. Sparse tensors stand apart
-# because their parts are always kept in memory.
+# Paths to tensors: {message: {field number: (field, message of the field)}}. Sparse tensors are separate
+# because their parts are always in memory.
 DENSE: dict[type[Message], dict[int, tuple[str, type[Message]]]] = {
     onnx.ModelProto: {
         7: ("graph", onnx.GraphProto),
@@ -56,7 +56,7 @@ _DEEPEST = 100  # protobuf's own parser stops at this depth too
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A piece of a file whose bytes, `nbytes` in all, are only made when it is written."""
+    """A piece of a file whose `nbytes` bytes are computed when it is written."""
 
     nbytes: int
     chunks: Callable[[], Iterable[bytes | memoryview]]
@@ -71,7 +71,7 @@ def total(pieces: list[Piece]) -> int:
 
 
 def varint(value: int) -> bytes:
-    """The base-128 varint of a number that is not negative."""
+    """Encode a nonnegative number as a base-128 varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -81,14 +81,14 @@ def varint(value: int) -> bytes:
 
 
 def head(number: int, length: int) -> bytes:
-    """The tag and the length that stand before a field of `length` bytes."""
+    """Encode the tag and the length of a field of `length` bytes."""
     return varint(number << 3 | 2) + varint(length)
 
 
 def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorProto]:
-    """Every TensorProto inside the message, in all graphs, bodies, functions and attributes, in wire order.
+    """Yield all TensorProtos in the message, in graphs, bodies, functions and attributes, in wire order.
 
-    The parts of sparse tensors are left out; with `sparse` they alone are given.
+    Parts of sparse tensors are excluded; with `sparse` only these are included.
     """
     if isinstance(message, onnx.TensorProto):
         if not sparse:
@@ -104,7 +104,7 @@ def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorPr
 
 
 def _children(message: Message, table: dict[type[Message], dict[int, tuple[str, type[Message]]]]) -> Iterator[Message]:
-    """The messages in the message that may hold tensors; of its nodes, their attributes."""
+    """Yield child messages that may contain tensors; for nodes, their attributes."""
     for name, _ in table.get(type(message), {}).values():
         value: Any = getattr(message, name)
         if name == "node":
@@ -119,10 +119,10 @@ def _children(message: Message, table: dict[type[Message], dict[int, tuple[str, 
 
 
 def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] | None]) -> list[Piece] | None:
-    """The wire format of a message whose tensors are replaced by what `replace` says; None: nothing was.
+    """Return the wire format of a message with its tensors replaced; None if no tensor is.
 
-    `replace` returns the body of a tensor, or None to keep it as it is. The message is neither changed nor
-    copied, except for fields that hold no tensor.
+    `replace` returns the body of a tensor, or None to keep it. The message is neither changed nor copied, except for
+    fields without tensors.
     """
     if isinstance(message, onnx.TensorProto):
         return replace(message)
@@ -133,19 +133,19 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
         if single and not message.HasField(name):
             continue
         children = [value] if single else value
-        found = {  # most nodes hold no tensor; to keep a hand on each takes more memory than the graph
+        bodies = {  # most nodes have no tensors; a list of all would take more memory than the graph
             at: body
             for at, child in enumerate(children)
             if not (name == "node" and _plain(child)) and (body := pieces(child, replace)) is not None
         }
-        if found:
-            replaced[number] = [(child, found.get(at)) for at, child in enumerate(children)]
+        if bodies:
+            replaced[number] = [(child, bodies.get(at)) for at, child in enumerate(children)]
     return _spliced(message, replaced) if replaced else None
 
 
 def _plain(node: onnx.NodeProto) -> bool:
-    """Whether no attribute of the node holds tensors or graphs."""
-    # Asked of every node: a slice takes half as long as to iterate, and a generator twice as long.
+    """True if no attribute of the node contains tensors or graphs."""
+    # runs for every node: a slice halves the time of the loop, a generator doubles it
     for a in node.attribute[:]:  # noqa: SIM110
         if a.type not in _PLAIN_ATTRIBUTES:
             return False
@@ -153,7 +153,7 @@ def _plain(node: onnx.NodeProto) -> bool:
 
 
 def _spliced(message: Message, replaced: dict[int, list[tuple[Message, list[Piece] | None]]]) -> list[Piece]:
-    """The wire format of a message, in field order, with these fields' bodies in place of its own."""
+    """Return the wire format of a message, in field order, with new bodies for some fields."""
     out: list[Piece] = []
     for field, value in message.ListFields():
         if field.number not in replaced:
@@ -167,10 +167,10 @@ def _spliced(message: Message, replaced: dict[int, list[tuple[Message, list[Piec
 
 
 def _alone(message: Message, name: str, value: Any) -> bytes:
-    """The wire format of one field of the message."""
+    """Return the wire format of one field of the message."""
     alone = type(message)()
     if isinstance(value, Message):
-        getattr(alone, name).SetInParent()  # an empty message is there too
+        getattr(alone, name).SetInParent()  # an empty message counts as present
         getattr(alone, name).CopyFrom(value)
     elif isinstance(value, (str, bytes, int, float)):
         setattr(alone, name, value)
@@ -180,7 +180,7 @@ def _alone(message: Message, name: str, value: Any) -> bytes:
 
 
 def _unknown(field: Any) -> bytes:
-    """The wire format of a field that this version of ONNX does not know, so that it is not lost."""
+    """Return the wire format of a field unknown to this version of ONNX, to preserve it."""
     tag = varint(field.field_number << 3 | field.wire_type)
     if field.wire_type == 0:
         return tag + varint(field.data)
@@ -199,11 +199,11 @@ def lightened(
     stub: Callable[[onnx.TensorProto, int, int], bool],
     source: str,
 ) -> bytes:
-    """The bytes of the ModelProto in `file`, where tensors with raw_data over `threshold` bytes are stubs.
+    """Return the bytes of the ModelProto in `file`, with tensors of more than `threshold` raw bytes as stubs.
 
-    `stub(tensor, offset, length)` gets such a tensor without its bytes, which lie in the file at `offset`,
-    and makes it a stub, or returns False to have its bytes read after all. ModelError for a file that is
-    no protobuf message or ends too early; `source` is its name in the message.
+    `stub(tensor, offset, length)` receives such a tensor without its bytes, which are in the file at `offset`. It
+    turns the tensor into a stub, or returns False to have its bytes read. ModelError for a file that is not a protobuf
+    message or is truncated; `source` is its name in the error.
     """
     walk = _Walk(_Window(file, size, source), threshold, stub)
     light = walk.message(0, size, onnx.ModelProto, 0)
@@ -221,13 +221,13 @@ class _Window:
 
     def read(self, start: int, stop: int) -> bytes:
         self.file.seek(start)
-        found = self.file.read(stop - start)
-        if len(found) < stop - start:
-            raise self.bad(start + len(found), "the file ends here")
-        return found
+        content = self.file.read(stop - start)
+        if len(content) < stop - start:
+            raise self.bad(start + len(content), "the file ends here")
+        return content
 
     def slide(self, position: int) -> None:
-        """Have the buffer start at `position`."""
+        """Move the start of the buffer to `position`."""
         self.start = position
         self.buffer = self.read(position, min(position + _WINDOW, self.size))
 
@@ -245,7 +245,7 @@ class _Walk:
     stub: Callable[[onnx.TensorProto, int, int], bool]
 
     def message(self, start: int, stop: int, kind: type[Message], depth: int) -> bytes | None:
-        """The message of this kind that lies there, lightened; None if nothing in it is heavy."""
+        """Return the message of this kind with stubs; None if it has no heavy tensor."""
         if depth > _DEEPEST:
             raise self.window.bad(start, f"messages are nested deeper than {_DEEPEST}")
         if kind is onnx.TensorProto:
@@ -270,7 +270,7 @@ class _Walk:
         return b"".join([*out, self.window.read(written, stop)])
 
     def tensor(self, start: int, stop: int) -> bytes | None:
-        """The TensorProto that lies there as a stub; None if its bytes are to be read."""
+        """Return the TensorProto as a stub; None if its bytes are to be read."""
         rest: list[tuple[int, int]] = []
         raw: tuple[int, int] | None = None
         for number, wire, at, begin, end in _fields(self.window, start, stop):
@@ -293,7 +293,7 @@ class _Walk:
 
 
 def _fields(window: _Window, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(number, wire type, start, start of the value, end) of each field that lies between start and stop."""
+    """Yield (number, wire type, start, start of the value, end) of each field between start and stop."""
     at = start
     while at < stop:
         if at < window.start or at + _LONGEST_HEAD > window.start + len(window.buffer):
@@ -330,7 +330,7 @@ def _fields(window: _Window, start: int, stop: int) -> Iterator[tuple[int, int, 
 
 
 def _varint(window: _Window, index: int) -> tuple[int, int]:
-    """The varint at an index of the window's buffer, and the index after it."""
+    """Decode the varint at an index of the window's buffer; return it and the index after it."""
     value = shift = 0
     for at in range(index, min(index + 10, len(window.buffer))):
         byte = window.buffer[at]

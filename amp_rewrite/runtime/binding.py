@@ -1,4 +1,4 @@
-"""Inputs and outputs that stay where the model runs: bound once, run often, nothing copied in between."""
+"""Bindings: inputs and outputs that stay on the device, bound once and run often without copies."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Binding:
         place: tuple[str, int],
         fixed: bool,
     ) -> Binding:
-        """The binding of feeds, and of outputs: by name, or by name with the tensor to write into.
+        """Bind feeds and outputs; outputs by name, or by name with the tensor to write into.
 
-        `fixed`: outputs keep their address from run to run, as a CUDA graph wants it; their shapes have to be known.
+        `fixed`: outputs keep their address from run to run, as a CUDA graph requires; their shapes must be known.
         """
         bound = session.io_binding()
         values = {name: _value(ort, ports[0][name], value, *place) for name, value in feeds.items()}
@@ -63,25 +63,25 @@ class Binding:
         return cls(tuple(outputs), values, given, *place, ort, session, bound)
 
     def feed(self, feeds: Mapping[str, object]) -> None:
-        """Copy new values over the bound ones, which keep their address: a tensor that was bound is written over.
+        """Copy new values into the bound inputs, which keep their address; this overwrites bound tensors.
 
         ModelError for another name, shape or type.
         """
-        for name, given in feeds.items():
+        for name, tensor in feeds.items():
             if name not in self.inputs:
                 known = ", ".join(map(repr, self.inputs))
                 raise ModelError(f"input {name!r} is not bound; bound are {known}")
-            old, new = self.inputs[name], _any_value(self._ort, given)
+            old, new = self.inputs[name], _any_value(self._ort, tensor)
             if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
                 raise ModelError(
-                    f"input {name!r} was bound as {_told(old)}, and this is {_told(new)}; bind again for another shape"
+                    f"input {name!r} is bound as {_spelled(old)}, not {_spelled(new)}; bind again for another shape"
                 )
             old.update_inplace(new)
 
     def run(self) -> dict[str, Any]:
-        """Run once, and the results as OrtValues by name, on the device; they speak DLPack (`torch.from_dlpack`).
+        """Run once; return the results as OrtValues by name, on the device, for DLPack (`torch.from_dlpack`).
 
-        A result that was bound to a tensor is in that tensor. ModelError for what onnxruntime objects to.
+        A result bound to a tensor is in that tensor. ModelError for an error of onnxruntime.
         """
         with one_line("run"):
             self._bound.synchronize_inputs()
@@ -90,65 +90,65 @@ class Binding:
             return dict(zip(self.outputs, self._bound.get_outputs(), strict=True))
 
     def arrays(self) -> dict[str, Array]:
-        """Run once, and the results as numpy arrays of their own, bfloat16 as that of ml_dtypes."""
+        """Run once; return copies of the results as numpy arrays, bfloat16 as that of ml_dtypes."""
         return {name: np.array(to_array(self._ort, value)) for name, value in self.run().items()}
 
 
-def _value(ort: Any, port: Port, given: object, device: str, index: int) -> Any:
-    """What is fed to an input, on the device."""
-    if isinstance(given, ort.OrtValue):
-        value = given if given.device_name().lower() == device else copied(ort, given, device, index)
-    elif _speaks_dlpack(given):
-        value = from_tensor(ort, given, device, index)
+def _value(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any:
+    """Return the value of an input on the device."""
+    if isinstance(tensor, ort.OrtValue):
+        value = tensor if tensor.device_name().lower() == device else copied(ort, tensor, device, index)
+    elif _speaks_dlpack(tensor):
+        value = from_tensor(ort, tensor, device, index)
     else:
-        value = from_array(ort, np.array(given), device, index)  # on a CPU the two share memory
+        value = from_array(ort, np.array(tensor), device, index)  # on a CPU the two share memory
     _check(port, value, "input")
     return value
 
 
-def _any_value(ort: Any, given: object) -> Any:
-    """A value where it lies."""
-    if isinstance(given, ort.OrtValue):
-        return given
-    if not _speaks_dlpack(given):
-        return from_array(ort, given)
-    kind, at = given.__dlpack_device__()  # type: ignore[attr-defined]
-    return from_tensor(ort, given, "cpu" if int(kind) == 1 else "cuda", at)
+def _any_value(ort: Any, tensor: object) -> Any:
+    """Return the value of a tensor on its own device."""
+    if isinstance(tensor, ort.OrtValue):
+        return tensor
+    if not _speaks_dlpack(tensor):
+        return from_array(ort, tensor)
+    kind, at = tensor.__dlpack_device__()  # type: ignore[attr-defined]
+    return from_tensor(ort, tensor, "cpu" if int(kind) == 1 else "cuda", at)
 
 
-def _speaks_dlpack(given: object) -> bool:
-    # numpy's arrays do, too, but without bfloat16, and not those that are read only
-    return hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)
+def _speaks_dlpack(tensor: object) -> bool:
+    # numpy arrays do too, but not with bfloat16, and not read-only ones
+    return hasattr(tensor, "__dlpack__") and not isinstance(tensor, np.ndarray)
 
 
 def _target(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any:
-    """The memory of a tensor, to be written into."""
+    """Return the memory of a tensor to write into."""
     value = tensor if isinstance(tensor, ort.OrtValue) else _any_value(ort, tensor)
     if value.device_name().lower() != device:
         raise ModelError(
-            f"output {port.name!r} is written on {device}, and its tensor lies on {value.device_name().lower()}"
-            "; make it there"
+            f"output {port.name!r} is written on {device}, but its tensor is on {value.device_name().lower()}; create"
+            f" it on {device}"
         )
     _check(port, value, "output")
     return value
 
 
 def _room(ort: Any, port: Port, device: str, index: int) -> Any:
-    """New memory for an output of known shape."""
+    """Allocate memory for an output of known shape."""
     dims = [d for d in port.shape or () if isinstance(d, int)]
     if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
         raise ModelError(
-            f"the shape of output {port.name!r} is not known before it is run, and a CUDA graph writes to fixed"
-            f" addresses; give outputs={{{port.name!r}: tensor}}"
+            f"the shape of output {port.name!r} is unknown before the run, but a CUDA graph writes to fixed addresses;"
+            f" pass outputs={{{port.name!r}: tensor}}"
         )
     return ort.OrtValue.ortvalue_from_shape_and_type(dims, port.dtype.code, device, index)
 
 
 def _check(port: Port, value: Any, kind: str) -> None:
     if port.dtype is not None and value.element_type() != port.dtype.code:
-        raise ModelError(f"{kind} {port.name!r} is {port.dtype.spelling}, and this is {_told(value)}; cast it")
+        raise ModelError(f"{kind} {port.name!r} is {port.dtype.spelling}, not {_spelled(value)}; cast the tensor")
 
 
-def _told(value: Any) -> str:
-    found = DType.of(value.element_type())
-    return f"{found.spelling if found else value.data_type()}{list(value.shape())}"
+def _spelled(value: Any) -> str:
+    dtype = DType.of(value.element_type())
+    return f"{dtype.spelling if dtype else value.data_type()}{list(value.shape())}"

@@ -1,4 +1,4 @@
-"""State that goes round on the device: what a run gives anew the next run takes, and nothing is copied in between."""
+"""Double buffers: state that stays on the device, written by one run and read by the next, without copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amp_rewrite.runtime.ports import Port
 
 
 class OpenModel(Protocol):
-    """An open model, as far as a buffer needs it: `Runner` is one."""
+    """Interface of an open model for a buffer; `Runner` implements it."""
 
     @property
     def inputs(self) -> tuple[Port, ...]: ...
@@ -35,8 +35,8 @@ Side = Literal[0, 1]
 class DoubleBuffer:
     """Named tensors on a device, in two sets: a run reads one and writes the other. Made by `Runner.double_buffer`.
 
-    Which of the two counts is for its owner to remember: as long as a run has not come to its end, what it reads is
-    whole, so that one that fails or is interrupted has changed nothing.
+    The owner keeps track of the current side. A run never writes to the set that it reads, so a run that fails or is
+    interrupted leaves the state unchanged.
     """
 
     place: tuple[str, int]
@@ -45,12 +45,12 @@ class DoubleBuffer:
 
     @classmethod
     def of(cls, ort: Any, initial: Mapping[str, Array], place: tuple[str, int]) -> DoubleBuffer:
-        """Both sets in memory of their own, the values on side 0."""
-        # onnxruntime's own memory begins where vector instructions like it, so sums come out the same in every run
+        """Allocate both sets and copy the values to side 0."""
+        # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
         sides = ({name: _room(ort, array, place) for name, array in initial.items()} for _ in "01")
-        made = cls(place, (next(sides), next(sides)), ort)
-        made.put(0, initial)
-        return made
+        buffer = cls(place, (next(sides), next(sides)), ort)
+        buffer.put(0, initial)
+        return buffer
 
     def put(self, side: Side, values: Mapping[str, Array]) -> None:
         """Copy values of the tensors' shapes and types to one side."""
@@ -58,11 +58,11 @@ class DoubleBuffer:
             _fill(self._ort, self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
-        """The values of a tensor; on a CPU in its own memory, good until a run writes to that side."""
+        """Return the values of a tensor; on a CPU without a copy, valid until a run writes to that side."""
         return to_array(self._ort, self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:
-        """Copies of all tensors of a side."""
+        """Return copies of all tensors of a side."""
         return {name: np.array(self.view(side, name)) for name in self.sides[side]}
 
 
@@ -70,7 +70,7 @@ class DoubleBuffer:
 class BufferedRunner:
     """An open model that takes its state from a `DoubleBuffer`. Made by `Runner.buffered`.
 
-    `told`: the outputs that every run gives, on the host.
+    `told`: the outputs that every run returns on the host.
     """
 
     buffer: DoubleBuffer
@@ -91,7 +91,7 @@ class BufferedRunner:
         told: Sequence[str],
         spoiled: frozenset[str],
     ) -> BufferedRunner:
-        """`successors`: by tensor of the buffer the output that succeeds it. `spoiled`: inputs that runs write into."""
+        """Bind a runner. `successors`: the output that succeeds each tensor. `spoiled`: inputs that runs write into."""
         known = {port.name for port in runner.inputs}
         read = [name for name in buffer.sides[0] if name in known]
         shielded = {name: copied(ort, buffer.sides[0][name], *buffer.place) for name in read if name in spoiled}
@@ -99,7 +99,7 @@ class BufferedRunner:
         for here, now, after in zip(bound, buffer.sides, reversed(buffer.sides), strict=True):
             for name in read:
                 here.bind_ortvalue_input(name, shielded.get(name, now[name]))
-            for name in told:  # first, so that they are the first that it gives
+            for name in told:  # first, so that they are the first results
                 here.bind_output(name, "cpu", 0)
             for name, output in successors.items():
                 here.bind_ortvalue_output(output, after[name])
@@ -111,13 +111,13 @@ class BufferedRunner:
 
     @property
     def inputs(self) -> frozenset[str]:
-        """The names of what is to be fed beside the state."""
+        """Names of inputs to feed besides the state."""
         return frozenset(p.name for p in self._runner.inputs) - self.buffer.sides[0].keys()
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read the state of one side, write that of the other, and give what is told.
+        """Read the state of one side, write the other, and return the outputs in `told`.
 
-        The arrays are good until the next run. ModelError for what onnxruntime objects to.
+        The arrays are valid until the next run. ModelError for an error of onnxruntime.
         """
         bound = self._bound[side]
         with one_line("run"):
@@ -128,25 +128,25 @@ class BufferedRunner:
             bound.synchronize_inputs()
             self._runner.inner.run_with_iobinding(bound)
             bound.synchronize_outputs()
-            found = bound.get_outputs_as_ortvaluevector()
-            values = [self._ort.OrtValue(found[at]) for at in range(len(self.told))]
+            results = bound.get_outputs_as_ortvaluevector()
+            values = [self._ort.OrtValue(results[at]) for at in range(len(self.told))]
             return {name: to_array(self._ort, value) for name, value in zip(self.told, values, strict=True)}
 
     def _feed(self, name: str, array: Array) -> None:
-        """Copy an array to the device, once; its room there is kept as long as shape and type are the same."""
+        """Copy an array to the device; its memory there is reused while shape and type stay the same."""
         like, held = self._fed.get(name, (None, None))
         if like != (array.shape, array.dtype):
             if name not in self.inputs:
-                raise ModelError(f"{name!r} is not to be fed; the model takes {', '.join(sorted(self.inputs))}")
+                raise ModelError(f"{name!r} is not an input to feed; the inputs are {', '.join(sorted(self.inputs))}")
             held = _room(self._ort, array, self.buffer.place)
             for bound in self._bound:
                 bound.bind_ortvalue_input(name, held)
-            self._fed[name] = (array.shape, array.dtype), held  # last, so that an interrupt leaves nothing half bound
+            self._fed[name] = (array.shape, array.dtype), held  # last, so that an interrupt leaves a consistent state
         _fill(self._ort, held, array)
 
 
 def _room(ort: Any, array: Array, place: tuple[str, int]) -> Any:
-    """Memory on a device for a tensor of an array's shape and type."""
+    """Allocate memory on a device for a tensor of an array's shape and type."""
     like = from_array(ort, array)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 

@@ -1,6 +1,6 @@
-"""The GPUs of this machine, the driver, and the CUDA libraries that onnxruntime needs, asked without any of them.
+"""GPUs of this machine, their driver, and the CUDA libraries for onnxruntime, detected without importing any of them.
 
-Everything goes through `ctypes`; a loader can be given, so that tests need no GPU.
+Everything goes through `ctypes`, with a replaceable loader, so that tests need no GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from amp_rewrite.dtypes import DType
 
 Loader = Callable[[str], Any]
-"""Opens a shared library by name or path, as `ctypes.CDLL` does: OSError where there is none."""
+"""Open a shared library by name or path, as `ctypes.CDLL` does: OSError if it is missing."""
 
 # CUDA compute capability of the first tensor cores for each type: Volta, and Ampere for bfloat16.
 # CUDA C++ Programming Guide, "Compute Capabilities", tensor core input types.
@@ -28,7 +28,7 @@ _NVML = "nvml.dll" if _WINDOWS else "libnvidia-ml.so.1"
 # CUdevice_attribute of the CUDA driver API.
 _MAJOR, _MINOR = 75, 76
 _NAME = 96  # bytes; NVML_DEVICE_NAME_V2_BUFFER_SIZE, and longer than any that CUDA tells
-# CUresult of the CUDA driver API, as far as there is something to do about it.
+# CUresult codes of the CUDA driver API that have a remedy.
 _SAID = {
     100: "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
     802: "the GPUs are not yet initialized; start nvidia-fabricmanager",
@@ -51,10 +51,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The GPUs that a CUDA program sees here, in its order.
+    """GPUs visible to a CUDA program here, in its order.
 
-    `cuda` is the newest CUDA version that the driver serves, `driver` the driver's own; None: not known. `absence`
-    says why there is no GPU, and is None where there is one.
+    `cuda`: the newest CUDA version that the driver supports. `driver`: the driver's own version. None: unknown.
+    `absence`: the reason why there is no GPU, else None.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -64,7 +64,7 @@ class Hardware:
 
 
 def hardware(load: Loader = ctypes.CDLL) -> Hardware:
-    """What CUDA programs see here: CUDA_VISIBLE_DEVICES counts. Initializes the driver in this process."""
+    """Return the hardware visible to CUDA programs, under CUDA_VISIBLE_DEVICES. Initializes the driver here."""
     driver = driver_version(load)
     try:
         library = load(_DRIVER)
@@ -100,13 +100,13 @@ def _gpu(library: Any, index: int) -> Gpu:
 
 
 def _asked(function: Any, *arguments: Any) -> int:
-    """The number that a function of the driver writes where its first argument points; 0 if it refuses."""
-    found = ctypes.c_int()
-    return found.value if function(ctypes.byref(found), *arguments) == 0 else 0
+    """Return the number that a driver function writes to its first argument; 0 if it fails."""
+    number = ctypes.c_int()
+    return number.value if function(ctypes.byref(number), *arguments) == 0 else 0
 
 
 def driver_version(load: Loader = ctypes.CDLL) -> str | None:
-    """The version of the NVIDIA driver ("580.65.06"); None where that cannot be asked."""
+    """Return the version of the NVIDIA driver ("580.65.06"); None if unknown."""
     text = ctypes.create_string_buffer(_NAME)
     with _Nvml(load) as nvml:
         if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _NAME):
@@ -115,7 +115,7 @@ def driver_version(load: Loader = ctypes.CDLL) -> str | None:
 
 
 def listed_gpus(load: Loader = ctypes.CDLL) -> tuple[Gpu, ...]:
-    """All GPUs of the machine, whoever may use them; leaves CUDA alone, which does not survive a fork."""
+    """Return all GPUs of the machine, without initializing CUDA, which does not survive a fork."""
     with _Nvml(load) as nvml:
         return () if nvml is None else tuple(_listed(nvml, i) for i in range(_asked(nvml.nvmlDeviceGetCount_v2)))
 
@@ -140,7 +140,7 @@ _NVML_ASKED = (
 
 
 class _Nvml:
-    """NVIDIA's management library, open while the body runs; None where there is none."""
+    """NVIDIA's management library, open while the body runs; None if it is missing."""
 
     def __init__(self, load: Loader) -> None:
         try:
@@ -148,7 +148,7 @@ class _Nvml:
             self._init = self._library.nvmlInit_v2
             for name in _NVML_ASKED:
                 getattr(self._library, name)
-        except (OSError, AttributeError):  # AttributeError: a library of another kind, or a very old one
+        except (OSError, AttributeError):  # AttributeError: a different or a very old library
             self._library = None
 
     def __enter__(self) -> Any:
@@ -161,23 +161,23 @@ class _Nvml:
             self._library.nvmlShutdown()
 
 
-# -- what float16 and bfloat16 gain here ---------------------------------------------------------------
+# -- advice on float16 and bfloat16 --------------------------------------------------------------------
 
 
-def refusal(found: Hardware, to: DType, device: int = 0) -> str | None:
-    """Why a model is not faster in a low type on one of the GPUs; None where it may be."""
-    if not found.gpus:
-        return f"{found.absence}; on a CPU {to.spelling} is slower, not faster"
-    if device >= len(found.gpus):
-        return f"there is no GPU {device}, only {len(found.gpus)}"
-    gpu = found.gpus[device]
+def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
+    """Return the reason why a low type is not faster on one of the GPUs; None if it may be."""
+    if not machine.gpus:
+        return f"{machine.absence}; on a CPU {to.spelling} is slower, not faster"
+    if device >= len(machine.gpus):
+        return f"there is no GPU {device}, only {len(machine.gpus)}"
+    gpu = machine.gpus[device]
     if gpu.capability >= FAST_FROM[to]:
         return None
     return f"{_fast(to)}, and this GPU has less: {gpu}"
 
 
 def device_advice(gpus: Sequence[Gpu]) -> str | None:
-    """Why float16 will not be faster on these GPUs, or on those of them that are named; None if all gain by it."""
+    """Return the reason why float16 is not faster on some of these GPUs, with their names; None if it is on all."""
     if not gpus:
         return "no NVIDIA GPU was found here; on a CPU float16 is slower, not faster"
     slow = Counter(gpu for gpu in gpus if gpu.capability < FAST_FROM[DType.FLOAT16])
@@ -199,8 +199,8 @@ def _fast(to: DType) -> str:
 class Library:
     """A shared library that onnxruntime's CUDA provider uses.
 
-    `requirement` is what brings it through pip, `beside` where pip puts it below site-packages. `needed`: the
-    provider does not load without it; the others are opened when an op wants them.
+    `requirement`: its pip requirement. `beside`: its folder below site-packages. `needed`: the provider does not load
+    without it; other libraries are opened on first use.
     """
 
     name: str
@@ -234,14 +234,14 @@ _LIBRARIES: Mapping[int, tuple[Library, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A library, and whether the loader finds it by itself ("system"), pip has put it here ("pip"), or None."""
+    """A library and its origin: found by the loader ("system"), installed by pip ("pip"), or missing (None)."""
 
     library: Library
     where: str | None
 
 
 def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Found, ...]:
-    """Which libraries of a CUDA release are here, each opened to be sure; () for a release or system not known here.
+    """Find the libraries of a CUDA release, opening each; () for an unknown release or system.
 
     `site`: the folders of Python packages, sys.path by default.
     """
@@ -259,7 +259,7 @@ def _where(library: Library, load: Loader, folders: Iterable[Path]) -> str | Non
 
 
 def loads(name: str, load: Loader = ctypes.CDLL) -> bool:
-    """Whether a shared library can be opened, by name or path."""
+    """True if a shared library can be opened, by name or path."""
     try:
         load(name)
     except OSError:
@@ -268,5 +268,5 @@ def loads(name: str, load: Loader = ctypes.CDLL) -> bool:
 
 
 def pip_line(missing: Iterable[Library]) -> str:
-    """The command that brings libraries that are missing."""
+    """Return the pip command that installs missing libraries."""
     return "python -m pip install " + " ".join(dict.fromkeys(f"'{library.requirement}'" for library in missing))

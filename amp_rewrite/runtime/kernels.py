@@ -1,4 +1,4 @@
-"""Which nodes the target execution provider has a kernel for: (operator, version) x joint type assignment."""
+"""Kernel tables of execution providers: (operator, version) x joint type assignment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TABLES = {"cuda": "cuda_kernels.json"}
 class Registration:
     """One registered kernel: its versions, and the types it admits for each type variable it constrains.
 
-    `last` is None for a registration without an end. Such a kernel serves version `since` and no other: it
-    does not follow the operator to the next version of its schema. The admitted types are a product, so a
-    kernel that is double-only or float-only in two variables is two registrations, and mixing them is none.
+    `last` is None for a registration without an end. Such a kernel serves only version `since`: it does not follow
+    the operator to the next version of its schema. The admitted types are a product. So a kernel that is double-only
+    or float-only in two variables has two registrations, and does not admit a mix.
     """
 
     since: int
@@ -27,11 +27,11 @@ class Registration:
     types: Mapping[str, frozenset[str]]
 
     def serves(self, version: int) -> bool:
-        """Whether a node whose schema has this since_version may use the kernel."""
+        """True if the kernel serves nodes whose schema has this since_version."""
         return version == self.since or (self.last is not None and self.since <= version <= self.last)
 
     def admits(self, types: Mapping[str, str]) -> bool:
-        """Whether each constrained variable that is present in `types` has an admitted type."""
+        """True if every constrained variable in `types` has an admitted type."""
         return all(types[name] in allowed for name, allowed in self.types.items() if name in types)
 
 
@@ -39,9 +39,9 @@ class Registration:
 class Kernels:
     """The kernels of one execution provider in one release of the runtime ("onnxruntime-gpu 1.31.1").
 
-    The domain "" is "ai.onnx". `types` gives for each type variable of the operator's schema the ONNX type
-    string, such as {"T": "tensor(float16)"}; a variable that only an absent optional input would bind is left
-    out. Operators that the runtime expands as functions have no kernel of their own.
+    The domain "" is "ai.onnx". `types`: the ONNX type string of each type variable of the operator's schema, such as
+    {"T": "tensor(float16)"}, without variables of absent optional inputs. Operators that the runtime expands as
+    functions have no kernel of their own.
     """
 
     runtime: str
@@ -50,15 +50,15 @@ class Kernels:
     aliases: Mapping[str, Mapping[int, int]] = field(repr=False)
 
     def runs(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> bool:
-        """Whether one registered kernel serves the version and admits all of `types` together."""
+        """True if one registered kernel serves the version and admits all of `types` together."""
         return any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
 
     def has(self, domain: str, op_type: str, since_version: int) -> bool:
-        """Whether any kernel serves the version, for whatever types."""
+        """True if a kernel serves the version, for any types."""
         return next(self._serving(domain, op_type, since_version), None) is not None
 
     def refusal(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> str | None:
-        """Why `runs` is false, as one clause for a report; None where it is true."""
+        """Return the reason why `runs` is False, as one clause for a report; None if it is True."""
         if self.runs(domain, op_type, since_version, types):
             return None
         name = op_type if domain in ("", "ai.onnx") else f"{domain}.{op_type}"
@@ -77,7 +77,7 @@ class Kernels:
 
 @functools.cache
 def load_kernels(provider: str = "cuda") -> Kernels:
-    """The kernel table shipped for an execution provider; docs/reference/tables.md tells where it comes from.
+    """Load the kernel table of an execution provider; docs/reference/tables.md describes its origin.
 
     PolicyError for a provider that has no table.
     """

@@ -1,4 +1,4 @@
-"""How a model is handed to onnxruntime: its heavy weights stay in their files, which onnxruntime maps."""
+"""Model input of onnxruntime: heavy weights stay in their files, which onnxruntime maps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.files.tensors import Sources, is_stub, nbytes, source
 
 _FROM_FOLDER = "session.model_external_initializers_file_folder_path"
-_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory from which a model is handed over as a file
+_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is passed as a file
 
 
 @contextmanager
-def handed_over(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
-    """What onnxruntime is given, and session entries: a message that names the files of weights, or a file."""
+def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
+    """Yield the model for onnxruntime, a message that refers to the files of weights or a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
     if _in_memory(model.proto) <= _LARGEST_MESSAGE and not any(_pending(t) for t in heavy):
         yield _message(model.proto, heavy)
@@ -33,8 +33,8 @@ def handed_over(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]
             model.save(path, external_data=True)
         except ModelError as cause:
             raise ModelError(
-                f"the model has to be written to a temporary folder to be opened, and that failed: {cause}; set TMPDIR"
-                " to a folder with more room, or save the model and load it again"
+                f"the model must be written to a temporary folder to be opened, and that failed: {cause}; set TMPDIR"
+                " to a folder with more space, or save the model and load it again"
             ) from cause
         yield str(path), {}
 
@@ -48,7 +48,7 @@ def _pending(stub: TensorProto) -> bool:
 
 
 def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Mapping[str, str]]:
-    """The model with stubs as onnxruntime reads them: files below one folder."""
+    """Serialize the model with stubs as onnxruntime reads them: files below one folder."""
     if not heavy:
         return proto.SerializeToString(), {}
     places = [source(tensor) for tensor in heavy]

@@ -1,4 +1,4 @@
-"""What onnxruntime objects to in a model, in one line with the way out."""
+"""Errors of onnxruntime, each as one line with a remedy."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """What onnxruntime raises, as ModelError."""
+    """Raise errors of onnxruntime as ModelError, with one line of text."""
     try:
         yield
     except _refusals() as cause:
-        raise ModelError(f"onnxruntime cannot {what} the model: {objection(what, cause)}") from cause
+        raise ModelError(f"onnxruntime cannot {what} the model: {error_text(what, cause)}") from cause
 
 
-def objection(what: str, cause: Exception) -> str:
-    """The fact, in onnxruntime's words where these are good enough, and the way out. `what`: "open" or "run"."""
-    said = _said(cause)
-    for pattern, fact, way_out in _KNOWN:
-        if found := re.search(pattern, said):
-            return f"{fact.format(*found.groups()) if fact else said}; {way_out}"
-    return f"{said}; {_WAY_OUT[what]}"
+def error_text(what: str, cause: Exception) -> str:
+    """Return the cause, in onnxruntime's words unless they are unclear, and a remedy. `what`: "open" or "run"."""
+    text = _text(cause)
+    for pattern, fact, remedy in _KNOWN:
+        if match := re.search(pattern, text):
+            return f"{fact.format(*match.groups()) if fact else text}; {remedy}"
+    return f"{text}; {_REMEDIES[what]}"
 
 
-_WAY_OUT = {
+_REMEDIES = {
     "open": "`amp-rewrite report MODEL` shows what it is made of",
     "run": "check what is fed against the model's inputs",
 }
-# What onnxruntime says, the fact where it says it badly, and what to do.
+# Pattern of onnxruntime's text, a clearer text if needed, and a remedy.
 _KNOWN = (
     (
         r"error: (.*):([^:]+)\(-?\d+\) is not a registered function/op",
@@ -81,8 +81,8 @@ _KNOWN = (
 )
 
 
-def _said(cause: Exception) -> str:
-    """The fact in onnxruntime's words: without its prefix and the place in its source, on one line."""
+def _text(cause: Exception) -> str:
+    """Return onnxruntime's text on one line, without its prefix and source location."""
     text = " ".join(str(cause).split())
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]

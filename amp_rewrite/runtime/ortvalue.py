@@ -15,7 +15,7 @@ from amp_rewrite.errors import ModelError
 Array = NDArray[Any]
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
-"""The types that onnxruntime has and numpy has not."""
+"""Types of onnxruntime that numpy lacks."""
 _STRANGE_BY_CODE = {dtype.code: dtype for dtype in STRANGE}
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cuda"}  # DLDeviceType of DLPack; 3 is host memory that CUDA has pinned
 
@@ -26,13 +26,13 @@ def _strange_by_dtype() -> dict[np.dtype[Any], DType]:
 
 
 def strange_of(array: Array) -> DType | None:
-    """The type of an array if it is one that numpy has not; else None."""
+    """Return the type of an array if numpy lacks it; else None."""
     return None if array.dtype.isbuiltin == 1 else _strange_by_dtype().get(array.dtype)
 
 
 def from_array(ort: Any, array: Any, device: str = "cpu", index: int = 0) -> Any:
-    """An OrtValue on a device. On the CPU it shares memory with a contiguous array. bfloat16 and float8 are those of
-    ml_dtypes."""
+    """Return an OrtValue on a device. On the CPU it shares memory with a contiguous array. bfloat16 and float8 are
+    those of ml_dtypes."""
     own = np.asarray(array, order="C")  # ascontiguousarray would give a single number a dimension
     strange = strange_of(own)
     if strange is None:
@@ -43,33 +43,33 @@ def from_array(ort: Any, array: Any, device: str = "cpu", index: int = 0) -> Any
 
 
 def from_tensor(ort: Any, tensor: Any, device: str, index: int) -> Any:
-    """An OrtValue of what speaks DLPack (torch, cupy, jax …): the same memory if it lies on the device, else a copy.
+    """Return an OrtValue of a DLPack tensor (torch, cupy, jax …): the same memory if on the device, else a copy.
 
-    ModelError for a tensor that DLPack does not give away: one that needs gradients, or lies in pieces.
+    ModelError for a tensor that DLPack cannot export: one that requires gradients or is not contiguous.
     """
     try:
         kind, at = tensor.__dlpack_device__()
         value = ort.OrtValue.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as cause:
-        said = " ".join(str(cause).split())[:200]
-        raise ModelError(f"a tensor cannot be bound: {said}; give tensor.detach().contiguous()") from cause
+        reason = " ".join(str(cause).split())[:200]
+        raise ModelError(f"a tensor cannot be bound: {reason}; pass tensor.detach().contiguous()") from cause
     same = _DEVICES.get(int(kind)) == device and (device == "cpu" or at == index)
     return value if same else copied(ort, value, device, index)
 
 
 def copied(ort: Any, value: Any, device: str, index: int = 0) -> Any:
-    """A copy of an OrtValue on a device."""
+    """Copy an OrtValue to a device."""
     fresh = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), device, index)
     fresh.update_inplace(value)
     return fresh
 
 
 def to_array(ort: Any, value: Any) -> Array:
-    """The values of an OrtValue that is a tensor on any device; bfloat16 as that of ml_dtypes."""
+    """Return the values of a tensor OrtValue on any device; bfloat16 is that of ml_dtypes."""
     strange = _STRANGE_BY_CODE.get(value.element_type())
     if strange is None:
-        found: Array = value.numpy()
-        return found
+        array: Array = value.numpy()
+        return array
     here = value if value.device_name().lower() == "cpu" else copied(ort, value, "cpu")
     bits = ctypes.string_at(here.data_ptr(), here.tensor_size_in_bytes())
     return np.frombuffer(bytearray(bits), strange.numpy).reshape(tuple(here.shape()))

@@ -14,9 +14,9 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of a model. `shape` has a name or None where a dimension is free; None: no rank is stated.
+    """An input or output of a model. `shape`: a free dimension is a name or None; None for an unknown rank.
 
-    `dtype` is None where there is no single one (maps). `required`: an input without a default.
+    `dtype`: None for containers without a single type (maps). `required`: an input without a default.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Port:
 
 
 def input_ports(model: Model) -> tuple[Port, ...]:
-    """What can be fed to a model, in order; inputs with a default are not required."""
+    """Return the inputs of a model, in order; inputs with a default are not required."""
     graph = model.proto.graph
     filled = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     defaults = model.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
@@ -35,7 +35,7 @@ def input_ports(model: Model) -> tuple[Port, ...]:
 
 
 def output_ports(model: Model) -> tuple[Port, ...]:
-    """What a model gives, in order."""
+    """Return the outputs of a model, in order."""
     return tuple(_port(v, True) for v in model.proto.graph.output)
 
 

@@ -1,4 +1,4 @@
-"""What a GPU can do at most, from its data sheet, and so the least time that work can take on it.
+"""Rooflines: peak rates of GPUs from their data sheets, and the resulting lower bound of run times.
 
 Williams, Waterman and Patterson, Roofline: an insightful visual performance model (2009).
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Roof:
     """Peak rates of a GPU: float32 operations outside and float16 ones inside tensor cores, per second, and bytes.
 
-    Dense, without sparsity; a multiplication and an addition are two operations. Tensor cores that know bfloat16 are
-    as fast in it.
+    Rates are dense, without sparsity; a multiplication and an addition are two operations. Tensor cores with bfloat16
+    are as fast in it as in float16.
     """
 
     gpu: str
@@ -26,7 +26,7 @@ class Roof:
     bfloat16: bool = True
 
     def seconds(self, flops: float, nbytes: float, *, low: bool) -> float:
-        """The least time for so many operations and so many bytes moved, whichever takes longer."""
+        """Return the least time for these operations and bytes, whichever takes longer."""
         return max(flops / (self.low if low else self.float32), nbytes / self.bandwidth)
 
 
@@ -42,11 +42,11 @@ ROOFS: Mapping[str, Roof] = {
 }
 
 START = 0.9e-6
-"""Seconds that one more small kernel adds beside its own run, in a stream that is kept full: 3.8 µs for each of many
-that run for 2.9 µs, on a V100 (A. Gray, Getting Started with CUDA Graphs, NVIDIA 2019)."""
+"""Seconds of launch overhead per small kernel in a full stream: 3.8 µs for each of many kernels that run for 2.9 µs, on
+a V100 (A. Gray, Getting Started with CUDA Graphs, NVIDIA 2019)."""
 
 
 def roof_of(gpu: str) -> Roof | None:
-    """The roof of a GPU by the name that its driver gives it ("NVIDIA A100-SXM4-40GB"); None if it is not known."""
+    """Return the roof of a GPU by its driver's name for it ("NVIDIA A100-SXM4-40GB"); None if unknown."""
     words = re.split(r"[\s-]+", gpu)
     return next((roof for name, roof in ROOFS.items() if name in words), None)

@@ -1,7 +1,7 @@
 """Running models: the only importer of onnxruntime.
 
-A `Runner` is a model that onnxruntime has opened. It says where it runs, takes and gives numpy arrays by name, and
-turns whatever onnxruntime says into one line.
+A `Runner` is a model opened by onnxruntime. It knows its provider, has numpy arrays by name as inputs and outputs, and
+raises errors of onnxruntime as one line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
 from amp_rewrite.runtime.gpu import loads
-from amp_rewrite.runtime.model_input import handed_over
+from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     import onnxruntime
 
 Given = Array | list[Any] | None
-"""What an output may be: an array, a list of them for a sequence, None for an empty optional."""
+"""A value of an input or output: an array, a list of arrays for a sequence, None for an empty optional."""
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
 MOST_THREADS = 1024
-"""Threads for one op: beyond any machine's cores, onnxruntime spends minutes in starting them."""
+"""Upper limit of threads per op: onnxruntime needs minutes to start more."""
 
-# In some graphs of thousands of nodes planning the reuse of memory takes longer than all the rest of opening.
+# For some graphs of thousands of nodes, planning memory reuse takes longer than the rest of opening.
 _MOST_PLANNED_NODES = 4000
-# FATAL: what goes wrong comes as an exception, too.
+# FATAL: errors are raised as exceptions too.
 _QUIET, _DEFAULT_SEVERITY = 4, 2
 # TF32 has 10 bits of significand, as float16 has; a float32 result must not be computed in it.
 _PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
@@ -94,7 +94,7 @@ class Runner:
         """
         _check_providers(providers)
         chosen = model if outputs_only is None else reduced(model, outputs_only)
-        with handed_over(chosen) as (given, options):
+        with model_input(chosen) as (given, options):
             if not spinning:
                 options = {**options, "session.intra_op.allow_spinning": "0"}
             wanted = [(p, {**_PROVIDER_OPTIONS.get(p, {}), **provider_options.get(p, {})}) for p in providers]
@@ -108,10 +108,10 @@ class Runner:
         return cls(input_ports(chosen), output_ports(chosen), opened, session, written_to(chosen.proto.graph))
 
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
-        """The outputs by name, in the model's order, or those named, in that order; `batch` is not changed.
+        """Return all outputs by name, in the model's order, or those in `outputs`; `batch` is not changed.
 
-        Tensors are arrays, sequences lists of arrays, empty optionals None. bfloat16 goes in and out as arrays of
-        ml_dtypes. ModelError for names that the model does not have or misses, and for what onnxruntime objects to.
+        Tensors are arrays, sequences are lists of arrays, empty optionals are None. bfloat16 arrays are those of
+        ml_dtypes. ModelError for unknown or missing names, and for an error of onnxruntime.
         """
         ports = {port.name: port for port in self.outputs}
         names = list(ports) if outputs is None else list(outputs)
@@ -122,17 +122,17 @@ class Runner:
         if not names:
             return {}
         with one_line("run"):
-            found = self._run_values(fed, names) if by_value else self._session.run(names, fed)
-        return dict(zip(names, found, strict=True))
+            results = self._run_values(fed, names) if by_value else self._session.run(names, fed)
+        return dict(zip(names, results, strict=True))
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
-        """The same through OrtValues, which can be bfloat16, as numpy arrays for onnxruntime cannot."""
+        """Run through OrtValues, which support bfloat16, unlike onnxruntime's numpy arrays."""
         import onnxruntime as ort
 
         for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
             if port.container != TENSOR and (port.name in fed or port.name in names):
                 raise ModelError(
-                    f"{port.name!r} is no tensor, and onnxruntime does not take it beside bfloat16 tensors; make the"
+                    f"{port.name!r} is not a tensor, which onnxruntime cannot combine with bfloat16 tensors; make the"
                     " bfloat16 inputs and outputs float32, as emulate(model) does"
                 )
         values = {name: from_array(ort, value) for name, value in fed.items()}
@@ -146,42 +146,42 @@ class Runner:
         device: int = 0,
         fixed: bool = False,
     ) -> Binding:
-        """The model with inputs and outputs bound to where it runs: run it often, and nothing is copied in between.
+        """Bind inputs and outputs to the device, to run often without copies.
 
-        `feeds`: numpy arrays (bfloat16 of ml_dtypes), OrtValues, or what speaks DLPack, such as torch tensors; what
-        lies on the device already is not copied. `outputs`: names, or names with tensors to write into; all by
-        default. `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph wants it.
-        ModelError for names, types and devices that do not fit.
+        `feeds`: numpy arrays (bfloat16 of ml_dtypes), OrtValues, or DLPack tensors, such as those of torch; tensors
+        already on the device are not copied. `outputs`: names, or names with tensors to write into; all by default.
+        `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph requires. ModelError for
+        names, types and devices that do not fit.
         """
         import onnxruntime as ort
 
         ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
-        wanted = list(ports[1]) if outputs is None else outputs
-        check_names("output", wanted, tuple(ports[1]))
+        chosen = list(ports[1]) if outputs is None else outputs
+        check_names("output", chosen, tuple(ports[1]))
         self._check_fed(feeds)
         with one_line("run"):
-            return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, wanted, self._place(device), fixed)
+            return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
-        """Nothing, where these are inputs, and all that have to be fed; ModelError elsewhere."""
+        """Raise ModelError unless `feeds` has only inputs and all required ones."""
         if not isinstance(feeds, Mapping):
-            raise ModelError(f"inputs are fed by name, and this is {type(feeds).__name__}; give {{name: array}}")
+            raise ModelError(f"inputs must be a mapping, not {type(feeds).__name__}; pass {{name: array}}")
         check_names("input", feeds, tuple(port.name for port in self.inputs))
         missing = [p.name for p in self.inputs if p.required and p.name not in feeds and "optional" not in p.container]
         if missing:
-            raise ModelError(f"nothing is fed to input {missing[0]!r}; give an array for each of {missing}")
+            raise ModelError(f"input {missing[0]!r} is missing; pass an array for each of {missing}")
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
-        """State in two sets where this model runs, its values on side 0; for `buffered`."""
+        """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
         import onnxruntime as ort
 
         return DoubleBuffer.of(ort, initial, self._place())
 
     def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
-        """The model with its state in a buffer of the same device: each run reads one set and writes the other.
+        """Bind the model to state in a buffer of the same device: each run reads one set and writes the other.
 
-        `successors`: by name of the state the output that succeeds it; `told`: outputs to give on the host.
-        ModelError for outputs that the model does not have.
+        `successors`: the output that succeeds each state input. `told`: outputs to return on the host. ModelError
+        for unknown outputs.
         """
         import onnxruntime as ort
 
@@ -190,16 +190,16 @@ class Runner:
             return BufferedRunner.of(ort, self, state, successors, told, self._written_to)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
-        """Where the model's inputs and outputs lie, by the provider that opened."""
+        """Device of the model's inputs and outputs, from the opened provider."""
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
 
     def end_profile(self) -> Path:
-        """The file with what onnxruntime noted of every op, of a model that was opened with `profile`."""
+        """End profiling and return onnxruntime's profile, for a model opened with `profile`."""
         return Path(self._session.end_profiling())
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The providers that opened, in the order in which they take ops."""
+        """Opened providers, in their order of priority for ops."""
         return tuple(self._session.get_providers())
 
     @property
@@ -210,7 +210,7 @@ class Runner:
 
 @cache
 def cuda_opens() -> bool:
-    """Whether a model can really be opened on CUDA here; that it is compiled in says nothing."""
+    """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
     from onnx import helper
 
     node = helper.make_node("Neg", ["x"], ["y"])
@@ -224,14 +224,14 @@ def cuda_opens() -> bool:
 
 
 def has_provider(name: str) -> bool:
-    """Whether this onnxruntime is built with a provider; that it opens is another question."""
+    """True if this onnxruntime is built with a provider, even if the provider does not open."""
     import onnxruntime as ort
 
     return name in ort.get_available_providers()
 
 
 def cuda_release() -> int | None:
-    """The CUDA release that this onnxruntime is built for (13); None for a build without CUDA."""
+    """Return the CUDA release that this onnxruntime is built for (13); None for a build without CUDA."""
     import onnxruntime as ort
 
     major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
@@ -239,9 +239,9 @@ def cuda_release() -> int | None:
 
 
 def probe() -> dict[str, Any]:
-    """What this onnxruntime is and can, as JSON: its CUDA release, its providers, whether CUDA really opens.
+    """Describe this onnxruntime as JSON: its CUDA release, its providers, and if CUDA opens.
 
-    A broken installation may end the process here; ask another one.
+    A broken installation may crash the process; use a subprocess.
     """
     import onnxruntime as ort
 
@@ -254,9 +254,9 @@ def probe() -> dict[str, Any]:
 
 
 def kernel_registry() -> list[dict[str, Any]]:
-    """Every kernel registration of this onnxruntime, as JSON; docs/reference/tables.md says what stands in one.
+    """Return all kernel registrations of this onnxruntime as JSON; docs/reference/tables.md describes the format.
 
-    The process dies with a segmentation fault where the CUDA or the TensorRT library cannot be loaded.
+    The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
     """
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -326,14 +326,14 @@ def _opened(
 
 @cache
 def _preload_once() -> None:
-    """Load the CUDA libraries that pip has installed, where the loader does not find them by itself."""
+    """Load CUDA libraries installed by pip if the loader does not find others."""
     import onnxruntime as ort
 
     release = cuda_release()
     lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
     if release is not None and any(lost.values()):
         cuda, cudnn = lost.values()
-        with redirect_stdout(io.StringIO()):  # it prints what it does not find
+        with redirect_stdout(io.StringIO()):  # it prints missing libraries
             ort.preload_dlls(cuda=cuda, cudnn=cudnn)
 
 

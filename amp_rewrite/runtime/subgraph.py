@@ -1,4 +1,4 @@
-"""A model with some of its outputs alone, and what its nodes say about being run."""
+"""Subgraphs: a model reduced to some outputs, and facts about its nodes that matter for running it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_rewrite.ir.graphs import all_nodes, needed
 
 
 def reduced(model: Model, names: Sequence[str]) -> Model:
-    """The model with these outputs alone, and the nodes that they need."""
+    """Return the model with only these outputs and the nodes that they need."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
     proto = clone(model.proto)
@@ -28,16 +28,16 @@ def size(graph: GraphProto) -> int:
 
 
 def written_to(graph: GraphProto) -> frozenset[str]:
-    """Inputs that onnxruntime may write into: a BatchNormalization in training updates its statistics in place."""
-    found = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
+    """Inputs that onnxruntime may write into: a BatchNormalization in training mode updates its statistics in place."""
+    names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
     for node in reversed(graph.node):
-        if node.op_type == "Identity" and node.output[0] in found:  # the optimizer removes it
-            found.update(node.input)
-    return frozenset(found)
+        if node.op_type == "Identity" and node.output[0] in names:  # the optimizer removes it
+            names.update(node.input)
+    return frozenset(names)
 
 
 def check_names(kind: str, names: Sequence[str] | Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Nothing, where a model has all of the names; ModelError with the nearest for one that it has not."""
+    """Raise ModelError for a name that the model does not have, with the nearest known name."""
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

@@ -1,4 +1,4 @@
-"""Another process of this Python, for what may end the one that it runs in."""
+"""Subprocesses of this Python, for code that may crash its process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _HOME = str(Path(__file__).parents[2])
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """The words that run a Python program which can import this package.
+    """Return the command line of a Python program that can import this package.
 
-    `-P`: nothing is imported from the current folder, which may have come with somebody else's model.
+    `-P`: nothing is imported from the current folder, which may contain untrusted files.
     """
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]

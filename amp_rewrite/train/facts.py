@@ -1,7 +1,7 @@
-"""What is known of the values of a model: element types from the schemas, shapes from onnx's shape inference.
+"""Types and shapes of a model's values: element types from schemas, shapes from onnx's shape inference.
 
-onnx gives up where a shape is computed, though its length alone tells the rank, and every value after it is unknown,
-too. Such ranks are declared here, and the inference is run again.
+onnx infers nothing after an op whose target shape is computed, although the length of that shape gives the rank.
+Such ranks are declared here, and inference runs again.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from amp_rewrite.ir.nodes import MAIN, Op, ScopeId, ValueId
 from amp_rewrite.ir.view import View
 
 Shape = tuple[int | str | None, ...]
-"""Dims that are known, named, or unknown. Two dims of one name are equal."""
+"""Dims: known, named or unknown. Two dims of one name are equal."""
 
-_ROUNDS = 8  # of inference; each goes past all unknown ranks that one could go past the one before
+_ROUNDS = 8  # of inference; each round resolves the ranks that the round before made known
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A model's view, what names mean in it, and the shapes of its values."""
+    """A model's view, its values by name, and their shapes."""
 
     view: View
     ids: tuple[Mapping[str, ValueId], ...]
-    """For each scope the values of the names that are visible in it."""
+    """For each scope the values visible in it, by name."""
     shapes: Mapping[ValueId, Shape]
 
     @classmethod
     def of(cls, model: Model) -> Facts:
-        """ModelError for a model that is not one that can run. O(nodes + uses), times the rounds of inference."""
+        """Collect the facts of a model; ModelError if it is invalid. O(nodes + uses) per round of inference."""
         view = View.of(model)
         own: list[dict[str, ValueId]] = [{} for _ in view.scopes]
         for value in view.values:
@@ -53,7 +53,7 @@ class Facts:
 
 
 def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
-    """The shape if all of its dims are numbers, else None."""
+    """The shape if all its dims are numbers, else None."""
     if shape is None or not all(isinstance(d, int) for d in shape):
         return None
     return tuple(int(d) for d in shape if isinstance(d, int))
@@ -62,31 +62,31 @@ def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
 def _shapes(view: View, ids: Sequence[Mapping[str, ValueId]]) -> dict[ValueId, Shape]:
     bare = view.model.skeleton()
     for _ in range(_ROUNDS):
-        found = _inferred(view, ids, bare)
-        ranks = {value: rank for op in view.ops for value, rank in _ranks(op, found) if value not in found}
+        shapes = _inferred(view, ids, bare)
+        ranks = {value: rank for op in view.ops for value, rank in _ranks(op, shapes) if value not in shapes}
         if not ranks:
             break
         _declare(view, bare, ranks)
-    return found
+    return shapes
 
 
 def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto) -> dict[ValueId, Shape]:
-    """What onnx infers, and the shapes of constants."""
+    """Shapes inferred by onnx, and those of constants."""
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as cause:
         raise ModelError(f"onnx cannot infer the shapes of the model: {' '.join(str(cause).split())}") from cause
-    found: dict[ValueId, Shape] = {}
+    shapes: dict[ValueId, Shape] = {}
     for scope, graph in _graphs(view, MAIN, inferred.graph):
         for info in (*graph.value_info, *graph.output, *graph.input):
             if info.name in ids[scope] and info.type.tensor_type.HasField("shape"):
-                found[ids[scope][info.name]] = _dims(info.type.tensor_type.shape)
+                shapes[ids[scope][info.name]] = _dims(info.type.tensor_type.shape)
         for tensor in graph.initializer:
-            found[ids[scope][tensor.name]] = tuple(tensor.dims)
+            shapes[ids[scope][tensor.name]] = tuple(tensor.dims)
     for value in view.values:
         if value.tensor is not None:
-            found[value.id] = tuple(value.tensor.dims)
-    return found
+            shapes[value.id] = tuple(value.tensor.dims)
+    return shapes
 
 
 def _graphs(view: View, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[ScopeId, GraphProto]]:
@@ -102,11 +102,11 @@ def _dims(shape: onnx.TensorShapeProto) -> Shape:
     return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
 
 
-# -- ranks that onnx does not tell -----------------------------------------------------------------------------
+# -- ranks that onnx does not infer ----------------------------------------------------------------------------
 
 
 def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:
-    """The outputs of an op whose rank follows from what is known, each with it."""
+    """Outputs of an op whose rank follows from known shapes, with that rank."""
     rule = None if op.domain else _RANKS.get(op.op_type)
     rank = rule(op, shapes) if rule is not None else None
     if rank is not None:
@@ -123,11 +123,11 @@ _MOST_AXES = 64  # of an array of numpy 2; few bytes of a broken model declare 2
 
 
 def _length(slot: int) -> Callable[[Op, Mapping[ValueId, Shape]], int | None]:
-    """As many axes as an input, which holds a shape, has elements."""
+    """Rank from the number of elements of an input that holds a shape."""
 
     def rank(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
-        held = op.inputs[slot] if slot < len(op.inputs) else None
-        shape = shapes.get(held) if held is not None else None
+        source = op.inputs[slot] if slot < len(op.inputs) else None
+        shape = shapes.get(source) if source is not None else None
         count = shape[0] if shape is not None and len(shape) == 1 else None
         return count if isinstance(count, int) and count <= _MOST_AXES else None
 
@@ -135,8 +135,8 @@ def _length(slot: int) -> Callable[[Op, Mapping[ValueId, Shape]], int | None]:
 
 
 def _expanded(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
-    own, wanted = _same(op, shapes), _length(1)(op, shapes)
-    return None if own is None or wanted is None else max(own, wanted)
+    rank, target = _same(op, shapes), _length(1)(op, shapes)
+    return None if rank is None or target is None else max(rank, target)
 
 
 _RANKS: Mapping[str, Callable[[Op, Mapping[ValueId, Shape]], int | None]] = {

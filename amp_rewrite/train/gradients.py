@@ -12,29 +12,29 @@ from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.train.batch_norm import spelled_out
-from amp_rewrite.train.bodies import with_bodies
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.paths import Paths, floating, paths
-from amp_rewrite.train.recurrent import recurrent, stepwise
+from amp_rewrite.train.lowering.batch_norm import spelled_out
+from amp_rewrite.train.lowering.function_bodies import with_bodies
+from amp_rewrite.train.lowering.recurrent import recurrent, stepwise
+from amp_rewrite.train.vjp.paths import Paths, floating, paths
 from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop
 from amp_rewrite.train.vjp.table import VJPS
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
-    """A new model that also gives the gradient of a loss by each of `wrt`, one name or more.
+    """Return a new model that also computes the gradients of a loss with respect to `wrt`, one name or several.
 
-    `model`: what `Model.load` takes; it is not changed. `loss` names any floating value of the main
-    graph with one element; each of `wrt` an input or initializer of floating type. The model's outputs stay;
-    after them stand the gradients, `<name>_grad` in the order of `wrt`, each of the type and shape of what
-    it belongs to; zeros where the loss does not depend on it.
+    `model`: as `Model.load` takes it; it is not changed. `loss`: a floating value of the main graph with one
+    element. `wrt`: floating inputs or initializers. The model's outputs stay first; the gradients follow as
+    `<name>_grad`, in the order of `wrt`, each with the type and shape of its variable. A gradient is zero where the
+    loss does not depend on the variable.
 
-    Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on the way from `wrt`
-    to the loss passes its gradient by its row in `train.vjp.table`. The forward pass is as `differentiable`
-    leaves it. Works at the model's opset, from 12 on.
+    Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
+    the loss applies its row of `train.vjp.table`. The forward pass is rewritten as in `differentiable`. Works at
+    the model's opset, 12 or later. O(nodes + uses).
 
-    GradientError for a loss that is not one number or depends on none of `wrt`, a name that is not what it should
-    be, and an op without a gradient, with the way through it. O(nodes + uses).
+    GradientError if the loss is not one number or does not depend on `wrt`, if a name does not fit, and if an op on
+    a path has no gradient rule; the message names the path.
     """
     wrt = (wrt,) if isinstance(wrt, str) else wrt
     source = Model.load(model, folder=folder)
@@ -46,117 +46,119 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     if shape is None or any(dim != 1 for dim in shape):
         dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
         raise GradientError(f"the loss {loss!r} is not one number, its shape is {dims}; reduce it to its mean or sum")
-    found = backward(b, {loss: b.scalar(1.0, dtype)}, wrt)
+    by_name = backward(b, {loss: b.scalar(1.0, dtype)}, wrt)
     for name in dict.fromkeys(wrt):
         kind = b.dtype(name)
         assert kind is not None
-        b.output(f"{name}_grad", kind, b.shape(name), source=found[name])
+        b.output(f"{name}_grad", kind, b.shape(name), source=by_name[name])
     return b.model()
 
 
 def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
-    """The model in a form that `backward` can differentiate: it computes the same, under the same names.
+    """Return an equivalent model that `backward` can differentiate; value names stay.
 
-    Local functions are inlined, BatchNormalization with the statistics of the batch is spelled out (no CUDA kernel
-    of onnxruntime runs it), and on the way LSTM, GRU and RNN become a Scan, and ops that have no row but a function
-    body in the standard are replaced by it. `loss` and `wrt` name floating values of the main graph. The errors are
-    those of `gradients`.
+    Local functions are inlined. BatchNormalization with batch statistics is decomposed, since no CUDA kernel of
+    onnxruntime runs it. On paths to the loss, LSTM, GRU and RNN become a Scan, and an op without a gradient rule
+    becomes the function body given by the standard. `loss` and `wrt` name floating values of the main graph. Errors
+    are those of `gradients`.
     """
     ready = spelled_out(inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions})))
     while True:
         view = View.of(ready)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
-        at = _loss(view, ids, loss)
-        found = _paths(view, at, [_value(view, ids, name, "by which to differentiate") for name in wrt])
-        missing = {op.op_type: op for op in found.ops if (op.domain, op.op_type) not in VJPS}
-        stepped = {op.id for op in found.ops if recurrent(op)}
+        target = _loss(view, ids, loss)
+        route = _paths(view, target, [_value(view, ids, name, "by which to differentiate") for name in wrt])
+        missing = {op.op_type: op for op in route.ops if (op.domain, op.op_type) not in VJPS}
+        stepped = {op.id for op in route.ops if recurrent(op)}
         if stepped:
             ready = stepwise(ready, stepped)
             continue
         for op in missing.values():
             if not _expandable(op):
                 raise GradientError(
-                    f"node {op.name!r} ({op.kind}) has no gradient here, and it lies on the way {found.through(op)};"
-                    " replace the op, or leave out what is in front of it"
+                    f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
+                    " replace the op, or do not train the parameters before it"
                 )
-        inside = {op.op_type for op in _inside(view, found.ops) if (op.domain, op.op_type) not in VJPS}
+        inside = {op.op_type for op in _inside(view, route.ops) if (op.domain, op.op_type) not in VJPS}
         if not missing and not inside:
             return ready
         ready = with_bodies(ready, missing.keys() | inside)
 
 
 def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass to a builder; the name of the gradient of each of `wrt`.
+    """Append the backward pass to a builder; return gradient names by the names in `wrt`.
 
-    `seeds`: by the name of each value that is differentiated the name of its own gradient, of the value's type
-    and a shape that broadcasts to the value's. 1 for a loss; a loss scale gives gradients that are scaled by it.
-    `wrt` are any floating values of the builder's graph. Several uses of a value are added up by one Sum; what
-    no seed reaches gets zeros. GradientError for an op without a gradient.
+    `seeds`: for each differentiated value the name of its own gradient, of the value's type and a shape that
+    broadcasts to the value's. The seed of a loss is 1, or a loss scale for scaled gradients. `wrt`: floating values
+    of the builder's graph. One Sum adds the gradients of several uses; a value without a path from a seed gets
+    zeros. GradientError for an op without a gradient rule.
     """
     full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
     return _accumulated(b, full, wrt)
 
 
 def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """The same from gradients that have the shapes of the values that they belong to."""
+    """Append the backward pass from gradients that already have the shapes of their values."""
     view, ids = b.facts.view, b.facts.ids[b.scope]
-    found = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
+    route = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
     arriving: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in arrived.items()}
     positions = {op_id: i for i, op_id in enumerate(view.scopes[b.scope].ops)}
-    for op in reversed(found.ops):
+    for op in reversed(route.ops):
         grads = tuple(None if v is None else _total(b, arriving.get(v)) for v in op.outputs)
         if any(grads):
-            for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), found):
+            for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), route):
                 arriving.setdefault(value, []).append(gradient)
     totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
     return {name: total or _zeros(b, name) for name, total in totals.items()}
 
 
-def _partials(v: Call, found: Paths) -> list[tuple[ValueId, str]]:
-    """The gradients of the inputs of one op that need one."""
+def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
+    """Append the gradients of one op's inputs, where needed; return value and gradient name."""
     row = VJPS.get((v.op.domain, v.op.op_type))
     if row is None:
-        raise v.error(f"no gradient here, and it lies on the way {found.through(v.op)}; replace the op")
+        raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")
     for slot, gradient in enumerate(v.gradients):
         if gradient is not None and slot >= row.outputs:
             raise v.error(
-                f"no gradient through output {slot}, {v.op.node.output[slot]!r}, and it lies on the way"
-                f" {found.through(v.op)}; compute it with other ops"
+                f"no gradient through output {slot}, {v.op.node.output[slot]!r}, which lies on the path"
+                f" {route.through(v.op)}; compute it with other ops"
             )
     partials = []
-    for slot in found.slots[v.op.id]:
+    for slot in route.slots[v.op.id]:
         entry, value = row.entry(slot), v.op.inputs[slot]
         assert value is not None and not isinstance(entry, Stop)
         if isinstance(entry, Refuse):
             raise v.error(
-                f"no gradient through input {slot}, {v.x(slot)!r}: {entry.because}; it lies on the way"
-                f" {found.through(v.op)}"
+                f"no gradient through input {slot}, {v.x(slot)!r}: {entry.because}; it lies on the path"
+                f" {route.through(v.op)}; replace the op"
             )
         if not isinstance(entry, Joint):
             partials.append((value, entry(v, slot)))
-    return [*partials, *_together(v, row, found)]
+    return [*partials, *_together(v, row, route)]
 
 
-def _together(v: Call, row: Row, found: Paths) -> list[tuple[ValueId, str]]:
-    """The gradients that a row makes at once: of its joint inputs, and of what the op's bodies read from outside."""
-    slots = [s for s in found.slots[v.op.id] if isinstance(row.entry(s), Joint)]
-    captured = found.captured[v.op.id]
+def _together(v: Call, row: Row, route: Paths) -> list[tuple[ValueId, str]]:
+    """Append the gradients that one rule computes together: of joint inputs and of values captured by bodies."""
+    slots = [s for s in route.slots[v.op.id] if isinstance(row.entry(s), Joint)]
+    captured = route.captured[v.op.id]
     if not slots and not captured:
         return []
     if row.together is None:
-        raise v.error(f"no gradient through what its bodies read, on the way {found.through(v.op)}")
+        raise v.error(
+            f"no gradient through values captured by its bodies, on the path {route.through(v.op)}; pass them as inputs"
+        )
     names = [v.b.facts.view.value_name(c) for c in captured]
     values = [*[v.op.inputs[s] for s in slots], *captured]
     return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]
 
 
 def _expandable(op: Op) -> bool:
-    """Whether the standard says what an op computes in terms of others."""
+    """True if the standard defines the op by a function body."""
     return not op.domain and op.signature is not None and op.signature.expandable
 
 
 def _inside(view: View, ops: Sequence[Op]) -> Iterator[Op]:
-    """The ops in the bodies of these that have floating results and a function body."""
+    """Ops nested in the bodies of `ops` that have floating results and a function body."""
     for op in ops:
         for body in op.bodies:
             mine = [view.ops[i] for i in view.scopes[body].ops]
@@ -179,22 +181,24 @@ def _zeros(b: Builder, name: str) -> str:
 
 
 def _paths(view: View, loss: ValueId, wrt: Sequence[ValueId]) -> Paths:
-    found = paths(view, MAIN, [loss], wrt, VJPS)
-    if loss not in found.reached:
+    route = paths(view, MAIN, [loss], wrt, VJPS)
+    if loss not in route.reached:
         names = ", ".join(repr(view.value_name(v)) for v in wrt)
         raise GradientError(
-            f"the loss {view.value_name(loss)!r} depends on none of {names} in a way that can be differentiated;"
-            " name what it is computed from"
+            f"the loss {view.value_name(loss)!r} has no differentiable path from {names}; name inputs or initializers"
+            " that it is computed from"
         )
-    return found
+    return route
 
 
 def _loss(view: View, ids: Mapping[str, ValueId], name: str) -> ValueId:
-    found = _value(view, ids, name, "that could be the loss")
-    kind = view.types[found]
+    value = _value(view, ids, name, "that could be the loss")
+    kind = view.types[value]
     if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
-        raise GradientError(f"the loss {name!r} is {kind or 'of unknown type'}; only floating numbers have gradients")
-    return found
+        raise GradientError(
+            f"the loss {name!r} is {kind or 'of unknown type'}; only floating tensors have gradients, cast it"
+        )
+    return value
 
 
 def _value(view: View, ids: Mapping[str, ValueId], name: str, purpose: str) -> ValueId:
@@ -205,19 +209,19 @@ def _value(view: View, ids: Mapping[str, ValueId], name: str, purpose: str) -> V
 
 
 def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:
-    """GradientError for names that are not those of floating inputs or initializers."""
+    """Raise GradientError unless `wrt` names floating inputs or initializers."""
     if not wrt:
-        raise GradientError(
-            f"no names are given by which to differentiate {loss!r}; give those of inputs or initializers"
-        )
+        raise GradientError(f"no variables to differentiate {loss!r} with respect to; name inputs or initializers")
     view = View.of(model)
     values = {v.name: v for v in view.values if v.scope == MAIN}
     for name in wrt:
-        found = values.get(name)
-        if found is None or found.role is Role.RESULT:
-            fact = "names nothing in the main graph" if found is None else "is computed by a node"
-            raise GradientError(f"{name!r} {fact}; gradients are by inputs and initializers, give the name of one")
-        dtype = view.dtype(found.id)
+        value = values.get(name)
+        if value is None or value.role is Role.RESULT:
+            problem = "is not a value of the main graph" if value is None else "is computed by a node"
+            raise GradientError(f"{name!r} {problem}; name an input or an initializer")
+        dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating:
             kind = dtype.spelling if isinstance(dtype, DType) else "of unknown type"
-            raise GradientError(f"{name!r} is {kind}; only floating inputs and initializers have gradients")
+            raise GradientError(
+                f"{name!r} is {kind}; only floating inputs and initializers have gradients, leave it out"
+            )

@@ -1,4 +1,4 @@
-"""What a session may be asked for: each argument checked, and what it comes to."""
+"""Arguments of a session: checks, and their resolved values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS |= {"1": True, "true": True, "yes": True, "on": True}
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Nothing, where `convert` takes all of these; TypeError, as Python raises it, for another one."""
+    """Raise TypeError, as Python does, for an option that `convert` does not have."""
     known = [name for name in signature(convert).parameters if name not in _OWN]
     for name in options:
         if name not in known:
@@ -32,7 +32,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def check_words(*, threads: object, providers: object, **switches: object) -> None:
-    """Nothing, where these can be meant; PolicyError elsewhere, so that no word is taken for another."""
+    """Raise PolicyError for arguments of a wrong type or value."""
     if not isinstance(threads, Integral) or not 0 <= int(threads) <= MOST_THREADS:
         raise PolicyError(
             f"threads is {threads!r}; give how many may work on one op, at most {MOST_THREADS}, or 0 for one per core"
@@ -45,7 +45,7 @@ def check_words(*, threads: object, providers: object, **switches: object) -> No
 
 
 def low_type_of(policy: Policy) -> DType | None:
-    """The low type of a policy. PolicyError for one that a model's inputs and outputs would have to follow."""
+    """Return the low type of a policy. PolicyError for a policy that would change inputs and outputs."""
     if policy.lowers is not None and policy.output is not DType.FLOAT:
         raise PolicyError(
             f"a Session keeps inputs and outputs as they are, and policy {policy.name!r} does not; use"
@@ -54,8 +54,8 @@ def low_type_of(policy: Policy) -> DType | None:
     return policy.lowers
 
 
-def wanted(providers: Sequence[Provider] | None) -> tuple[tuple[str, Mapping[str, str]], ...]:
-    """The providers with their options; CUDA first where this onnxruntime is built for it."""
+def resolved_providers(providers: Sequence[Provider] | None) -> tuple[tuple[str, Mapping[str, str]], ...]:
+    """Return the providers with their options; by default CUDA first if this onnxruntime is built with it."""
     named = providers if providers is not None else ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
     if not named:
         raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
@@ -66,22 +66,22 @@ def _pair(provider: object) -> tuple[str, Mapping[str, str]]:
     name, options = (provider, {}) if isinstance(provider, str) else _split(provider)
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise PolicyError(
-            f"{provider!r} is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})"
+            f"{provider!r} is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"
         )
     return name, {key: str(value) for key, value in options.items()}
 
 
 def _split(provider: object) -> tuple[object, object]:
-    """A name and options of a pair; what is none comes back as it is, to be refused."""
+    """Split a pair into name and options; return any other object as the name, to be refused."""
     return (provider[0], provider[1]) if isinstance(provider, (tuple, list)) and len(provider) == 2 else (provider, {})
 
 
 def provider_settings(
     providers: Sequence[tuple[str, Mapping[str, str]]], device: int, tf32: bool, cuda_graph: bool, free: bool
 ) -> dict[str, dict[str, str]]:
-    """Options by provider; what the caller gave wins. docs/how-to/session.md says why each is what it is.
+    """Return options by provider; the caller's options win. docs/how-to/session.md explains each default.
 
-    `free`: some input has a dimension that may change from run to run.
+    `free`: an input has a dimension that may change from run to run.
     """
     own = {
         CUDA: {
@@ -97,8 +97,7 @@ def provider_settings(
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None, str]:
-    """Where converted models are kept, and why nowhere, if the user's own cache has no place. PolicyError for what
-    names no cache."""
+    """Return the cache for converted models, or the reason why the user has none. PolicyError for another value."""
     if isinstance(cache, (str, Path)) and str(cache):
         return Cache(Path(cache)), ""
     if cache is None or cache is False or isinstance(cache, Cache):
@@ -112,7 +111,7 @@ def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None,
 
 
 def stated_by(environ: Mapping[str, str]) -> bool:
-    """Whether the environment says to convert where half precision is not faster. ConfigError for another word."""
+    """True if the environment requests conversion even without a speed gain. ConfigError for an unknown word."""
     word = environ.get(IGNORE_PERFORMANCE, "")
     if word.strip().lower() not in _WORDS:
         raise ConfigError(f"{IGNORE_PERFORMANCE} is {word!r}; set it to 1 or 0")

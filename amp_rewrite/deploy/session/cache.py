@@ -1,4 +1,4 @@
-"""Converted models that are kept: found again by what they were made of, in a folder that does not grow without end."""
+"""The cache of converted models: a folder of limited size, keyed by model and options."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from amp_rewrite.files.scratch import alone
 from amp_rewrite.reports.report import MAX_CHARACTERS
 
 LIMIT = 20 << 30
-"""Bytes that a cache holds if nothing else is said."""
+"""Default limit of a cache in bytes."""
 
-# What is kept, and how it is named, changes with this number.
+# Version of the layout and of the keys.
 _FORM = 1
 _MODEL, _REPORT, _SEAL, _SCRATCH = "model.onnx", "report.json", "seal", "scratch-"
 _LARGEST_SEAL = 1 << 10  # bytes of a file that holds one digest
-_IN_USE = 600.0  # seconds after its last use in which an entry stays: someone may be opening it
-_ABANDONED = 24 * 3600.0  # seconds after which nobody is still writing
+_IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
+_ABANDONED = 24 * 3600.0  # seconds after which a scratch folder is abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A model that was converted before, its weights still in the cache's files, and its report as JSON."""
+    """A converted model, with its weights in the cache's files, and its report as JSON."""
 
     model: Model
     report: str
@@ -41,11 +41,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A folder of converted models, `limit` bytes at most, the least recently used ones given up first.
+    """A folder of converted models, at most `limit` bytes; the least recently used entries are evicted first.
 
-    Any number of processes may use it at once. An entry appears whole or not at all, under a seal: the digest of its
-    model and report, without which it is not used. What was used in the last ten minutes is not given up, so that the
-    limit may be passed for that long.
+    Any number of processes may use it at once. An entry appears atomically, with a seal: the digest of its model and
+    report, without which it is not used. Entries used in the last ten minutes are not evicted, so the limit may be
+    exceeded for that long.
     """
 
     folder: Path
@@ -53,9 +53,9 @@ class Cache:
 
     @classmethod
     def usual(cls, environ: Mapping[str, str]) -> Cache:
-        """The user's own: `amp-rewrite` in XDG_CACHE_HOME, or in ~/.cache where that is not set.
+        """Return the user's cache: `amp-rewrite` in XDG_CACHE_HOME, by default ~/.cache.
 
-        ConfigError where nobody knows of a home, as of a user without a name in a container.
+        ConfigError if the user has no home folder, such as an unnamed user in a container.
         """
         stated = environ.get("XDG_CACHE_HOME", "")
         # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
@@ -65,25 +65,25 @@ class Cache:
             return cls(Path.home() / ".cache" / "amp-rewrite")
         except RuntimeError as cause:
             raise ConfigError(
-                "this user has no home folder to keep it in; set XDG_CACHE_HOME, or give cache='folder' or cache=None"
+                "this user has no home folder for a cache; set XDG_CACHE_HOME, or pass cache='folder' or cache=None"
             ) from cause
 
     @property
     def digests(self) -> Digests:
-        """What is remembered of the models that were given."""
+        """Remembered digests of source models."""
         return Digests(self.folder / f"digests-{_FORM}")
 
     def load(self, key: str) -> Kept | None:
-        """The entry of a key; None where there is none, or a damaged one, which is then gone.
+        """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
 
-        O(bytes) for the first load of an entry, whose seal is compared with all that it holds; O(nodes) for later ones.
+        O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
         """
         entry = self._entry(key)
         try:
             seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
             kept = Kept(Model.load(entry / _MODEL), report)
             if seal == _sealed(self.digests.of(kept.model), report):
-                with suppress(OSError):  # a cache that can only be read is one, too
+                with suppress(OSError):  # the cache may be read-only
                     os.utime(entry / _REPORT)
                 return kept
         except (ModelError, UnicodeDecodeError, FileNotFoundError, NotADirectoryError):
@@ -94,7 +94,7 @@ class Cache:
         return None
 
     def store(self, key: str, model: Model, report: str) -> None:
-        """Keep a model and its report. ModelError where that fails: what is there already stays."""
+        """Store a model and its report. ModelError if that fails; existing entries stay."""
         if model.nbytes > self.limit:
             raise ModelError(
                 f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"
@@ -107,20 +107,20 @@ class Cache:
             scratch.mkdir(mode=0o700)
             model.save(scratch / _MODEL)
             (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
-            seal = _sealed(digest_of(Model.load(scratch / _MODEL)), report)  # of what can be read again
+            seal = _sealed(digest_of(Model.load(scratch / _MODEL)), report)  # of the files as read back
             (scratch / _SEAL).write_text(seal, encoding="utf-8")
-            with suppress(OSError):  # another process was faster, with the same
+            with suppress(OSError):  # another process stored the same entry first
                 scratch.rename(entry)
         except OSError as cause:
             where = cause.filename or self.folder
             raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        with suppress(OSError), alone(self._root):  # somebody may be emptying the cache
+        with suppress(OSError), alone(self._root):  # another process may be clearing the cache
             self._give_up(entry)
 
     def _give_up(self, newest: Path) -> None:
-        """Remove the least recently used entries until the rest fits, and what a killed process has left."""
+        """Remove the least recently used entries until the rest fits, and abandoned scratch folders."""
         now = time.time()
         for scratch in self._root.glob(f"{_SCRATCH}*"):
             if now - _used(scratch) > _ABANDONED:
@@ -142,7 +142,7 @@ class Cache:
         return self._root / key
 
     def _remove(self, entry: Path) -> None:
-        """Take an entry away at once, and delete it then: nobody finds half of it."""
+        """Rename an entry, then delete it, so that no process reads part of it."""
         gone = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
         with suppress(OSError):
             entry.rename(gone)
@@ -150,30 +150,30 @@ class Cache:
 
 
 def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None = None) -> str:
-    """What tells one conversion from another: 64 hexadecimal digits of the model and all that was asked of it.
+    """Return the key of a conversion: 64 hexadecimal digits of the model and its settings.
 
-    Every byte of the model counts, however it was loaded; weights are streamed, O(bytes), unless `digests` remember
-    the model. `settings` must be JSON.
+    Every byte of the model counts, independent of how it was loaded; weights are streamed, O(bytes), unless `digests`
+    has the model. `settings` must be JSON.
     """
     content = digest_of(model) if digests is None else digests.of(model)
     return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
 
 
 def _sealed(content: str, report: str) -> str:
-    """The seal of an entry: another one for one bit of its model, whose digest is `content`, or of its report."""
+    """Return the seal of an entry, a hash of its model's digest `content` and its report."""
     return hashlib.sha256(f"{content}{report}".encode()).hexdigest()
 
 
 def _text(file: Path, most: int) -> str:
-    """The text in a file of the cache; FileNotFoundError for what is no such file, or larger than it can be."""
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size > most:  # a pipe would be waited for
+    """Return the text in a file of the cache; FileNotFoundError for another kind of file or an oversized one."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:  # reading a pipe would block
         raise FileNotFoundError(file)
     return file.read_text(encoding="utf-8")
 
 
 def _delete(path: Path) -> None:
-    """A folder and all in it, or whatever else has its place; nothing is said where that fails."""
+    """Delete a file or a folder with its content, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return

@@ -1,4 +1,4 @@
-"""The digest of a model's whole content, and a memory of those that need not be computed again."""
+"""Digests of a model's whole content, and a store that avoids computing them again."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _DIGITS = 64
 
 
 def digest_of(model: Model) -> str:
-    """The sha256 of all that a model says, in hexadecimal: the same whether its weights are in memory, in its file or
-    in another. Weights are streamed; O(bytes)."""
+    """Return the sha256 of a model's content in hexadecimal, independent of where its weights are stored. Weights are
+    streamed; O(bytes)."""
     digest = hashlib.sha256()
-    for piece in _content(model):  # dims and types, which come first, say where a tensor ends
+    for piece in _content(model):  # dims and types come first and determine the length of each tensor
         digest.update(piece)
     return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """A folder that remembers the digests of models whose weights lie in files, as long as these do not change.
+    """A folder of digests of models with weights in files, valid until these files change.
 
-    A file is known by its path, device, inode, size, and times of writing and of change, all of it to the nanosecond.
-    As in git's index, a file that was changed so recently that another change might bear the same time is hashed
-    again. Any number of processes may use the folder; it holds a thousand digests, the oldest given up first.
+    A file is identified by path, device, inode, size, and times of writing and of change in nanoseconds. As in git's
+    index, a file changed so recently that another change could have the same time is hashed again. Any number of
+    processes may use the folder; it has up to a thousand digests, and the oldest are removed first.
     """
 
     folder: Path
 
     def of(self, model: Model) -> str:
-        """`digest_of(model)`, from memory if nothing has changed since."""
+        """Return `digest_of(model)`, from the folder if the model has not changed."""
         identity = _identity(model)
         if identity is None:
             return digest_of(model)
@@ -62,7 +62,7 @@ class Digests:
         return text if len(text) == _DIGITS and set(text) <= set("0123456789abcdef") else None
 
     def _remember(self, identity: str, digest: str) -> None:
-        """Nothing is said where that fails: a cache may be one that can only be read."""
+        """Store a digest, ignoring errors, since a cache may be read-only."""
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = self.folder / f"scratch-{secrets.token_hex(8)}"
@@ -74,8 +74,8 @@ class Digests:
 
 
 def _identity(model: Model) -> str | None:
-    """A sha256 of all but the weights that lie in files, and of these files' states; None where there are no such
-    weights, or a file was changed a moment ago, or is gone."""
+    """Return a sha256 of everything but the weights in files, and of the states of these files; None without such
+    weights, or if a file is missing or was changed a moment ago."""
     stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
     light = wire.pieces(model.proto, lambda tensor: [_place(tensor)] if is_stub(tensor) else None)
     if not stubs or light is None:
@@ -88,18 +88,18 @@ def _identity(model: Model) -> str | None:
     now = time.time_ns()
     for path in sorted({source(stub).path for stub in stubs}):
         try:
-            found = os.stat(path)  # noqa: PTH116 a path of a stub is text
+            status = os.stat(path)  # noqa: PTH116 a path of a stub is text
         except OSError:
             return None
-        if max(found.st_mtime_ns, found.st_ctime_ns) > now - _RACY:
+        if max(status.st_mtime_ns, status.st_ctime_ns) > now - _RACY:
             return None
-        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         digest.update(f"{path}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def _place(stub: onnx.TensorProto) -> bytes:
-    """What a stub says, and where its bytes lie: part of that is the state in which the model was loaded."""
+    """Serialize a stub with its source, which includes the stamp of the loaded file."""
     whole: bytes = stub.SerializeToString(deterministic=True)
     return whole
 
@@ -117,7 +117,7 @@ def _content(model: Model) -> Iterator[bytes | memoryview]:
 
 
 def _raw(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's values have a raw form."""
+    """True if a tensor's values have a raw form."""
     return DType.of(tensor.data_type) not in (None, DType.STRING)
 
 

@@ -1,8 +1,7 @@
-"""The settings of a process: its precision policy, and the switch that makes new sessions convert what they load.
+"""Process-wide settings: the precision policy, and the switch that makes new sessions convert their models.
 
-The one place of this package with state of its own; `serving.session` reads it. Errors, warnings and the order of
-effects are those of TensorFlow 2.1 to 2.3: `enable_mixed_precision_graph_rewrite` (`train.compat`) and the policy
-exclude each other.
+This is the only global state of the package; `session` reads it. Errors, warnings and the order of effects are those
+of TensorFlow 2.1 to 2.3: `enable_mixed_precision_graph_rewrite` (`train.keras`) and the policy exclude each other.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ _process = _Process()
 
 
 def global_policy() -> Policy:
-    """The policy in force where none is given; float32 unless `set_policy` said otherwise."""
+    """Return the default policy; float32 unless changed by `set_policy`."""
     return _process.policy or Policy("float32")
 
 
 def policy_was_set() -> bool:
-    """Whether `set_policy` gave the process a policy, be it float32."""
+    """True if `set_policy` set a policy, even float32."""
     return _process.policy is not None
 
 
 def set_policy(policy: str | Policy | None) -> None:
-    """Give the process a policy, by name or as it is; None takes it back.
+    """Set the policy of the process, by name or as an object; None resets it.
 
-    PolicyError for a policy that computes in no floating type, and for a mixed one while the graph rewrite is
-    enabled. The first policy that computes in float16 warns, once per process, where the GPUs gain nothing by it.
+    PolicyError for a policy without a floating compute type, and for a mixed policy while the graph rewrite is
+    enabled. The first policy that computes in float16 warns, once per process, if float16 is not faster on the GPUs.
     """
     _set(policy, blamed=3)
 
 
 def _set(policy: str | Policy | None, blamed: int) -> None:
-    """`blamed`: how many calls further out the line stands that a warning is about."""
+    """Set the policy. `blamed`: stack level of warnings."""
     chosen = None if policy is None else Policy.of(policy)
     if chosen is not None and (chosen.compute is None or not chosen.compute.floating):
         raise PolicyError(
-            f"a policy for a whole process must compute in a floating type, and {chosen.name!r} does not; use"
+            f"a policy for a whole process must compute in a floating type, but {chosen.name!r} does not; use"
             " mixed_float16, mixed_bfloat16 or float32"
         )
     if chosen is not None and chosen.mixed and _process.rewriting:
         raise PolicyError(
-            f"cannot set policy {chosen.name!r}: the mixed precision graph rewrite is enabled, and one of the two is"
-            " enough; call disable_mixed_precision_graph_rewrite() first"
+            f"cannot set policy {chosen.name!r}: the mixed precision graph rewrite is enabled, and only one of the two"
+            " can be active; call disable_mixed_precision_graph_rewrite() first"
         )
     _process.policy = chosen
     if chosen is not None and chosen.compute is DType.FLOAT16:
@@ -68,7 +67,7 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
 
 @contextmanager
 def policy_scope(policy: str | Policy | None) -> Iterator[None]:
-    """The policy of the process is another one inside `with`, and after it what it was before."""
+    """Set the policy of the process inside `with`, and restore the previous one."""
     before = _process.policy
     _set(policy, blamed=4)  # contextlib stands between
     try:
@@ -78,27 +77,27 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
 
 
 def rewrites() -> bool:
-    """Whether new sessions convert the models that they load."""
+    """True if new sessions convert the models that they load."""
     return _process.rewriting
 
 
 def switch(on: bool) -> None:
-    """Turn the rewrite on or off for sessions that are made from now on; those that are there stay as they are."""
+    """Turn the rewrite on or off for new sessions; existing sessions stay unchanged."""
     _process.rewriting = on
 
 
 def policy_of_sessions() -> Policy:
-    """The policy of a session for which none is given: mixed_float16 while the rewrite is on, else the process's."""
+    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else that of the process."""
     return Policy("mixed_float16") if _process.rewriting else global_policy()
 
 
 def plain_session_made() -> None:
-    """To be called by whoever opens a session without converting its model."""
+    """Count a session opened without conversion."""
     _process.plain_sessions += 1
 
 
 def warn_of_plain_sessions() -> None:
-    """A warning, to the caller's caller, if sessions were opened before the rewrite was enabled."""
+    """Warn the caller's caller if sessions were opened before the rewrite was enabled."""
     if opened := _process.plain_sessions:
         them = "1 session was" if opened == 1 else f"{opened} sessions were"
         warnings.warn(

@@ -1,4 +1,4 @@
-"""`Session`: a model that is converted as it is loaded, and runs. It never falls back without saying so."""
+"""`Session`: a model that is converted on loading. Every fallback gives a warning."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from amp_rewrite.deploy.session.arguments import (
     chosen_cache,
     low_type_of,
     provider_settings,
+    resolved_providers,
     stated_by,
-    wanted,
 )
 from amp_rewrite.deploy.session.cache import Cache, key_of
 from amp_rewrite.dtypes import DType
@@ -47,22 +47,21 @@ _ON_GPU = (CUDA, TENSORRT)
 class Session:
     """A model opened by onnxruntime, in the precision of a policy.
 
-    `model`: whatever `convert` takes. `policy`: "mixed_float16", "mixed_bfloat16" or a `Policy`; by default that of
-    the process: float32, unless `set_policy` or `enable_mixed_precision_graph_rewrite` said otherwise. A mixed
-    policy converts the model, or finds it converted in `cache`: a `Cache`, a folder, the user's own by default; None
-    keeps nothing.
+    `model`: as `convert` takes it. `policy`: "mixed_float16", "mixed_bfloat16" or a `Policy`; by default that of the
+    process: float32, unless changed by `set_policy` or `enable_mixed_precision_graph_rewrite`. A mixed policy converts
+    the model, or loads the result from `cache`: a `Cache`, a folder, by default the user's own; None for no cache.
 
-    A model is left as it is, with a warning that says why, where a low type would not be faster: without a GPU, or
-    on one below compute capability 7.0 (bfloat16: 8.0); `ignore_performance`, or AMP_REWRITE_IGNORE_PERFORMANCE,
-    converts it all the same. `report` says of each op why it is what it is; None of a model that is as it was.
+    The model is not converted, with a warning, if a low type would not be faster: without a GPU, or on one below
+    compute capability 7.0 (bfloat16: 8.0). `ignore_performance`, or AMP_REWRITE_IGNORE_PERFORMANCE, converts it anyway.
+    `report`: the type of each op, with the reason; None for a model that was not converted.
 
-    `providers` are those of onnxruntime, by name or with options; by default CUDA where it opens, then the CPU. A
-    provider that does not open is warned of, and `get_providers()` tells the truth; `notes` holds every warning.
-    `device`: the GPU's number. `tf32`: what stays float32 may be multiplied in TF32, which has float16's digits.
-    `cuda_graph`: record the work once and replay it; run through `bind`. `threads` for one op on the CPU; 0: one per
-    core. docs/how-to/session.md has all settings and why. `options`: those of `convert`.
+    `providers`: those of onnxruntime, by name or with options; by default CUDA if available, then the CPU. A provider
+    that does not open gives a warning; `get_providers()` has the opened ones, `notes` all warnings. `device`: the GPU's
+    number. `tf32`: float32 products may be computed in TF32, with the precision of float16. `cuda_graph`: record the
+    work once and replay it; run through `bind`. `threads`: per op on the CPU; 0 for one per core. `options`: those of
+    `convert`. docs/how-to/session.md explains all settings.
 
-    Raises what `convert` raises, and ModelError for what onnxruntime objects to.
+    Raises the errors of `convert`, and ModelError for an error of onnxruntime.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Session:
         to = low_type_of(process.policy_of_sessions() if policy is None else Policy.of(policy))
         ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
-        settings = provider_settings(wanted(providers), device, tf32, cuda_graph, free)
+        settings = provider_settings(resolved_providers(providers), device, tf32, cuda_graph, free)
         asked = _Asked(settings, providers is not None, to, ignored)
         ready = _ready(source, asked, kept_in, options)
         self._runner, refused, unopened = _open(ready, source, settings, threads)
@@ -108,7 +107,7 @@ class Session:
             process.plain_session_made()
 
     def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
-        """All that is not as it was asked for."""
+        """Yield deviations from the request."""
         because = f"what was converted does not open ({refused})" if refused else ready.left
         if because:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
@@ -119,17 +118,17 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The provider that really opened, and gets every op that it has a kernel for."""
+        """The opened provider, which runs every op that it has a kernel for."""
         return self._runner.provider
 
     @property
     def converted(self) -> bool:
-        """Whether the model runs in another precision than it was given in."""
+        """True if the model was converted to another precision."""
         return self._report_json is not None
 
     @cached_property
     def report(self) -> Report | None:
-        """What the conversion did and why; None where there was none."""
+        """Report of the conversion; None without one."""
         return None if self._report_json is None else Report.from_json(self._report_json.encode(), self._name)
 
     @overload
@@ -139,9 +138,9 @@ class Session:
     def run(
         self, output_names: Sequence[str] | Mapping[str, Given] | None, input_feed: Mapping[str, Given] | None = None
     ) -> list[Given] | dict[str, Given]:
-        """`run(None, feeds)` gives a list, as onnxruntime's InferenceSession does; `run(feeds)` a dict by name.
+        """Run the model: `run(None, feeds)` returns a list, as in onnxruntime; `run(feeds)` returns a dict by name.
 
-        Arrays, bfloat16 those of ml_dtypes; `None` for all outputs. ModelError for what does not fit.
+        Values are arrays, bfloat16 those of ml_dtypes. None selects all outputs. ModelError for inputs that do not fit.
         """
         if self._cuda_graph:
             raise ModelError("a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()")
@@ -150,30 +149,30 @@ class Session:
         return list(self._runner.run({} if input_feed is None else input_feed, output_names).values())
 
     def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
-        """Inputs and outputs on the device, to run often without copies; see `Runner.bind`."""
+        """Bind inputs and outputs to the device, to run often without copies; see `Runner.bind`."""
         return self._runner.bind(feeds, outputs, device=self._device, fixed=self._cuda_graph)
 
     def get_providers(self) -> list[str]:
-        """The providers that opened, in the order in which they take ops."""
+        """Return the opened providers, in their order of priority for ops."""
         return list(self._runner.providers)
 
     def get_inputs(self) -> list[Any]:
-        """What goes in, in onnxruntime's words: name, type, shape."""
+        """Return onnxruntime's descriptions of the inputs: name, type, shape."""
         return list(self.inner.get_inputs())
 
     def get_outputs(self) -> list[Any]:
-        """What comes out, likewise."""
+        """Return onnxruntime's descriptions of the outputs: name, type, shape."""
         return list(self.inner.get_outputs())
 
     @property
     def inner(self) -> Any:
-        """onnxruntime's own session, for what is not offered here."""
+        """onnxruntime's own session."""
         return self._runner.inner
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a session was asked for, and what this machine says to that. `named`: the caller named the providers."""
+    """The request of a session, and how this machine can serve it. `named`: the caller named the providers."""
 
     settings: Mapping[str, Mapping[str, str]]
     named: bool
@@ -186,10 +185,10 @@ class _Asked:
 
     @property
     def device(self) -> int:
-        """The number of the GPU that the first provider gets."""
+        """Number of the first provider's GPU."""
         number = self.settings[self.first].get("device_id", "0")
         if not number.isdecimal():
-            raise PolicyError(f"device {number!r} is no GPU's number; count from 0")
+            raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
         return int(number)
 
     @cached_property
@@ -198,10 +197,10 @@ class _Asked:
 
     @cached_property
     def refusal(self) -> str:
-        """Why a policy's low type is not used here; "" if it is."""
+        """Reason why the policy's low type is not used here; "" if it is."""
         assert self.to is not None
         if self.ignored or self.first not in (*_ON_GPU, CPU):
-            return ""  # who names a provider of which nothing is known here knows it
+            return ""  # a caller who names an unknown provider is trusted
         if self.first == CPU:
             return f"on a CPU {self.to.spelling} is slower, not faster{_IGNORE}"
         if slow := refusal(self.machine, self.to, self.device):
@@ -210,7 +209,7 @@ class _Asked:
 
     @cached_property
     def closed(self) -> str:
-        """Why the first provider does not open, as far as that can be known."""
+        """Reason why the first provider does not open, as far as known."""
         if self.first not in _ON_GPU:
             return f"{self.first} does not open here"
         if self.machine.absence:
@@ -225,9 +224,9 @@ _IGNORE = "; ignore_performance=True converts it all the same"
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A model to open: converted, with its report, or as it was given, and why (`left`).
+    """A model to open: converted, with its report, or the source, with the reason (`left`).
 
-    `unkept`: why the converted model is not in the cache.
+    `unkept`: reason why the converted model is not in the cache.
     """
 
     model: Model
@@ -247,16 +246,16 @@ def _ready(source: Model, asked: _Asked, cache: Cache | None, options: Mapping[s
     if kept is not None:
         return _Ready(kept.model, kept.report)
     try:
-        found = convert(source, to=asked.to, **options)
-    except ConversionError as cause:  # a bug of ours, and the model itself is fine
+        converted = convert(source, to=asked.to, **options)
+    except ConversionError as cause:  # a bug of this package; the source model is fine
         return _Ready(source, left=str(cause))
-    if found.plan.empty:
+    if converted.plan.empty:
         return _Ready(source, left="nothing in it can be lowered")
-    return _stored(cache, key, found.result, found.report.to_json())
+    return _stored(cache, key, converted.result, converted.report.to_json())
 
 
 def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _Ready:
-    """The converted model, out of the cache if it could be put there."""
+    """Store the converted model and return it, from the cache if possible."""
     if cache is None:
         return _Ready(model, report)
     try:
@@ -268,7 +267,7 @@ def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _Ready:
 
 
 def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache) -> str:
-    """The key of a conversion in the cache: everything that its result may depend on."""
+    """Return the cache key of a conversion: everything that its result may depend on."""
     assert asked.to is not None
     named = {name: options[name] for name in ("lists", "level") if name in options}
     request = Request.of(to=asked.to, **named)  # the environment counts, too
@@ -290,12 +289,12 @@ def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache)
 
 
 def _spelled(name: str, value: object) -> object:
-    """An option of convert as JSON, of the file of ranges what stands in it."""
+    """Return an option of convert as JSON; for a file of ranges, its content."""
     if name == "ranges" and isinstance(value, (str, Path)):
         try:
             return Path(value).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            return str(value)  # convert says what is wrong with it
+            return str(value)  # convert raises the error
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, (str, int, float, type(None))):
@@ -308,7 +307,7 @@ def _spelled(name: str, value: object) -> object:
 def _open(
     ready: _Ready, source: Model, settings: Mapping[str, Mapping[str, str]], threads: int
 ) -> tuple[Runner, str, str]:
-    """The model, opened; where a converted one does not open, the one that was given, and why; why not by the first."""
+    """Open the model; if the converted one does not open, the source. Return both reasons, for model and provider."""
     refused = ""
     if ready.report is not None:
         try:
@@ -322,7 +321,7 @@ def _open(
 
 
 def _by_first(model: Model, settings: Mapping[str, Mapping[str, str]], threads: int) -> tuple[Runner, str]:
-    """The model, opened. TensorRT raises where its libraries are missing: then by the others, and what it said."""
+    """Open the model; if TensorRT fails for missing libraries, use the other providers and return its error."""
     names = list(settings)
     try:
         return Runner.open(model, providers=names, provider_options=settings, threads=threads), ""

@@ -1,1 +1,1 @@
-"""The Keras-shaped API: variables, optimizers with state, the loss-scale optimizer, the switch."""
+"""The TensorFlow API: variables, optimizers with state, and the loss scale optimizer."""

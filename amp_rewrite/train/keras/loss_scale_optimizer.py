@@ -1,11 +1,13 @@
-"""The TensorFlow-shaped door: variables, optimizers with state, and the loss scale wrapped around one.
+"""The loss scale optimizer of TensorFlow, and the switch of its graph rewrite.
 
-Names, errors and their order are those of `tf.keras.mixed_precision.experimental` in TensorFlow 2.1 to 2.3. Where
-later versions differ, that version's way is kept: a step whose gradients are not finite does not advance
-`iterations` (2.4 and later count it), an inner optimizer that clips gradients is refused (2.4 and later clip after
-unscaling; `training_step` does so, too), and the configuration is `{optimizer, loss_scale}` (that of 2.4 and later
-is read as well). Values are numpy arrays; what TensorFlow answers with ValueError is a `TrainingError` here, which
-is one.
+Names, errors and their order are those of `tf.keras.mixed_precision.experimental` in TensorFlow 2.1 to 2.3. Later
+versions differ in three points:
+
+- A step with nonfinite gradients does not advance `iterations` (2.4 and later count it).
+- An inner optimizer that clips gradients is refused (2.4 and later clip after unscaling, as `training_step` does).
+- The configuration is `{optimizer, loss_scale}` (that of 2.4 and later is read as well).
+
+Values are numpy arrays. A ValueError of TensorFlow is a `TrainingError` here, a subclass of ValueError.
 """
 
 from __future__ import annotations
@@ -18,21 +20,15 @@ import numpy as np
 
 from amp_rewrite.deploy.session import process
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.train import loss_scale as scales
-from amp_rewrite.train import optimizers
-from amp_rewrite.train.keras.optimizer import (
-    SCALE_KEYS,
-    GradsAndVars,
-    StatefulOptimizer,
-    Variable,
-    differentiable,
-    pairs_of,
-)
-from amp_rewrite.train.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
+from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer
+from amp_rewrite.train.keras.variables import GradsAndVars, Variable, differentiable, pairs_of
+from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.train.update import optimizers
+from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
 
 
 class Scaled:
-    """A loss times a loss scale: a Differentiable if the loss is one."""
+    """A loss times a loss scale; `Differentiable` if the loss is."""
 
     def __init__(self, loss: Callable[[], Any], scale: LossScale) -> None:
         self._loss = loss
@@ -42,17 +38,17 @@ class Scaled:
         return _times(self._loss(), self._scale)
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """The gradients of the scaled loss."""
+        """Return the gradients of the scaled loss."""
         return differentiable(self._loss).gradients(variables, np.array(seed * self._scale(), np.float32))
 
 
 class LossScaleOptimizer(StatefulOptimizer):
-    """An optimizer whose gradients are those of a scaled loss, and whose loss scale follows them.
+    """An optimizer with a loss scale: it takes gradients of the scaled loss, and adapts the scale to them.
 
     `optimizer`: a `StatefulOptimizer` or an `Optimizer` (SGD(…), Adam(…)). `loss_scale`: "dynamic", a number or a
-    LossScale. Hyperparameters, iterations, slots and weights are those of the optimizer inside.
+    LossScale. Hyperparameters, iterations, slots and weights are those of the inner optimizer.
 
-    TrainingError for what is no optimizer, for one that is wrapped already or clips gradients, and for no loss scale.
+    TrainingError for another object, an optimizer that is already wrapped or clips gradients, and loss scale None.
     """
 
     _optimizer: StatefulOptimizer
@@ -61,16 +57,18 @@ class LossScaleOptimizer(StatefulOptimizer):
     def __init__(self, optimizer: StatefulOptimizer | optimizers.Optimizer, loss_scale: object = "dynamic") -> None:
         inner = _stateful(optimizer)
         if isinstance(inner, LossScaleOptimizer):
-            raise TrainingError("the optimizer has a loss scale already; give the one inside")
+            raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
         for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
             if getattr(inner.rule, clip) is not None:
                 raise TrainingError(
-                    f"LossScaleOptimizer does not wrap an optimizer that clips gradients, and this one has {clip};"
+                    f"LossScaleOptimizer cannot wrap an optimizer that clips gradients, and this one sets {clip};"
                     " clip between get_unscaled_gradients and apply_gradients"
                 )
         scale = scales.get(loss_scale)
         if scale is None:
-            raise TrainingError("loss_scale is None; give 'dynamic', a number or a LossScale, or do not wrap")
+            raise TrainingError(
+                "loss_scale is None; use 'dynamic', a number or a LossScale, or the optimizer without a wrapper"
+            )
         vars(self).update(_optimizer=inner, _loss_scale=scale)
 
     @property
@@ -79,10 +77,10 @@ class LossScaleOptimizer(StatefulOptimizer):
 
     @property
     def inner(self) -> StatefulOptimizer:
-        """The optimizer inside."""
+        """The inner optimizer."""
         return self._optimizer
 
-    # What belongs to the optimizer inside is found there.
+    # Other attributes belong to the inner optimizer.
     def __getattr__(self, name: str) -> Any:
         if "_optimizer" not in vars(self):
             raise AttributeError(name)
@@ -94,19 +92,19 @@ class LossScaleOptimizer(StatefulOptimizer):
     # -- scaling ---------------------------------------------------------------------------------------
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """The loss times the scale, in the loss's own type; for a callable a callable."""
+        """Return the loss times the scale, in the loss's own type; for a callable, a callable."""
         return Scaled(loss, self._loss_scale) if callable(loss) else _times(loss, self._loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """The gradients divided by the scale, each in its own type; None stays, sparse stays sparse.
+        """Return the gradients divided by the scale, each in its own type; None stays None, sparse stays sparse.
 
-        The division is done in float32: float16 has no scale above 65504.
+        The division is in float32, since float16 cannot hold a scale above 65504.
         """
         scale = self._loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
 
     def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
-        """The gradients of a `Differentiable` loss, computed on the scaled one."""
+        """Return the gradients of a `Differentiable` loss, computed from the scaled loss."""
         return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
@@ -119,7 +117,7 @@ class LossScaleOptimizer(StatefulOptimizer):
     # -- state -----------------------------------------------------------------------------------------
 
     def checkpoint(self) -> dict[str, Array]:
-        """The layout of the optimizer inside; a dynamic scale's value and good steps under "loss_scale/"."""
+        """Return the inner optimizer's checkpoint, with a dynamic scale's state under "loss_scale/"."""
         state = self._loss_scale.state if isinstance(self._loss_scale, DynamicLossScale) else None
         if state is None:
             return self._optimizer.checkpoint()
@@ -127,7 +125,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return {**self._optimizer.checkpoint(), **dict(zip(SCALE_KEYS, values, strict=True))}
 
     def restore(self, saved: Mapping[str, Array]) -> None:
-        """Take over a checkpoint, saved with a loss scale or without: then a dynamic one starts from its beginning."""
+        """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state."""
         scale = self._loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
         self._optimizer.restore(saved)
@@ -139,11 +137,13 @@ class LossScaleOptimizer(StatefulOptimizer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> LossScaleOptimizer:
-        """The optimizer behind `get_config`, of TensorFlow 2.1 to 2.3 or of 2.4 and later."""
+        """Return the optimizer of a `get_config` result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later."""
         if "inner_optimizer" in config:
             return cls(optimizers.deserialize(config["inner_optimizer"]), _scale_of_later_config(config))
         if not {"optimizer", "loss_scale"} <= config.keys():
-            raise TrainingError(f"not the configuration of a LossScaleOptimizer: {dict(config)!r}")
+            raise TrainingError(
+                f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
+            )
         return cls(optimizers.deserialize(config["optimizer"]), scales.deserialize(config["loss_scale"]))
 
 
@@ -156,32 +156,32 @@ def enable_mixed_precision_graph_rewrite(
 def enable_mixed_precision_graph_rewrite(
     opt: StatefulOptimizer | optimizers.Optimizer | None = None, loss_scale: object = "dynamic"
 ) -> LossScaleOptimizer | None:
-    """The optimizer with a loss scale; sessions made from now on convert the models that they load.
+    """Wrap the optimizer in a loss scale; sessions opened later convert the models that they load.
 
-    Without an optimizer, for a program that only runs models, nothing is wrapped and None comes back. In this
-    order: PolicyError if the process has a policy, a warning if sessions are open already, TrainingError for what
-    cannot be wrapped. Only then is the rewrite enabled.
+    Without an optimizer, for a program that only runs models, return None. The order of checks is TensorFlow's:
+    PolicyError if the process has a policy, a warning if sessions are already open, TrainingError for an optimizer
+    that cannot be wrapped. The rewrite is enabled last.
     """
     if process.policy_was_set():
         raise PolicyError(
             f"cannot enable the mixed precision graph rewrite: the policy is set to {process.global_policy().name!r},"
-            " and one of the two is enough; call set_policy(None) first"
+            " and only one of the two can be active; call set_policy(None) first"
         )
     process.warn_of_plain_sessions()
     if isinstance(opt, LossScaleOptimizer):
-        raise TrainingError("the optimizer has a loss scale already; give the one inside")
+        raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
     if opt is None and loss_scale != "dynamic":
-        raise TrainingError(f"loss scale {loss_scale!r} has no optimizer to go with; give opt, or leave it out")
+        raise TrainingError(f"loss scale {loss_scale!r} needs an optimizer; pass opt, or omit the loss scale")
     wrapped = None if opt is None else LossScaleOptimizer(opt, loss_scale)
     process.switch(True)
     return wrapped
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """New sessions load models as they are. Open sessions and wrapped optimizers stay; a warning if it was off."""
+    """Let new sessions load models unchanged; warn if the rewrite was off. Open sessions and optimizers stay."""
     if not process.rewrites():
         warnings.warn(
-            "disable_mixed_precision_graph_rewrite was called, and the graph rewrite is not enabled",
+            "disable_mixed_precision_graph_rewrite has no effect: the graph rewrite is not enabled",
             UserWarning,
             stacklevel=2,
         )
@@ -193,7 +193,7 @@ def _stateful(optimizer: object) -> StatefulOptimizer:
         return StatefulOptimizer(optimizer)
     if isinstance(optimizer, StatefulOptimizer):
         return optimizer
-    raise TrainingError(f"not an optimizer: {optimizer!r}; give an Optimizer such as SGD(0.1)")
+    raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1)")
 
 
 def _times(loss: Any, scale: LossScale) -> Array:
@@ -214,21 +214,25 @@ def _unscaled(gradient: Gradient, scale: Array) -> Gradient:
 
 
 def _scale_state(saved: Mapping[str, Array], scale: DynamicLossScale) -> scales.ScaleState:
-    """The state of a dynamic scale in a checkpoint, else its first. TrainingError for one that no step leaves."""
+    """Return a dynamic scale's state from a checkpoint, else its initial state. TrainingError for an invalid state."""
     value, good = (saved.get(key) for key in SCALE_KEYS)
     if value is None or good is None:
         return scale.initial
     floats, counts = np.asarray(value), np.asarray(good)
     if floats.shape or counts.shape or counts.dtype.kind not in "iu" or not (np.isfinite(floats) and floats >= 1):
-        raise TrainingError(f"the checkpoint has the loss scale {value!r} after {good!r} good steps; load an older one")
+        raise TrainingError(
+            f"the checkpoint is damaged: loss scale {value!r} after {good!r} good steps; load an older checkpoint"
+        )
     return scales.ScaleState(np.float32(value), int(good))
 
 
 def _scale_of_later_config(config: Mapping[str, Any]) -> LossScale:
-    """The loss scale of a configuration of TensorFlow 2.4 and later."""
+    """Return the loss scale of a configuration of TensorFlow 2.4 and later."""
     dynamic, initial, period = (config.get(k) for k in ("dynamic", "initial_scale", "dynamic_growth_steps"))
     if dynamic:
         return DynamicLossScale(initial or scales.INITIAL, period or scales.PERIOD)
     if initial is None or period is not None:
-        raise TrainingError("a fixed loss scale has an initial_scale and no dynamic_growth_steps; correct one")
+        raise TrainingError(
+            "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the configuration"
+        )
     return scales.FixedLossScale(initial)

@@ -1,1 +1,1 @@
-"""The training step: forward, backward and update in one graph, and the trainer that runs it."""
+"""The training step: forward, backward and update in one graph, its file, its checkpoints and its trainer."""

@@ -1,7 +1,7 @@
-"""A training step in one .onnx file: the initial state as defaults of its inputs, the rest in the metadata.
+"""Training steps in .onnx files: the initial state as default values of inputs, the rest in the metadata.
 
-Any runtime can run it: what it is not fed it takes from the defaults, and its outputs `new/<name>` are what to feed
-as `<name>` next.
+Any runtime can run such a file: inputs that are not fed take their defaults, and each output `new/<name>` is the
+next input `<name>`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train import loss_scale as scales
-from amp_rewrite.train import optimizers
-from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.losses import Target
+from amp_rewrite.train.objective.losses import Target
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.step.update import StateVariable
+from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.train.update import optimizers
+from amp_rewrite.train.update.graph import StateVariable
+from amp_rewrite.train.update.loss_scale import Array
 
 KEY = "amp_rewrite.training_step"
 VERSION = 1
@@ -44,14 +44,14 @@ def save_step(
     external_data: bool | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a step with its initial state, whole or not at all; see `Model.save`.
+    """Write a step with its initial state, atomically; see `Model.save`.
 
-    TrainingError for a model of an IR version below 4, which has no defaults.
+    TrainingError for a model of an IR version below 4, which has no default values.
     """
     if step.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         raise TrainingError(
-            f"the model is of IR version {step.model.proto.ir_version}, whose inputs have no defaults; raise it to"
-            f" {FIRST_IR_WITH_FREE_INITIALIZERS}"
+            f"the model has IR version {step.model.proto.ir_version}, in which inputs cannot have default values; raise"
+            f" it to {FIRST_IR_WITH_FREE_INITIALIZERS}"
         )
     proto = clone(step.model.proto)
     rate = np.array(step.optimizer.learning_rate, np.float32)
@@ -65,68 +65,70 @@ def save_step(
 
 
 def load_step(path: str | Path, *, forward: object = None) -> TrainingStep:
-    """The step in a file that `save_step` wrote. `forward`: the model that it trains, needed to export the result.
+    """Read a step written by `save_step`. `forward`: the model that it trains, needed to export the result.
 
-    TrainingError for a file that holds no step, or one of another version, and for another `forward`.
+    TrainingError for a file without a step or of another version, and for another `forward`.
     """
     model = Model.load(path)
     entry = next((p for p in model.proto.metadata_props if p.key == KEY), None)
     if entry is None:
-        raise TrainingError(f"{path} is a model, but no training step; write one with `amp-rewrite train-step`")
-    told = _told(entry.value, path)
+        raise TrainingError(f"{path} is not a training step; write one with `amp-rewrite train-step`")
+    metadata = _metadata(entry.value, path)
     trained = None if forward is None else Model.load(forward) if not isinstance(forward, Model) else forward
-    if trained is not None and fingerprint(trained).graph != told.get("fingerprint"):
-        raise TrainingError(f"{path} trains another model than the one given: their graphs differ")
+    if trained is not None and fingerprint(trained).graph != metadata.get("fingerprint"):
+        raise TrainingError(f"{path} trains another model: its graph differs from that of `forward`; pass its model")
     try:
-        made = _step(model, told, trained, path)
-        _check_told(model, told)
-        return made
+        step = _step(model, metadata, trained, path)
+        _check_metadata(model, metadata)
+        return step
     except AmpRewriteError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise TrainingError(f"{path}: the metadata {KEY!r} is damaged; write the step again") from cause
 
 
-def _check_told(model: Model, told: Mapping[str, Any]) -> None:
-    """ValueError, TypeError or KeyError for metadata that is not about this model, or of other types."""
-    reads, gives = {v.name for v in model.proto.graph.input}, {v.name for v in model.proto.graph.output}
-    read, given = [told["learning_rate"], *told["batch"]], [told[name] for name in _OUTPUTS] + [*told["metrics"]]
-    read += [one for _, one, _ in told["state"]] + ([] if told["target"] is None else [told["target"]["name"]])
-    given += [one for _, _, one in told["state"]]
-    if not (reads.issuperset(read) and gives.issuperset(given)):
+def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or KeyError for metadata that does not fit the model, or of other types."""
+    inputs = [metadata["learning_rate"], *metadata["batch"], *[name for _, name, _ in metadata["state"]]]
+    inputs += [] if metadata["target"] is None else [metadata["target"]["name"]]
+    outputs = [*[metadata[name] for name in _OUTPUTS], *metadata["metrics"]]
+    outputs += [name for _, _, name in metadata["state"]]
+    graph = model.proto.graph
+    if {*inputs} - {v.name for v in graph.input} or {*outputs} - {v.name for v in graph.output}:
         raise ValueError("a name is not one of the model's")
-    paths = {path for path, _, _ in told["state"]}
-    needed = {"step"} | ({"micro_batch"} if told["micro_batches"] != 1 else set())
-    if not paths >= needed or any(type(told[name]) is not kind for name, kind in _KINDS.items()):
-        raise ValueError("state is missing, or something is of another type")
-    if told["micro_batches"] < 1:
-        raise ValueError("no run makes a step")
+    paths = {path for path, _, _ in metadata["state"]}
+    needed = {"step"} | ({"micro_batch"} if metadata["micro_batches"] != 1 else set())
+    if not paths >= needed or any(type(metadata[name]) is not kind for name, kind in _KINDS.items()):
+        raise ValueError("state is missing, or an entry has another type")
+    if metadata["micro_batches"] < 1:
+        raise ValueError("micro_batches is below 1")
 
 
-def _step(model: Model, told: Mapping[str, Any], trained: Model | None, path: str | Path) -> TrainingStep:
+def _step(model: Model, metadata: Mapping[str, Any], trained: Model | None, path: str | Path) -> TrainingStep:
     proto = clone(model.proto)
     values = {t.name: t for t in proto.graph.initializer}
     state = tuple(
-        StateVariable(name, read, given, _default(model, values, read, path)) for name, read, given in told["state"]
+        StateVariable(name, before, after, _default(model, values, before, path))
+        for name, before, after in metadata["state"]
     )
-    _without_defaults(proto, {s.input for s in state} | {told["learning_rate"]})
+    _without_defaults(proto, {s.input for s in state} | {metadata["learning_rate"]})
     return TrainingStep(
         model=replace(model, proto=proto),
-        batch=tuple(told["batch"]),
+        batch=tuple(metadata["batch"]),
         state=state,
-        loss=told["loss"],
-        metrics=tuple(told["metrics"]),
-        finite=told["finite"],
-        applied=told["applied"],
-        learning_rate=told["learning_rate"],
-        target=None if told["target"] is None else Target(**told["target"]),
-        optimizer=optimizers.deserialize(told["optimizer"]),
-        loss_scale=scales.get(told["loss_scale"]),
-        policy=Policy(told["policy"]),
-        micro_batches=told["micro_batches"],
-        training_mode=told["training_mode"],
-        objective=told["objective"],
-        fingerprint=told["fingerprint"],
+        loss=metadata["loss"],
+        metrics=tuple(metadata["metrics"]),
+        finite=metadata["finite"],
+        applied=metadata["applied"],
+        learning_rate=metadata["learning_rate"],
+        target=None if metadata["target"] is None else Target(**metadata["target"]),
+        optimizer=optimizers.deserialize(metadata["optimizer"]),
+        loss_scale=scales.get(metadata["loss_scale"]),
+        policy=Policy(metadata["policy"]),
+        micro_batches=metadata["micro_batches"],
+        training_mode=metadata["training_mode"],
+        objective=metadata["objective"],
+        fingerprint=metadata["fingerprint"],
         forward=trained,
         report=None,
     )
@@ -154,16 +156,19 @@ def _described(step: TrainingStep) -> dict[str, Any]:
     }
 
 
-def _told(text: str, path: str | Path) -> dict[str, Any]:
-    """The metadata of a step. TrainingError where it is damaged or of another version."""
+def _metadata(text: str, path: str | Path) -> dict[str, Any]:
+    """Parse the metadata of a step. TrainingError if they are damaged or of another version."""
     try:
-        told = json.loads(text)
+        metadata = json.loads(text)
     except ValueError as cause:
         raise TrainingError(f"{path}: the metadata {KEY!r} is damaged: {cause}; write the step again") from cause
-    if not isinstance(told, dict) or told.get("version") != VERSION:
-        version = told.get("version") if isinstance(told, dict) else None
-        raise TrainingError(f"{path} holds a training step of version {version}; this package reads version {VERSION}")
-    return told
+    if not isinstance(metadata, dict) or metadata.get("version") != VERSION:
+        version = metadata.get("version") if isinstance(metadata, dict) else None
+        raise TrainingError(
+            f"{path} has a training step of version {version}, but this package reads version {VERSION}; write the step"
+            " again"
+        )
+    return metadata
 
 
 def _default(model: Model, values: Mapping[str, TensorProto], name: str, path: str | Path) -> Array:

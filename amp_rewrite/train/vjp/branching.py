@@ -1,4 +1,4 @@
-"""The VJP of If: another If, whose branches compute their forward pass again and then their own backward pass."""
+"""The VJP of If: another If, whose branches recompute their forward pass and append their backward pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from onnx import GraphProto, NodeProto
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.train.builder import declared
-from amp_rewrite.train.vjp.row import Call, Row, Rows, Stop
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Row, Rows, Stop
 from amp_rewrite.train.vjp.subgraph import arrivals, prune, refuse_random
-
-_ANY = 1 << 30
 
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    """The gradients of the values that the branches read from outside; zeros from a branch that does not."""
+    """Gradients of the captured values; a branch that does not read a value gives zeros."""
     node = NodeProto(op_type="If", name=v.b.fresh(f"{v.op.name}_grad"), input=v.op.node.input)
     outputs = [v.b.fresh(f"{node.name}_{i}") for i in range(len(names))]
     node.output.extend(outputs)
@@ -28,21 +26,21 @@ def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
 
 
 def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
-    """A branch that gives gradients where the original gives results."""
+    """Build a branch that outputs gradients instead of results."""
     refuse_random(v, scope, "branch")
     b = v.b.body(scope)
-    given = [o.name for o in b.graph.output]
-    found = v.backward(b, arrivals(v, zip(given, v.gradients, strict=True)), names)
+    results = [o.name for o in b.graph.output]
+    gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
     graph = b.finished()
     del graph.output[:]
     for name in names:
         dtype = b.dtype(name)
         assert dtype is not None
         out = b.fresh(f"{graph.name}_grad")
-        graph.node.append(onnx.helper.make_node("Identity", [found[name]], [out], name=out))
+        graph.node.append(onnx.helper.make_node("Identity", [gradients[name]], [out], name=out))
         graph.output.append(declared(out, dtype, b.shape(name)))
     prune(graph)
     return graph
 
 
-ROWS: Rows = {("", "If"): Row((Stop("a condition"),), outputs=_ANY, together=_if)}
+ROWS: Rows = {("", "If"): Row((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}

@@ -39,7 +39,7 @@ def _nll(v: Call, slot: int) -> str:
 
 
 def _cross_entropy(v: Call, slot: int) -> str:
-    """k·(softmax − 1 at the label's class), and what arrives at the log-probabilities."""
+    """k·(softmax − 1 at the label's class), plus the gradient through the log-probabilities."""
     partials = []
     if v.gradients[0] is not None:
         probability = v.do("Exp", v.y(1))
@@ -51,7 +51,7 @@ def _cross_entropy(v: Call, slot: int) -> str:
 
 
 def _at_label(v: Call) -> str:
-    """Whether a class is the label's, of the scores' shape."""
+    """Mask of the scores' shape: True at the label's class."""
     rank, shape = v.rank(0), v.shape(0)
     labels = v.b.unsqueeze(v.x(1), [1])
     count = None if shape is None else shape[1]
@@ -65,10 +65,10 @@ def _at_label(v: Call) -> str:
 
 
 def _factor(v: Call) -> str:
-    """k, what each sample's loss is multiplied by on its way to the output, times its gradient.
+    """k: the factor of each sample's loss in the output, times the output's gradient.
 
-    Its weight, or 0 where the label is `ignore_index`; for a mean over the sum of these. One number, or one for
-    each sample with a class axis of 1.
+    The factor is the sample's weight, or 0 if its label is `ignore_index`; for a mean, divided by the sum of these.
+    The result is one number, or one per sample with a class axis of 1.
     """
     reduction = v.attr("reduction", "mean")
     share = _share(v)
@@ -83,20 +83,20 @@ def _factor(v: Call) -> str:
 
 
 def _share(v: Call) -> str | None:
-    """The weight of each sample, of the labels' shape; None where all are 1."""
+    """Weight of each sample, of the labels' shape; None if all are 1."""
     ignored = v.attr("ignore_index")
     if ignored is None:
         return v.do("Gather", v.x(2), v.x(1)) if v.has(2) else None
     dropped = v.b.op("Equal", v.x(1), v.b.scalar(ignored, v.dtype(1)))
     if not v.has(2):
         return v.do("Where", dropped, 0.0, 1.0)
-    # The index that is ignored may be no class at all.
+    # ignore_index may be out of the range of classes
     labels = v.b.op("Where", dropped, v.b.scalar(0, v.dtype(1)), v.x(1))
     return v.do("Where", dropped, 0.0, v.do("Gather", v.x(2), labels))
 
 
-_LABELS = Stop("labels are whole numbers")
-_WEIGHTS = Refuse("class weights are taken as given")
+_LABELS = Stop("labels are integers")
+_WEIGHTS = Refuse("class weights have no gradient rule")
 
 ROWS: Rows = {
     ("", "Softmax"): row(_softmax),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from amp_rewrite.train.vjp.indexing import scattered
+from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Rows, Stop, row
 from amp_rewrite.train.vjp.window import Window, halves, window
 
@@ -15,25 +16,28 @@ from amp_rewrite.train.vjp.window import Window, halves, window
 
 
 def _of_conv(v: Call) -> tuple[Window, int]:
-    """The window of a Conv, and its input channels."""
+    """Window of a Conv, and its input channels."""
     weight = v.dims(1, "its gradient")
-    kernel = weight[2:]
-    found = window(v, kernel, wide=v.shape(0), narrow=v.b.shape(v.op.node.output[0]))
-    return found, weight[1] * found.group
+    conv = _window(v, weight[2:])
+    return conv, weight[1] * conv.group
+
+
+def _window(v: Call, kernel: Sequence[int]) -> Window:
+    return window(v, kernel, wide=v.shape(0), narrow=v.out_shape)
 
 
 def _conv_x(v: Call, slot: int) -> str:
-    """Where each place stands for itself a Conv by the turned weight, which has more kernels than a ConvTranspose."""
-    found, _ = _of_conv(v)
-    if found.group == 1 and found.pointwise:
-        turned = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + found.rank)])
-        return v.do("Conv", v.g, turned, kernel_shape=found.kernel)
-    return found.widened(v, v.g, v.x(1), v.x(0))
+    """Pointwise: a Conv by the transposed weight, which has more kernels than a ConvTranspose."""
+    conv, _ = _of_conv(v)
+    if conv.group == 1 and conv.pointwise:
+        transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])
+        return v.do("Conv", v.g, transposed, kernel_shape=conv.kernel)
+    return conv.widened(v, v.g, v.x(1), v.x(0))
 
 
 def _conv_weight(v: Call, slot: int) -> str:
-    found, channels = _of_conv(v)
-    return found.weight(v, v.x(0), v.g, (v.dims(1, "its gradient")[0], channels))
+    conv, channels = _of_conv(v)
+    return conv.weight(v, v.x(0), v.g, (v.dims(1, "its gradient")[0], channels))
 
 
 def _conv_bias(v: Call, slot: int) -> str:
@@ -41,23 +45,19 @@ def _conv_bias(v: Call, slot: int) -> str:
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
 
 
-# -- ConvTranspose: the gradient of a Conv by its input, so its own gradients are that Conv and its weight's ---
+# -- ConvTranspose: it is the gradient of a Conv by its input, so its own gradients are that Conv's -----------
 
 
 def _of_transpose(v: Call) -> tuple[Window, int]:
-    """The window of a ConvTranspose, whose output is the wide side, and its output channels."""
+    """Window of a ConvTranspose, whose output is the wide tensor, and its output channels."""
     weight = v.dims(1, "its gradient")
-    wide = v.b.shape(v.op.node.output[0])
     front, back = _transposed_pads(v, weight[2:])
-    plain = window(v, weight[2:], wide=wide, narrow=v.shape(0))
-    found = Window(
-        plain.kernel, plain.strides, plain.dilations, tuple(front), tuple(back), plain.group, plain.wide, plain.narrow
-    )
-    return found, weight[1] * found.group
+    plain = window(v, weight[2:], wide=v.out_shape, narrow=v.shape(0))
+    return replace(plain, front=tuple(front), back=tuple(back)), weight[1] * plain.group
 
 
 def _transposed_pads(v: Call, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The padding that the op itself takes off, by `pads`, `auto_pad` or `output_shape`."""
+    """Padding that the op removes, from `pads`, `auto_pad` or `output_shape`."""
     rank, mode, stated = len(kernel), v.attr("auto_pad", "NOTSET"), v.attr("output_shape")
     if stated is None and mode in ("NOTSET", "VALID"):
         pads = [0] * 2 * rank if mode == "VALID" else [int(p) for p in v.attr("pads") or [0] * 2 * rank]
@@ -73,34 +73,34 @@ def _transposed_pads(v: Call, kernel: Sequence[int]) -> tuple[list[int], list[in
 
 
 def _transpose_x(v: Call, slot: int) -> str:
-    found, _ = _of_transpose(v)
-    slid = v.do(
+    conv, _ = _of_transpose(v)
+    convolved = v.do(
         "Conv",
         v.g,
         v.x(1),
-        kernel_shape=found.kernel,
-        strides=found.strides,
-        dilations=found.dilations,
-        pads=[*found.front, *found.back],
-        group=found.group,
+        kernel_shape=conv.kernel,
+        strides=conv.strides,
+        dilations=conv.dilations,
+        pads=[*conv.front, *conv.back],
+        group=conv.group,
     )
     extra = v.attr("output_padding") or [0]
-    if all(e < s for e, s in zip(extra, found.strides, strict=False)) and not v.attr("output_shape"):
-        return slid
-    dims = v.b.shape_of(v.x(0))  # windows that lie in the output's extra end alone are none of the input's
-    return v.do("Slice", slid, v.b.ints([0] * (2 + found.rank)), dims)
+    if all(e < s for e, s in zip(extra, conv.strides, strict=False)) and not v.attr("output_shape"):
+        return convolved
+    dims = v.b.shape_of(v.x(0))  # drop windows that read only the output's extra end
+    return v.do("Slice", convolved, v.b.ints([0] * (2 + conv.rank)), dims)
 
 
 def _transpose_weight(v: Call, slot: int) -> str:
-    found, channels = _of_transpose(v)
-    return found.weight(v, v.g, v.x(0), (v.dims(1, "its gradient")[0], channels))
+    conv, channels = _of_transpose(v)
+    return conv.weight(v, v.g, v.x(0), (v.dims(1, "its gradient")[0], channels))
 
 
 # -- poolings ------------------------------------------------------------------------------------------------
 
 
 def _max_pool(v: Call, slot: int) -> str:
-    """To the element that was taken, by the op's own output Indices."""
+    """Scatter the gradient by the op's own output Indices."""
     if v.attr("storage_order", 0):
         raise v.error("no gradient with storage_order 1, whose indices count columns first; set it to 0")
     rank = len(v.attr("kernel_shape"))
@@ -109,50 +109,45 @@ def _max_pool(v: Call, slot: int) -> str:
     overlap = any(span > stride for span, stride in zip(spans, strides, strict=True))
     total = v.b.reshape(v.b.op("Size", v.x(0)), [1])
     taken, g = (v.b.reshape(x, [-1]) for x in (v.y(1), v.g))
-    return v.b.reshape_like(scattered(v, "ScatterElements", total, taken, g, repeats=overlap, axis=0), v.x(0))
+    return v.b.reshape_like(scattered(v, Positions("ScatterElements", taken, 0), total, g, repeats=overlap), v.x(0))
 
 
 def _average_pool(v: Call, slot: int) -> str:
-    """Each window's share to all of its places."""
-    found = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.b.shape(v.op.node.output[0]))
-    return _spread_alone(v, found, v.do("Div", v.g, _counted(v, found)))
+    """Divide the gradient by each window's count and spread it over the window."""
+    pool = _window(v, v.attr("kernel_shape"))
+    return _spread_alone(v, pool, v.do("Div", v.g, _counted(v, pool)))
 
 
-def _spread_alone(v: Call, found: Window, share: str) -> str:
-    """What each window has to all of its places, every channel by itself."""
-    shape = v.b.op(
-        "Slice",
-        v.b.shape_of(share) if v.b.known(share) else v.b.op("Shape", share),
-        v.b.ints([2]),
-        v.b.ints([2 + found.rank]),
-    )
+def _spread_alone(v: Call, pool: Window, share: str) -> str:
+    """Spread a value per window over all its positions, each channel separately."""
+    shape = v.part(v.b.shape_of(share) if v.b.known(share) else v.b.op("Shape", share), 2, 2 + pool.rank)
     alone = v.b.reshape(share, v.b.op("Concat", v.b.ints([-1, 1]), shape, axis=0))
-    ones = v.b.full(v.b.ints([1, 1, *found.kernel]), 1.0, v.dtype(0))
-    return v.b.reshape_like(found.widened(v, alone, ones, v.x(0)), v.x(0))
+    ones = v.b.full(v.b.ints([1, 1, *pool.kernel]), 1.0, v.dtype(0))
+    return v.b.reshape_like(pool.widened(v, alone, ones, v.x(0)), v.x(0))
 
 
-def _counted(v: Call, found: Window) -> str | float:
-    """By how many places each window's sum was divided: one number, or one per window."""
-    ceiled, padded = bool(v.attr("ceil_mode", 0)), any((*found.front, *found.back))
+def _counted(v: Call, pool: Window) -> str | float:
+    """Divisor of each window's sum: one number, or one per window."""
+    ceiled, padded = bool(v.attr("ceil_mode", 0)), any((*pool.front, *pool.back))
     included = bool(v.attr("count_include_pad", 0))
     if not ceiled and (included or not padded):
-        return float(math.prod(found.kernel))
-    if found.wide is None or found.narrow is None:
+        return float(math.prod(pool.kernel))
+    if pool.wide is None or pool.narrow is None:
         raise v.error("its gradient with padding or ceil_mode needs fixed spatial dims; declare them")
     counts = np.ones((), v.dtype(0).numpy)
-    for axis in range(found.rank):
-        front, back = (found.front[axis], found.back[axis]) if included else (0, 0)
-        starts = np.arange(found.narrow[axis]) * found.strides[axis] - found.front[axis]
-        places = starts[:, None] + np.arange(found.kernel[axis]) * found.dilations[axis]
-        inside = ((places >= -front) & (places < found.wide[axis] + back)).sum(1)
+    for axis in range(pool.rank):
+        front, back = (pool.front[axis], pool.back[axis]) if included else (0, 0)
+        starts = np.arange(pool.narrow[axis]) * pool.strides[axis] - pool.front[axis]
+        places = starts[:, None] + np.arange(pool.kernel[axis]) * pool.dilations[axis]
+        inside = ((places >= -front) & (places < pool.wide[axis] + back)).sum(1)
         counts = counts[..., None] * inside.astype(counts.dtype)
     return v.b.constant(counts[None, None])
 
 
 def _lp_pool(v: Call, slot: int) -> str:
-    """y = (Σ|x|ᵖ)^(1/p): to each place its sign·|x|ᵖ⁻¹, times what its windows give of g·y¹⁻ᵖ; 0 where y is 0."""
-    found = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.b.shape(v.op.node.output[0]))
-    return v.do("Mul", _powered(v), _spread_alone(v, found, _unpowered(v)))
+    """sign(x)·|x|ᵖ⁻¹ times the spread of g·y¹⁻ᵖ, for y = (Σ|x|ᵖ)^(1/p); 0 where y is 0."""
+    pool = _window(v, v.attr("kernel_shape"))
+    return v.do("Mul", _powered(v), _spread_alone(v, pool, _unpowered(v)))
 
 
 def _global_lp_pool(v: Call, slot: int) -> str:
@@ -160,7 +155,7 @@ def _global_lp_pool(v: Call, slot: int) -> str:
 
 
 def _powered(v: Call) -> str:
-    """sign(x)·|x|ᵖ⁻¹: for a square x itself."""
+    """sign(x)·|x|ᵖ⁻¹; x itself for p = 2."""
     p = v.attr("p", 2)
     return v.x(0) if p == 2 else v.do("Mul", v.do("Sign", v.x(0)), _power(v, v.do("Abs", v.x(0)), p - 1))
 
@@ -176,7 +171,7 @@ def _power(v: Call, x: str, exponent: int) -> str:
 
 
 def _max_unpool(v: Call, slot: int) -> str:
-    """From the place where each element was put."""
+    """Gather the gradient from the positions of the elements."""
     flat = v.b.reshape(v.g, [-1])
     if v.has(2):
         raise v.error("no gradient with an output shape, which moves the indices; leave it out")
@@ -184,38 +179,37 @@ def _max_unpool(v: Call, slot: int) -> str:
 
 
 def _col2im(v: Call, slot: int) -> str:
-    """What each block sees of the image: the blocks again, tap by tap."""
+    """Cut the image gradient into blocks again, tap by tap."""
     image, block = v.constant(1), v.constant(2)
     if image is None or block is None:
-        raise v.error("its gradient needs the image's and the block's shape as constants")
-    found = window(v, [int(k) for k in block], wide=(None, None, *[int(n) for n in image]), narrow=None)
-    ends = zip(found.wide or (), found.front, found.back, found.spans, found.strides, strict=True)
+        raise v.error("its gradient needs the shapes of image and block as constants; make them initializers")
+    blocks = window(v, [int(k) for k in block], wide=(None, None, *[int(n) for n in image]), narrow=None)
+    ends = zip(blocks.wide or (), blocks.front, blocks.back, blocks.spans, blocks.strides, strict=True)
     counts = [(n + f + e - span) // s + 1 for n, f, e, span, s in ends]
-    padded = v.do("Pad", v.g, v.b.ints([0, 0, *found.front, 0, 0, *found.back]))
-    axes, strides = v.b.ints(range(2, 2 + found.rank)), v.b.ints(found.strides)
+    padded = v.do("Pad", v.g, v.b.ints([0, 0, *blocks.front, 0, 0, *blocks.back]))
+    axes, strides = v.b.ints(range(2, 2 + blocks.rank)), v.b.ints(blocks.strides)
     taps = []
-    for tap in np.ndindex(found.kernel):
-        begin = [t * d for t, d in zip(tap, found.dilations, strict=True)]
-        end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, found.strides, strict=True)]
+    for tap in np.ndindex(blocks.kernel):
+        begin = [t * d for t, d in zip(tap, blocks.dilations, strict=True)]
+        end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, blocks.strides, strict=True)]
         taps.append(v.b.unsqueeze(v.do("Slice", padded, v.b.ints(begin), v.b.ints(end), axes, strides), [2]))
     return v.b.reshape_like(v.do("Concat", *taps, axis=2), v.x(0))
 
 
 def _global_average(v: Call, slot: int) -> str:
     shape = v.b.shape_of(v.x(0))
-    places = v.b.op("Slice", shape, v.b.ints([2]), v.b.ints([v.rank(0)]))
-    return v.do("Expand", v.shared(v.g, places), shape)
+    return v.do("Expand", v.shared(v.g, v.part(shape, 2, v.rank(0))), shape)
 
 
 def _global_max(v: Call, slot: int) -> str:
-    """To the elements that are the largest, in equal parts."""
+    """Split the gradient equally among the largest elements."""
     held = v.do("Equal", v.x(0), v.y())
     spatial = range(2, v.rank(0))
-    ties = v.b.reduce("ReduceSum", v.b.op("Cast", held, to=v.dtype(0).code), spatial, keepdims=True)
+    ties = v.b.reduce("ReduceSum", v.typed(held), spatial, keepdims=True)
     return v.do("Where", held, v.do("Div", v.g, ties), 0.0)
 
 
-_WHOLE = Stop("places and shapes are whole numbers")
+_WHOLE = Stop("positions and shapes are integers")
 
 ROWS: Rows = {
     ("", "Conv"): row(_conv_x, _conv_weight, _conv_bias),

@@ -12,22 +12,22 @@ _ELLIPSIS = "..."
 
 
 def _einsum(v: Call, slot: int) -> str:
-    """Σ over what the operand does not have; what only it has is repeated, what it broadcast is summed."""
+    """Sum over labels absent from the operand; expand labels that only it has; sum over its broadcast dims."""
     terms, out = _spelled(v)
     own = terms[slot]
     others = [(v.x(i), term) for i, term in enumerate(terms) if i != slot]
     seen = set(out).union(*[term for _, term in others])
     kept = "".join(label for label in own if label in seen)
     equation = ",".join([out, *[term for _, term in others]]) + "->" + kept
-    found = v.do("Einsum", v.g, *[x for x, _ in others], equation=equation)
+    gradient = v.do("Einsum", v.g, *[x for x, _ in others], equation=equation)
     missing = [axis for axis, label in enumerate(own) if label not in seen]
     if missing:
-        found = v.do("Expand", v.b.unsqueeze(found, missing), v.b.shape_of(v.x(slot)))
-    return sum_to(v.b, found, _dims(v, terms, own), v.x(slot))
+        gradient = v.do("Expand", v.b.unsqueeze(gradient, missing), v.b.shape_of(v.x(slot)))
+    return sum_to(v.b, gradient, _dims(v, terms, own), v.x(slot))
 
 
 def _spelled(v: Call) -> tuple[list[str], str]:
-    """The labels of each operand and of the output, letters in the place of an ellipsis."""
+    """Labels of each operand and of the output, with letters for an ellipsis."""
     equation = v.attr("equation").replace(" ", "")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
@@ -39,12 +39,12 @@ def _spelled(v: Call) -> tuple[list[str], str]:
     spelled = [t.replace(_ELLIPSIS, "".join(free[len(free) - n :])) for t, n in zip(terms, hidden, strict=True)]
     for term in spelled:
         if len(set(term)) < len(term):
-            raise v.error(f"no gradient of a diagonal, and {equation!r} names an axis of one operand twice")
+            raise v.error(f"no gradient of a diagonal: {equation!r} repeats an axis of one operand; replace the op")
     return spelled, out.replace(_ELLIPSIS, "".join(free))
 
 
 def _dims(v: Call, terms: Sequence[str], own: str) -> Shape:
-    """The shape of the gradient before what was broadcast is summed."""
+    """Shape of the gradient before the sum over broadcast dims."""
     size: dict[str, int | str | None] = {}
     for i, term in enumerate(terms):
         for label, dim in zip(term, v.shape(i) or (None,) * len(term), strict=True):

@@ -35,7 +35,7 @@ def _mean(v: Call, slot: int) -> str:
 
 
 def _modulo(v: Call, slot: int) -> str:
-    """y = a − b·trunc(a/b), which fmod = 1 says, as floats must."""
+    """y = a − b·trunc(a/b): fmod is 1 for floats."""
     if slot == 0:
         return v.sum_to(v.g, 0)
     quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # a whole number but for rounding
@@ -43,7 +43,7 @@ def _modulo(v: Call, slot: int) -> str:
 
 
 def _base(v: Call, slot: int) -> str:
-    """p·x^(p−1), by name for the powers that models use: a square needs no Pow, which is slow."""
+    """p·x^(p−1), without the slow Pow for the common powers 1 and 2."""
     power = v.constant(1)
     if power is not None and power.size == 1 and power.item() == 2:
         return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
@@ -51,7 +51,7 @@ def _base(v: Call, slot: int) -> str:
         return v.sum_to(v.g, 0)
     p = v.b.cast(v.x(1), v.dtype(0))
     slope = v.do("Mul", p, v.do("Pow", v.x(0), v.do("Sub", p, 1.0)))
-    # x^0 is 1 everywhere, so its slope is 0, where 0·x^(−1) is not at x = 0.
+    # x^0 is 1 everywhere, so its slope is 0; 0·x^(−1) is NaN at x = 0
     slope = v.do("Where", v.do("Equal", p, 0.0), 0.0, slope)
     return v.sum_to(v.do("Mul", v.g, slope), 0)
 
@@ -68,22 +68,21 @@ def _exponent(v: Call, slot: int) -> str:
 
 
 def _extreme(v: Call, slot: int) -> str:
-    """Max, Min: to the inputs that have the extreme value, in equal parts (as torch.maximum, torch.amax)."""
-    others = [v.do("Cast", v.do("Equal", v.x(i), v.y()), to=v.dtype(0).code) for i in range(len(v.op.inputs))]
+    """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax)."""
+    others = [v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))]
     ties = v.do("Sum", *others)
     share = v.do("Div", v.g, ties)
     return v.sum_to(v.do("Where", v.do("Equal", v.x(slot), v.y()), share, 0.0), slot)
 
 
 def _chosen(v: Call, slot: int) -> str:
-    kept = (v.g, 0.0) if slot == 1 else (0.0, v.g)
-    # The condition is bool, so numbers take the type of the branches.
-    filled = [v.b.scalar(k, v.dtype(slot)) if isinstance(k, float) else k for k in kept]
-    return v.sum_to(v.b.op("Where", v.x(0), *filled), slot)
+    zero = v.b.scalar(0.0, v.dtype(slot))  # the type of the branches; the condition is bool
+    branches = (v.g, zero) if slot == 1 else (zero, v.g)
+    return v.sum_to(v.b.op("Where", v.x(0), *branches), slot)
 
 
 def _clipped(v: Call, slot: int) -> str:
-    """To x within the bounds, which count as inside (torch.clamp)."""
+    """Gradient of x: passes within the bounds, both inclusive (as torch.clamp)."""
     inside = [v.do(op, v.x(0), v.x(bound)) for op, bound in (("GreaterOrEqual", 1), ("LessOrEqual", 2)) if v.has(bound)]
     if not inside:
         return v.g
@@ -92,7 +91,7 @@ def _clipped(v: Call, slot: int) -> str:
 
 
 def _bound(v: Call, slot: int) -> str:
-    """To a bound where x lies beyond it; an upper one below the lower one wins, as in min(max(x, low), high)."""
+    """Gradient of a bound: passes where x is beyond it; the upper bound wins, as in min(max(x, low), high)."""
     if slot == 2:
         beyond = v.do("Greater", v.x(0), v.x(2))
         if v.has(1):
@@ -118,7 +117,7 @@ def _where_positive(v: Call, otherwise: str | float, *, of: str | None = None) -
 
 
 def _relu(v: Call, slot: int) -> str:
-    """By y, not x: a cast to bool has kernels in every type, a comparison has not."""
+    """Mask by y cast to bool: unlike a comparison, that cast has kernels in every type."""
     return v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.g, 0.0)
 
 
@@ -248,7 +247,7 @@ def _softsign(v: Call) -> str:
 
 
 def _cast_back(v: Call, slot: int) -> str:
-    return v.do("Cast", v.g, to=v.dtype(0).code)
+    return v.typed(v.g)
 
 
 _FLAT = "piecewise constant"

@@ -1,8 +1,9 @@
-"""VJPs of operators that pick elements by position, or put them there: gathers, scatters, slices, padding."""
+"""VJPs of operators that read or write elements by position: gathers, scatters, slices, padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,18 +17,27 @@ _EXTREMES = ("max", "min")
 _END = (1 << 63) - 1
 
 
-def scattered(v: Call, op_type: str, shape: str, index: str, g: str, *, repeats: bool, axis: int | None = None) -> str:
-    """The gradient g put at an index of zeros of a shape; what arrives at one place several times is added up.
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions in a tensor, as the indices of ScatterND or ScatterElements."""
 
-    In float32 for a low type: a sum of many terms, and no CPU kernel adds up in a low one.
+    op_type: str
+    index: str
+    axis: int | None = None
+
+
+def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str:
+    """Scatter the gradient g into zeros of a shape; with `repeats`, add the gradients of a repeated position.
+
+    The sum for a low type is in float32: it has many terms, and no CPU kernel adds in a low type.
     """
     if repeats:
-        v.b.requires(FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds up at repeated positions,")
+        v.b.requires(FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds at repeated positions,")
     own = v.dtype(0)
     dtype = DType.FLOAT if own.low and repeats else own
     wide = g if dtype is own else v.do("Cast", g, to=dtype.code)
     reduction = "add" if repeats else None
-    added = v.do(op_type, v.b.full(shape, 0.0, dtype), index, wide, axis=axis, reduction=reduction)
+    added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.index, wide, axis=to.axis, reduction=reduction)
     return added if dtype is own else v.do("Cast", added, to=own.code)
 
 
@@ -35,10 +45,10 @@ def scattered(v: Call, op_type: str, shape: str, index: str, g: str, *, repeats:
 
 
 def by_position(v: Call, *, repeats: bool) -> str:
-    """The gradient of input 0 of an op whose output holds elements of it: each goes back to where it came from.
+    """Gradient of input 0 of an op whose output consists of its elements: scatter each back to its origin.
 
-    Where that is tells the op itself, run on the positions of the elements. `repeats`: an element may stand in
-    the output several times.
+    The origins are found by running the op itself on the positions of the elements. `repeats`: an element may occur
+    in the output several times.
     """
     x, int64 = v.x(0), DType.INT64
     count = v.b.op("Size", x)
@@ -47,11 +57,10 @@ def by_position(v: Call, *, repeats: bool) -> str:
     node = clone(v.op.node)
     inputs = [positions, *node.input[1:]]
     if v.op.op_type == "Pad":
-        inputs[2:3] = [""] if len(inputs) > 2 else []  # the value to fill with is of another type, and not used
-    origin = v.b.like(node, inputs)[0]
-    flat = [v.b.reshape(i, [-1]) for i in (origin, v.g)]
+        inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is not used
+    origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(node, inputs)[0], v.g))
     total = v.b.reshape(count, [1])
-    return v.b.reshape_like(scattered(v, "ScatterElements", total, *flat, repeats=repeats, axis=0), x)
+    return v.b.reshape_like(scattered(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
 
 
 def _moved(*, repeats: bool) -> Partial:
@@ -62,28 +71,28 @@ def _moved(*, repeats: bool) -> Partial:
 
 
 def _gather(v: Call, slot: int) -> str:
-    """What arrived is added at its index; along another axis than the first with that axis put in front."""
+    """Scatter-add the gradient; for an axis other than 0, transpose that axis to the front first."""
     rank, axis = v.rank(0), v.axis(0)
     picked = v.rank(1)
     index = v.b.unsqueeze(v.b.cast(v.x(1), DType.INT64), [picked])
     if axis == 0:
-        return scattered(v, "ScatterND", v.b.shape_of(v.x(0)), index, v.g, repeats=True)
+        return scattered(v, Positions("ScatterND", index), v.b.shape_of(v.x(0)), v.g, repeats=True)
     front = [axis, *[a for a in range(rank) if a != axis]]
     of_g = [*range(axis, axis + picked), *range(axis), *range(axis + picked, rank - 1 + picked)]
     shape = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.ints(front))
-    added = scattered(v, "ScatterND", shape, index, v.do("Transpose", v.g, perm=of_g), repeats=True)
+    added = scattered(v, Positions("ScatterND", index), shape, v.do("Transpose", v.g, perm=of_g), repeats=True)
     return v.do("Transpose", added, perm=[int(i) for i in np.argsort(front)])
 
 
 def _gather_elements(v: Call, slot: int) -> str:
-    shape = v.b.shape_of(v.x(0))
-    return scattered(v, "ScatterElements", shape, v.x(1), v.g, repeats=True, axis=v.attr("axis", 0))
+    to = Positions("ScatterElements", v.x(1), v.attr("axis", 0))
+    return scattered(v, to, v.b.shape_of(v.x(0)), v.g, repeats=True)
 
 
 def _gather_nd(v: Call, slot: int) -> str:
     if v.attr("batch_dims", 0):
         return by_position(v, repeats=True)
-    return scattered(v, "ScatterND", v.b.shape_of(v.x(0)), v.x(1), v.g, repeats=True)
+    return scattered(v, Positions("ScatterND", v.x(1)), v.b.shape_of(v.x(0)), v.g, repeats=True)
 
 
 def _top_k(v: Call, slot: int) -> str:
@@ -94,13 +103,16 @@ def _top_k(v: Call, slot: int) -> str:
 
 
 def _scattered_over(v: Call, slot: int) -> str:
-    """Nothing where something was written; all where it was added; its part where it is the extreme."""
+    """Gradient of the data: zero where overwritten, all with reduction add, a share with reduction max or min."""
     if _reduction(v) == "add":
         return v.g
     if _reduction(v) in _EXTREMES:
         return v.do("Mul", _shares(v), _hits(v)[0])
-    axis = v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
-    return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=axis)
+    return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_axis(v))
+
+
+def _axis(v: Call) -> int | None:
+    return v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
 
 
 def _scattered(v: Call, slot: int) -> str:
@@ -110,39 +122,39 @@ def _scattered(v: Call, slot: int) -> str:
 
 
 def _picked(v: Call, x: str) -> str:
-    """What stands where something was scattered to."""
+    """Gather the elements at the scattered positions."""
     if v.op.op_type == "ScatterND":
         return v.do("GatherND", x, v.x(1))
     return v.do("GatherElements", x, v.x(1), axis=v.attr("axis", 0))
 
 
 def _hits(v: Call) -> tuple[str, str]:
-    """1 for each element, of what was there and of what was scattered, that is the extreme of its place; else 0."""
-    found = (v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y())))
-    there, scattered_ = (v.b.op("Cast", hit, to=v.dtype(0).code) for hit in found)
-    return there, scattered_
+    """Masks of data and of updates: 1 for the extreme value of a position, else 0."""
+    masks = (v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y())))
+    data, updates = (v.typed(mask) for mask in masks)
+    return data, updates
 
 
 def _shares(v: Call) -> str:
-    """What arrived, in equal parts for all that are the extreme of a place (as torch.scatter_reduce)."""
-    there, mine = _hits(v)
-    axis = v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
-    others = scattered(v, v.op.op_type, v.b.shape_of(v.x(0)), v.x(1), mine, repeats=True, axis=axis)
-    return v.do("Div", v.g, v.do("Add", there, others))
+    """Gradient divided by the number of extreme values of each position (as torch.scatter_reduce)."""
+    data, updates = _hits(v)
+    to = Positions(v.op.op_type, v.x(1), _axis(v))
+    others = scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True)
+    return v.do("Div", v.g, v.do("Add", data, others))
 
 
 def _reduction(v: Call) -> str:
-    found = v.attr("reduction", "none")
-    if found not in ("none", "add", *_EXTREMES):
-        raise v.error(f"no gradient with reduction {found!r}, only with none, add, max and min; replace the op")
-    return str(found)
+    reduction = v.attr("reduction", "none")
+    if reduction not in ("none", "add", *_EXTREMES):
+        raise v.error(f"no gradient with reduction {reduction!r}, only with none, add, max and min; replace the op")
+    return str(reduction)
 
 
 # -- Slice, Pad ----------------------------------------------------------------------------------------------
 
 
 def _slice(v: Call, slot: int) -> str:
-    """Zeros around it, in steps of 1 from where constants say; else by position."""
+    """Pad with zeros if starts and axes are constants and steps are 1; else scatter by position."""
     starts, steps = v.constant(1), v.constant(4) if v.has(4) else np.ones(1)
     axes = v.constant(3) if v.has(3) else None if starts is None else np.arange(len(starts))
     if starts is None or axes is None or steps is None or (steps != 1).any():
@@ -150,7 +162,7 @@ def _slice(v: Call, slot: int) -> str:
     begins = [0] * v.rank(0)
     for axis, start in zip(axes, starts, strict=True):
         begins[positive(int(axis), v.rank(0))] = int(start)
-    own, cut = known_dims(v.shape(0)), known_dims(v.b.shape(v.op.node.output[0]))
+    own, cut = known_dims(v.shape(0)), known_dims(v.out_shape)
     if own is None or cut is None:
         return v.do("Pad", v.g, _pads_at_run_time(v, begins))
     front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, own, strict=True)]
@@ -169,7 +181,7 @@ def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
 
 
 def _pad(v: Call, slot: int) -> str:
-    """The part that was there before; with a mode that repeats elements, each place added to its origin."""
+    """Crop to the original part; with a mode that repeats elements, add each position to its origin."""
     if v.attr("mode", "constant") != "constant":
         return by_position(v, repeats=True)
     return _cropped(v)
@@ -193,7 +205,7 @@ def _cropped(v: Call) -> str:
 
 
 def _filling(v: Call, slot: int) -> str:
-    """All that arrived outside of the part that was there before."""
+    """Gradient of the fill value: the sum over the padding."""
     if v.attr("mode", "constant") != "constant":
         return v.zeros(slot)
     totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _cropped(v))]
@@ -201,7 +213,7 @@ def _filling(v: Call, slot: int) -> str:
 
 
 def _one_hot(v: Call, slot: int) -> str:
-    """Of the two values: all that arrived where the second stands, and the rest."""
+    """Gradients of the off and on values: sums over their positions."""
     places = v.b.constant(np.array([0, 1], v.dtype(2).numpy))
     hot = v.b.op("OneHot", v.x(0), v.x(1), places, axis=v.attr("axis", -1))
     on = v.b.reduce("ReduceSum", v.b.op("Mul", v.g, hot), None, keepdims=False)
@@ -209,7 +221,7 @@ def _one_hot(v: Call, slot: int) -> str:
     return v.b.op("Concat", *[v.b.unsqueeze(part, [0]) for part in (v.b.op("Sub", both, on), on)], axis=0)
 
 
-_WHERE = Stop("positions are whole numbers")
+_WHERE = Stop("positions are integers")
 
 ROWS: Rows = {
     ("", "Gather"): row(_gather, _WHERE),

@@ -7,7 +7,7 @@ from amp_rewrite.train.vjp.row import Call, Rows, row, sum_to
 
 
 def _swapped(v: Call, x: str, rank: int) -> str:
-    """The last two axes exchanged."""
+    """Transpose the last two axes."""
     return v.do("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
@@ -36,17 +36,17 @@ def _matmul(v: Call, slot: int) -> str:
 
 
 def _product_shape(v: Call, slot: int) -> Shape | None:
-    """The shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, and the operand's own last ones."""
-    own, other, out = v.shape(slot), v.shape(1 - slot), v.b.shape(v.op.node.output[0])
+    """Shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, then the operand's last dims."""
+    own, other, out = v.shape(slot), v.shape(1 - slot), v.out_shape
     if own is None or other is None or out is None:
         return None
-    kept = (len(own) > 1) + (len(other) > 1)  # how many of the output's axes are not batch
+    kept = (len(own) > 1) + (len(other) > 1)  # number of output axes that are not batch
     batch = out[: len(out) - kept]
     return (*batch, *own[-2:])
 
 
 def _folded(v: Call) -> str:
-    """dB where all of A's batch goes through one matrix: one product of 2-D matrices, not one per batch item."""
+    """dB for a batch of A and a single matrix B: one product of 2-D matrices, not one per batch item."""
     rows = v.b.shape(v.x(0))
     width = v.b.shape(v.x(1))
     assert rows is not None and width is not None
@@ -55,18 +55,18 @@ def _folded(v: Call) -> str:
 
 
 def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> str:
-    """All axes but the last made one."""
+    """Merge all axes but the last."""
     size = next((d for d in (last, also) if isinstance(d, int)), None)
     if size is not None and size > 0:
         return v.b.reshape(x, [-1, size])
-    # −1 cannot be told beside a dim of 0 or one that only run time knows: count the elements.
+    # −1 does not work beside a dim that is 0 or unknown: multiply the dims instead
     shape = v.do("Shape", x)
-    ends = [v.b.op("Slice", shape, v.b.ints([a]), v.b.ints([e])) for a, e in ((0, -1), (-1, 1 << 62))]
+    ends = [v.part(shape, 0, -1), v.part(shape, -1, 1 << 62)]
     return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
 
 
 def _gemm_a(v: Call, slot: int) -> str:
-    """Y = α·A'·B' + β·C, where ' transposes if the attribute says so."""
+    """Gradient of A in Y = α·A'·B' + β·C, where ' is the transposition set by transA and transB."""
     transposed_a, transposed_b = v.attr("transA", 0), v.attr("transB", 0)
     alpha = v.attr("alpha", 1.0)
     if transposed_a:

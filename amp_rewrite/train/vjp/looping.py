@@ -1,8 +1,8 @@
-"""The VJPs of Scan and Loop: a Scan from the last step to the first, which computes each step again and then back.
+"""The VJPs of Scan and Loop: a Scan from the last step to the first, which recomputes each step and differentiates it.
 
-The op itself is made to give what each of its steps began with (the carried values, a Loop's counter) as further
-outputs, so that memory grows by the carried values per step, not by all that a step computes. How many steps a Loop
-made is the length of those outputs.
+The op gets further outputs: the initial values of each step (the carried values, a Loop's counter). So memory grows
+by the carried values per step, not by all values of a step. The length of these outputs is the number of a Loop's
+steps.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.train.builder import Builder, declared
-from amp_rewrite.train.paths import paths
-from amp_rewrite.train.vjp.row import Call, Joint, Row, Rows, Stop
+from amp_rewrite.train.vjp.paths import paths
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Joint, Row, Rows, Stop
 from amp_rewrite.train.vjp.subgraph import arrivals, prune, reads, refuse_random
-
-_ANY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """A value that one step hands to the next: what a step calls it before and after, and the op's input and output."""
+    """A value passed from step to step: its names in the body before and after, and the op's input and output."""
 
     before: str
     after: str
@@ -39,9 +37,9 @@ class _Carried:
 
 @dataclass(frozen=True, slots=True)
 class _Sliced:
-    """A tensor of which each step sees, or gives, one slice, from the front or (1) from the back.
+    """A tensor read or written by slices, one per step, from the front (direction 0) or from the back (1).
 
-    `inner` is the slice in a step; `slot` counts the op's inputs or its outputs.
+    `inner`: name of the slice in the body. `slot`: index among the op's inputs or outputs.
     """
 
     inner: str
@@ -52,19 +50,19 @@ class _Sliced:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """What Scan and Loop have in common: a body that is run once for each step."""
+    """Common form of Scan and Loop: a body that runs once per step."""
 
     scope: ScopeId
     carried: tuple[_Carried, ...]
     read: tuple[_Sliced, ...]
     written: tuple[_Sliced, ...]
-    told: tuple[str, ...]
-    """What else a step is told: its number, and whether to go on."""
+    control: tuple[str, ...]
+    """Further inputs of a Loop's body: the step number and the condition."""
 
     @property
     def counting(self) -> set[str]:
-        """Something that there is one of for each step."""
-        return {next(iter((*[s.inner for s in self.read], *self.told)))}
+        """Name of one value that has one slice per step."""
+        return {next(iter((*[s.inner for s in self.read], *self.control)))}
 
 
 def _scan(v: Call) -> _Steps:
@@ -95,23 +93,23 @@ def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     steps = _scan(v) if v.op.op_type == "Scan" else _loop(v)
     refuse_random(v, steps.scope, "body")
     moved = _moved(v, steps, slots, names)
-    return _Backwards(v, steps, moved, tuple(s for s in steps.read if s.slot in slots), tuple(names)).made(slots)
+    return _Backwards(v, steps, moved, tuple(s for s in steps.read if s.slot in slots), tuple(names)).append(slots)
 
 
 def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
-    """The carried tensors that depend on what is differentiated by, be it after several steps."""
+    """Carried tensors that depend on a differentiated value, also after several steps."""
     view, ids = v.b.facts.view, v.b.facts.ids[steps.scope]
     ends = view.scopes[steps.scope].outputs
     fixed = [*names, *[s.inner for s in steps.read if s.slot in slots]]
-    found = [c for c in steps.carried if c.slot in slots]
+    moved = [c for c in steps.carried if c.slot in slots]
     while True:
-        wrt = [ids[name] for name in (*fixed, *[c.before for c in found])]
+        wrt = [ids[name] for name in (*fixed, *[c.before for c in moved])]
         reached = paths(view, steps.scope, ends, wrt, {}).reached
         tensors = [c for c in steps.carried if _tensor(v, ids[c.before])]
-        now = [c for c in tensors if c in found or ids[c.after] in reached]
-        if len(now) == len(found):
-            return tuple(found)
-        found = now
+        now = [c for c in tensors if c in moved or ids[c.after] in reached]
+        if len(now) == len(moved):
+            return tuple(moved)
+        moved = now
 
 
 def _tensor(v: Call, value: ValueId) -> bool:
@@ -121,7 +119,7 @@ def _tensor(v: Call, value: ValueId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Backwards:
-    """The Scan that goes back: of the gradients of `carried`, `read`, and of `names`, which its body captures."""
+    """The backward Scan: it computes the gradients of `carried`, of `read`, and of the captured `names`."""
 
     v: Call
     steps: _Steps
@@ -129,8 +127,8 @@ class _Backwards:
     read: tuple[_Sliced, ...]
     names: tuple[str, ...]
 
-    def made(self, slots: Sequence[int]) -> list[str]:
-        """Append it; the gradients of these inputs, then those of the names."""
+    def append(self, slots: Sequence[int]) -> list[str]:
+        """Append the Scan; return the gradients of these inputs, then those of the names."""
         v, b = self.v, self.v.b.body(self.steps.scope)
         arrived = [s for s in self.steps.written if v.gradients[s.slot] is not None]
         handed = [self._formal(b, c.before) for c in self.carried]
@@ -138,9 +136,9 @@ class _Backwards:
         slices = [self._formal(b, s.inner) for s in arrived]
         results = self._body(b, handed, sums, arrivals(v, self._arrivals(handed, arrived, slices)))
         graph = self._pruned(b, results)
-        wanted = reads(graph) if arrived else reads(graph) | self.steps.counting
-        kept = _saved(v, self.steps, wanted)
-        again = [s for s in self.steps.read if s.inner in wanted]
+        needed = reads(graph) if arrived else reads(graph) | self.steps.counting
+        kept = _saved(v, self.steps, needed)
+        again = [s for s in self.steps.read if s.inner in needed]
         formals = [*kept, *[s.inner for s in again]]
         graph.input.extend([*handed, *sums, *[_declared(b, name) for name in formals], *slices])
         _lift(b, graph, v.b)
@@ -164,17 +162,14 @@ class _Backwards:
     def _body(
         self, b: Builder, handed: Sequence[ValueInfoProto], sums: Sequence[ValueInfoProto], arrived: dict[str, str]
     ) -> list[ValueInfoProto]:
-        """Append a step back; what it gives: the carried values' gradients, the sums, the slices' gradients."""
-        found = self.v.backward(b, arrived, [*[c.before for c in self.carried], *self._wanted])
-        results = [(found[c.before], formal) for c, formal in zip(self.carried, handed, strict=True)]
+        """Append a backward step; return gradients of carried values, sums, and gradients of slices."""
+        wrt = [*[c.before for c in self.carried], *self.names, *[s.inner for s in self.read]]
+        gradients = self.v.backward(b, arrived, wrt)
+        results = [(gradients[c.before], formal) for c, formal in zip(self.carried, handed, strict=True)]
         for name, formal in zip(self.names, sums, strict=True):
-            term = b.cast(found[name], summed(b, name)) if summed(b, name) is not b.dtype(name) else found[name]
-            results.append((b.op("Add", formal.name, term), formal))
-        return _given(b, [*results, *[(found[s.inner], _declared(b, s.inner)) for s in self.read]])
-
-    @property
-    def _wanted(self) -> list[str]:
-        return [*self.names, *[s.inner for s in self.read]]
+            term, total = gradients[name], summed(b, name)
+            results.append((b.op("Add", formal.name, term if total is b.dtype(name) else b.cast(term, total)), formal))
+        return _outputs(b, [*results, *[(gradients[s.inner], _declared(b, s.inner)) for s in self.read]])
 
     @staticmethod
     def _pruned(b: Builder, results: Sequence[ValueInfoProto]) -> GraphProto:
@@ -185,7 +180,7 @@ class _Backwards:
         return graph
 
     def _begin(self, carried: _Carried) -> str:
-        """What arrived at the value after the last step."""
+        """Gradient of the value after the last step."""
         arrived, start = self.v.gradients[carried.output], self.v.x(carried.slot)
         return arrived if arrived is not None else self.v.b.zeros_like(start, self._dtype(start))
 
@@ -193,9 +188,9 @@ class _Backwards:
         return self.v.b.zeros_like(name, summed(self.v.b, name))
 
     def _dtype(self, name: str) -> DType:
-        found = self.v.b.dtype(name)
-        assert found is not None
-        return found
+        dtype = self.v.b.dtype(name)
+        assert dtype is not None
+        return dtype
 
     def _append(
         self, graph: GraphProto, begin: Sequence[str], scanned: Sequence[str], slices: Sequence[_Sliced]
@@ -230,7 +225,7 @@ class _Backwards:
 
 
 def summed(b: Builder, name: str) -> DType:
-    """The type in which the gradients of all steps are added up: float32 for a low one, a sum of many terms."""
+    """Type of the sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
     own = b.dtype(name)
     assert own is not None
     return DType.FLOAT if own.low else own
@@ -243,18 +238,18 @@ def _declared(b: Builder, name: str) -> ValueInfoProto:
     return declared(name, dtype, b.shape(name))
 
 
-def _given(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[ValueInfoProto]:
-    """Values as outputs, declared like others. What no appended node made, and what is given twice, is copied."""
-    found: dict[str, ValueInfoProto] = {}
-    made = {name for node in b.finished().node for name in node.output if not b.known(name)}
+def _outputs(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[ValueInfoProto]:
+    """Declare values as outputs; values from outside the appended nodes, and repeated values, are copied."""
+    outputs: dict[str, ValueInfoProto] = {}
+    appended = {name for node in b.finished().node for name in node.output if not b.known(name)}
     for source, like in results:
         out = clone(like)
         out.name = source
-        if source not in made or source in found:
+        if source not in appended or source in outputs:
             out.name = b.fresh(f"{like.name}_out")
             b.append(_copied(source, out.name))
-        found[out.name] = out
-    return list(found.values())
+        outputs[out.name] = out
+    return list(outputs.values())
 
 
 def _copied(source: str, name: str) -> NodeProto:
@@ -262,16 +257,17 @@ def _copied(source: str, name: str) -> NodeProto:
 
 
 def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
-    """Move the nodes of the way back that read nothing of a step, such as a weight's Transpose, out of the body.
+    """Move appended nodes that do not depend on the step, such as a weight's Transpose, out of the body.
 
-    Constants stay: onnx infers no shapes from those outside. So do nodes of the step itself, whose names are taken.
+    Constants stay, because onnx does not infer shapes from captured ones. Nodes of the step itself stay, because their
+    names are taken outside.
     """
     inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    given = {o.name for o in graph.output}
+    outputs = {o.name for o in graph.output}
     kept = list[NodeProto]()
     for node in graph.node:
         free = inside.isdisjoint(node.input) and not any(b.known(name) for name in node.output)
-        if free and given.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
+        if free and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
             outside.append(node)
         else:
             inside.update(node.output)
@@ -279,28 +275,30 @@ def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
     refill(graph, "node", kept)
 
 
-def _saved(v: Call, steps: _Steps, wanted: set[str]) -> dict[str, str]:
-    """What the steps of the op began with and the way back reads, by name, each stacked as a further output."""
+def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
+    """Stack the initial values of all steps that the backward pass reads as further outputs; return these by name."""
     node = v.b.graph.node[v.position]
     graph = next(body for _, body in bodies(node))
     inner = v.b.body(steps.scope)
-    found = {}
-    for name in (*steps.told, *[c.before for c in steps.carried]):
-        if name in wanted:
+    saved = {}
+    for name in (*steps.control, *[c.before for c in steps.carried]):
+        if name in needed:
             if not _tensor(v, v.b.facts.ids[steps.scope][name]):
-                raise v.error(f"its steps hand on {name!r}, no tensor, and compute with it; no gradient passes there")
-            given = _declared(inner, name)
-            given.name = v.b.fresh(f"{name}_before")
-            graph.node.append(_copied(name, given.name))
-            graph.output.append(given)
-            found[name] = v.b.extra_output(v.position, len(graph.output) - 1 - (v.op.op_type == "Loop"))
+                raise v.error(
+                    f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
+                )
+            output = _declared(inner, name)
+            output.name = v.b.fresh(f"{name}_before")
+            graph.node.append(_copied(name, output.name))
+            graph.output.append(output)
+            saved[name] = v.b.extra_output(v.position, len(graph.output) - 1 - (v.op.op_type == "Loop"))
     for attribute in node.attribute:
         if attribute.name in ("scan_output_axes", "scan_output_directions"):
-            attribute.ints.extend([0] * len(found))
-    return found
+            attribute.ints.extend([0] * len(saved))
+    return saved
 
 
 ROWS: Rows = {
-    ("", "Scan"): Row((Joint(),), outputs=_ANY, together=_back),
-    ("", "Loop"): Row((Stop("a count"), Stop("a condition"), Joint()), outputs=_ANY, together=_back),
+    ("", "Scan"): Row((Joint(),), outputs=ALL_OUTPUTS, together=_back),
+    ("", "Loop"): Row((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
 }

@@ -1,8 +1,8 @@
 """VJPs of normalizations, and of Dropout.
 
-All share one form. With x̂ = (x − m)·r, where r = 1/√(var + ε) over some axes, and s the gradient of x̂:
-dx = r·(s − mean(s) − x̂·mean(s·x̂)), means over the same axes (Ba et al., Layer Normalization, 2016; the derivation
-for a batch is in Ioffe & Szegedy, Batch Normalization, 2015). Without centring, the term mean(s) is not there.
+All share one form. Let x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂. Then
+dx = r·(s − mean(s) − x̂·mean(s·x̂)), with means over the same axes (Ba et al., Layer Normalization, 2016; derived for
+a batch by Ioffe & Szegedy, Batch Normalization, 2015). Without centring, the term mean(s) is absent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from amp_rewrite.train.vjp.row import Call, Rows, Stop, row
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """x̂ and r of an op, in the type in which they are computed, and the axes over which."""
+    """x̂ and r of an op, their type, and the axes of the statistics."""
 
     v: Call
     axes: Sequence[int]
@@ -26,7 +26,7 @@ class _Norm:
     centred: bool
 
     def dx(self, s: str) -> str:
-        """The gradient of x, from that of x̂."""
+        """Gradient of x from that of x̂."""
         v = self.v
         along = v.b.reduce("ReduceMean", v.do("Mul", s, self.xh), self.axes, keepdims=True)
         rest = v.do("Sub", s, v.do("Mul", self.xh, along))
@@ -41,7 +41,7 @@ def _inverse_root(v: Call, variance: str, epsilon: float, dtype: DType) -> str:
 
 
 def _computed(v: Call, axes: Sequence[int], epsilon: float, dtype: DType, *, centred: bool) -> _Norm:
-    """x̂ and r computed again from x."""
+    """Recompute x̂ and r from x."""
     x = v.b.cast(v.x(0), dtype)
     if centred:
         x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
@@ -54,7 +54,7 @@ def _computed(v: Call, axes: Sequence[int], epsilon: float, dtype: DType, *, cen
 
 
 def _layer(v: Call) -> _Norm:
-    """By the op's own outputs 1 and 2; for float64 again, as the standard gives them in float32 at most."""
+    """Use the op's outputs 1 and 2; recompute for float64, since the standard gives them in float32 at most."""
     axes = range(v.axis(-1), v.rank(0))
     if v.dtype(0) is DType.DOUBLE:
         return _computed(v, axes, v.attr("epsilon", 1e-5), DType.DOUBLE, centred=True)
@@ -70,7 +70,7 @@ def _rms(v: Call) -> _Norm:
 
 
 def _trailing_x(norm: _Norm) -> str:
-    """dx where the scale has the shape of the last axes."""
+    """dx for a scale of the shape of the last axes."""
     v = norm.v
     s = v.do("Mul", _wide(norm, v.g), _wide(norm, v.x(1)))
     return _narrow(norm, norm.dx(s))
@@ -99,7 +99,7 @@ def _lp(v: Call, slot: int) -> str:
     norm = v.b.reduce(f"ReduceL{p}", v.x(0), axes, keepdims=True)
     slope = v.y() if p == 2 else v.do("Sign", v.x(0))
     along = v.b.reduce("ReduceSum", v.do("Mul", v.g, v.y()), axes, keepdims=True)
-    safe = v.do("Where", v.do("Equal", norm, 0.0), 1.0, norm)  # 0 stays 0 there, whatever its direction
+    safe = v.do("Where", v.do("Equal", norm, 0.0), 1.0, norm)  # the gradient of a zero vector is 0
     return v.do("Div", v.do("Sub", v.g, v.do("Mul", slope, along)), safe)
 
 
@@ -111,12 +111,12 @@ def _instance(v: Call) -> _Norm:
 
 
 def _by_channel(v: Call, x: str) -> str:
-    """A value per channel, shaped to stand beside x of [N, C, d…]."""
+    """Reshape a value per channel to broadcast with x of shape [N, C, d…]."""
     return v.b.reshape(x, [-1, *[1] * (v.rank(0) - 2)])
 
 
 def _to_channels(v: Call, x: str) -> str:
-    """The sum for each channel."""
+    """Sum over all axes but the channels."""
     return v.b.reduce("ReduceSum", x, [0, *range(2, v.rank(0))], keepdims=False)
 
 
@@ -132,7 +132,7 @@ def _channel_bias(v: Call, slot: int) -> str:
     return _to_channels(v, v.g)
 
 
-# -- BatchNormalization with given statistics; with those of the batch it is spelled out beforehand ------------
+# -- BatchNormalization with running statistics; `lowering` decomposes it for batch statistics -----------------
 
 
 def _batch_r(v: Call) -> str:
@@ -171,7 +171,7 @@ def _batch_variance(v: Call, slot: int) -> str:
 
 
 def _as(v: Call, x: str, slot: int) -> str:
-    """A value in the type of an input, where the types of inputs differ."""
+    """Cast a value to the type of an input if the types of inputs differ."""
     if v.dtype(0) is v.dtype(1) is v.dtype(3):
         return x
     return v.b.op("Cast", x, to=v.dtype(slot).code)
@@ -189,7 +189,7 @@ def _as_x(v: Call, x: str) -> str:
 
 
 def _dropout(v: Call, slot: int) -> str:
-    """g/(1 − ratio) where the mask is set; g itself outside of training."""
+    """g/(1 − ratio) where the mask is set; g outside training mode."""
     training = v.constant(2) if v.has(2) else False
     if training is not None and not training:
         return v.g
@@ -198,11 +198,11 @@ def _dropout(v: Call, slot: int) -> str:
     return grown if training is not None else v.b.op("Where", v.x(2), grown, v.g)
 
 
-_NO_TRAINING = Stop("numbers that are set, not learned")
+_SETTINGS = Stop("ratio and mode are settings")
 
 
 def _local_response(v: Call, slot: int) -> str:
-    """y = x·d⁻ᵝ, d = bias + α/size·Σx² over the channels near by: g·d⁻ᵝ − 2αβ/size·x·Σ(g·y/d) over those it is near."""
+    """g·d⁻ᵝ − 2αβ/size·x·Σ(g·y/d), for y = x·d⁻ᵝ with d = bias + α/size·Σx² over neighbouring channels."""
     size, alpha, beta, bias = (v.attr(n, d) for n, d in (("size", 1), ("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     before, after = (size - 1) // 2, size // 2
     square = v.do("Mul", v.x(0), v.x(0))
@@ -213,7 +213,7 @@ def _local_response(v: Call, slot: int) -> str:
 
 
 def _near(v: Call, x: str, before: int, after: int) -> str:
-    """The sum over so many channels before and after each, and itself."""
+    """Sum over each channel with `before` and `after` neighbours."""
     if before + after == 0:
         return x
     none = [0] * (v.rank(0) - 2)
@@ -239,5 +239,5 @@ ROWS: Rows = {
     ("", "LRN"): row(_local_response),
     ("", "InstanceNormalization"): row(_instance_x, _instance_scale, _channel_bias),
     ("", "BatchNormalization"): row(_batch_x, _batch_scale, _batch_bias, _batch_mean, _batch_variance),
-    ("", "Dropout"): row(_dropout, _NO_TRAINING, _NO_TRAINING),
+    ("", "Dropout"): row(_dropout, _SETTINGS, _SETTINGS),
 }

@@ -8,42 +8,40 @@ from collections.abc import Sequence
 from amp_rewrite.train.facts import known_dims
 from amp_rewrite.train.vjp.row import Call, Rows, Stop, positive, row
 
-_NO_AXES = "axes are whole numbers"
-
 
 def _axes(v: Call) -> Sequence[int] | str | None:
-    """The reduced axes: numbers, the name of a value that holds them, or None for all of an unknown rank."""
-    given = v.attr("axes")
+    """Reduced axes: numbers, the name of a value that holds them, or None for all axes of an unknown rank."""
+    axes = v.attr("axes")
     if v.has(1):
         constant = v.constant(1)
         if constant is None:
             return v.x(1)
-        given = [int(a) for a in constant.ravel()]
-    rank = v.b.shape(v.x(0))
-    if not given:
+        axes = [int(a) for a in constant.ravel()]
+    shape = v.shape(0)
+    if not axes:
         if v.attr("noop_with_empty_axes", 0):
             return ()
-        return None if rank is None else tuple(range(len(rank)))
-    return tuple(given) if rank is None else tuple(sorted(positive(a, len(rank)) for a in given))
+        return None if shape is None else tuple(range(len(shape)))
+    return tuple(axes) if shape is None else tuple(sorted(positive(a, len(shape)) for a in axes))
 
 
 def _kept(v: Call, x: str) -> str:
-    """Something of the output's shape, with the reduced axes back as dims of 1."""
+    """Restore the reduced axes of a value of the output's shape as dims of 1."""
     if v.attr("keepdims", 1):
         return x
     axes = _axes(v)
     if axes is None:
-        return x  # one number, which broadcasts to any rank
+        return x  # a single number, which broadcasts to any rank
     return v.b.unsqueeze(x, axes)
 
 
 def _again(v: Call, op_type: str, x: str) -> str:
-    """Another reduction over the same axes, which stay as dims of 1."""
+    """Append another reduction over the same axes, which stay as dims of 1."""
     return v.b.reduce(op_type, x, _axes(v), keepdims=True)
 
 
 def _spread(v: Call, gradient: str) -> str:
-    """A gradient with dims of 1, repeated to the shape of the input."""
+    """Expand a gradient with dims of 1 to the shape of the input."""
     return v.do("Expand", gradient, v.b.shape_of(v.x(0)))
 
 
@@ -56,31 +54,31 @@ def _mean(v: Call, slot: int) -> str:
 
 
 def _count(v: Call) -> int | str:
-    """How many elements go into one, or the dims whose product that is."""
+    """Number of elements reduced into one, or the dims whose product it is."""
     axes, shape = _axes(v), v.shape(0)
     if axes is None:
         return v.b.shape_of(v.x(0))
     if not isinstance(axes, str) and shape is not None:
         dims = known_dims(tuple(shape[a] for a in axes))
         if dims is not None:
-            return max(math.prod(dims), 1)  # no elements have no gradient, whatever it is divided by
+            return max(math.prod(dims), 1)  # an empty gradient may be divided by any number
     index = axes if isinstance(axes, str) else v.b.ints(axes)
     return v.b.op("Gather", v.b.shape_of(v.x(0)), index)
 
 
 def _extreme(v: Call, slot: int) -> str:
-    """To the elements that have the extreme value, in equal parts (as torch.amax)."""
+    """Split the gradient equally among the elements with the extreme value (as torch.amax)."""
     held = v.do("Equal", v.x(0), _kept(v, v.y()))
-    ties = _again(v, "ReduceSum", v.b.op("Cast", held, to=v.dtype(0).code))
+    ties = _again(v, "ReduceSum", v.typed(held))
     return v.do("Where", held, v.do("Div", _kept(v, v.g), ties), 0.0)
 
 
 def _product(v: Call, slot: int) -> str:
-    """The product of all other elements, right also where some are zero."""
+    """Product of all other elements, correct also if some are zero."""
     zero = v.do("Equal", v.x(0), 0.0)
     nonzero = v.do("Where", zero, 1.0, v.x(0))
     rest = _again(v, "ReduceProd", nonzero)
-    zeros = _again(v, "ReduceSum", v.b.op("Cast", zero, to=v.dtype(0).code))
+    zeros = _again(v, "ReduceSum", v.typed(zero))
     at_zero = v.do("Where", v.do("Equal", zeros, 1.0), rest, 0.0)
     elsewhere = v.do("Where", v.do("Equal", zeros, 0.0), v.do("Div", rest, nonzero), 0.0)
     return v.do("Mul", _kept(v, v.g), v.do("Where", zero, at_zero, elsewhere))
@@ -114,7 +112,7 @@ def _running_sum(v: Call, slot: int) -> str:
     return v.do("CumSum", v.g, v.x(1), exclusive=v.attr("exclusive", 0), reverse=1 - v.attr("reverse", 0))
 
 
-_AXES = Stop(_NO_AXES)
+_AXES = Stop("axes are integers")
 
 ROWS: Rows = {
     ("", "ReduceSum"): row(_sum, _AXES),

@@ -1,4 +1,4 @@
-"""The VJP of Resize: interpolation is linear in its input, along each axis by a matrix that is known beforehand."""
+"""The VJP of Resize: interpolation is linear in its input, with a constant matrix per axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.train.vjp.row import Call, Refuse, Rows, positive, row
 
 Places = Callable[[Array, float, int, int], Array]
-"""Where each output stands among the inputs: of outputs, scale, input length, output length."""
+"""Input coordinates of outputs, from output indices, scale, input length and output length."""
 
 _PLACES: Mapping[str, Places] = {
     "half_pixel": lambda o, s, n, m: (o + 0.5) / s - 0.5,
@@ -28,46 +28,46 @@ _ROUNDED: Mapping[str, Callable[[Array], Array]] = {
 
 
 def _resize(v: Call, slot: int) -> str:
-    """Each axis multiplied by its matrix, turned round; whole repeats of an element are summed instead."""
+    """Multiply each axis by its transposed matrix; for integer repeats of elements, sum instead."""
     scales = _scales(v)
     if all(_repeats(v, s) for s in scales.values()):
         return _summed(v, {axis: round(s) for axis, s in scales.items()})
-    rank, own, out = v.rank(0), v.shape(0) or (), v.b.shape(v.op.node.output[0]) or ()
-    found = v.g
+    rank, own, out = v.rank(0), v.shape(0) or (), v.out_shape or ()
+    gradient = v.g
     for axis, scale in scales.items():
         n, m = own[axis], out[axis]
         if not isinstance(n, int) or not isinstance(m, int):
             raise v.error(f"its gradient along axis {axis} needs fixed dims; declare them")
         matrix = _matrix(v, scale, n, m).astype(v.dtype(0).numpy)
         if axis == rank - 1:
-            found = v.do("MatMul", found, v.b.constant(matrix))
+            gradient = v.do("MatMul", gradient, v.b.constant(matrix))
         else:
             perm = [a for a in range(rank) if a != axis] + [axis]
-            turned = v.do("MatMul", v.do("Transpose", found, perm=perm), v.b.constant(matrix))
-            found = v.do("Transpose", turned, perm=[int(i) for i in np.argsort(perm)])
-    return found
+            product = v.do("MatMul", v.do("Transpose", gradient, perm=perm), v.b.constant(matrix))
+            gradient = v.do("Transpose", product, perm=[int(i) for i in np.argsort(perm)])
+    return gradient
 
 
 def _scales(v: Call) -> dict[int, float]:
-    """The scale of each axis that is resized."""
-    for name, wanted in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
-        if v.attr(name, wanted) != wanted:
-            raise v.error(f"no gradient with {name} {v.attr(name)!r}; use another resizing")
+    """Scale of each resized axis."""
+    for name, default in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
+        if v.attr(name, default) != default:
+            raise v.error(f"no gradient with {name} {v.attr(name)!r}; set it to {default!r}")
     if _mode(v, "coordinate_transformation_mode", "half_pixel") not in _PLACES:
         raise v.error("no gradient of a crop; use Slice before Resize")
     axes = [positive(a, v.rank(0)) for a in v.attr("axes") or range(v.rank(0))]
-    given = v.constant(2) if v.has(2) else None
-    if given is not None and given.size:
-        return {a: float(s) for a, s in zip(axes, given, strict=True) if s != 1}
-    own, out = v.shape(0), v.b.shape(v.op.node.output[0])
-    found = {}
+    constant = v.constant(2) if v.has(2) else None
+    if constant is not None and constant.size:
+        return {a: float(s) for a, s in zip(axes, constant, strict=True) if s != 1}
+    own, out = v.shape(0), v.out_shape
+    scales = {}
     for axis in axes:
         n, m = (own or {axis: None})[axis], (out or {axis: None})[axis]
         if not isinstance(n, int) or not isinstance(m, int):
             raise v.error("its gradient needs fixed dims, or constant scales; declare them")
         if n != m:
-            found[axis] = m / n
-    return found
+            scales[axis] = m / n
+    return scales
 
 
 def _mode(v: Call, name: str, default: str) -> str:
@@ -75,7 +75,7 @@ def _mode(v: Call, name: str, default: str) -> str:
 
 
 def _repeats(v: Call, scale: float) -> bool:
-    """Whether each element is repeated that many times, whatever the length of the axis."""
+    """True if each element is repeated `scale` times, for any length of the axis."""
     coordinates = _mode(v, "coordinate_transformation_mode", "half_pixel")
     if _mode(v, "mode", "nearest") != "nearest" or scale != round(scale) or coordinates not in _EVEN:
         return False
@@ -84,11 +84,11 @@ def _repeats(v: Call, scale: float) -> bool:
 
 
 _EVEN = ("half_pixel", "asymmetric")
-"""Coordinates by which every element is treated alike."""
+"""Coordinate modes that treat every element alike."""
 
 
 def _summed(v: Call, times: Mapping[int, int]) -> str:
-    """The gradient seen as (dim, repeats) along each axis, summed over the repeats."""
+    """Reshape the gradient to (dim, repeats) along each axis and sum over the repeats."""
     own = v.shape(0) or ()
     dims: list[str | int] = []
     repeats = []
@@ -112,7 +112,7 @@ def _dim(v: Call, axis: int) -> str:
 
 
 def _matrix(v: Call, scale: float, n: int, m: int) -> Array:
-    """[outputs, inputs]: how much of each input is in each output."""
+    """Interpolation matrix [outputs, inputs]: the weight of each input in each output."""
     coordinates = _PLACES[_mode(v, "coordinate_transformation_mode", "half_pixel")]
     x = coordinates(np.arange(m, dtype=np.float64), scale, n, m)
     mode = _mode(v, "mode", "nearest")
@@ -132,7 +132,7 @@ def _matrix(v: Call, scale: float, n: int, m: int) -> Array:
 
 
 def _spread(places: Array, weights: Array, n: int) -> Array:
-    """Weights at their places; those outside count for the nearest edge."""
+    """Matrix with weights at their places; places outside count for the nearest edge."""
     matrix = np.zeros((len(places), n))
     inside = np.clip(places, 0, n - 1).astype(np.int64)
     for output, (there, share) in enumerate(zip(inside, weights, strict=True)):
@@ -147,6 +147,6 @@ def _cubic(distance: Array, a: float) -> Array:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-_GIVEN = Refuse("regions, scales and sizes are taken as given")
+_SIZES = Refuse("regions, scales and sizes have no gradient rule")
 
-ROWS: Rows = {("", "Resize"): row(_resize, _GIVEN, _GIVEN, _GIVEN)}
+ROWS: Rows = {("", "Resize"): row(_resize, _SIZES, _SIZES, _SIZES)}

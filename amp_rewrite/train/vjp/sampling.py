@@ -1,4 +1,4 @@
-"""The VJP of GridSample: linear interpolation between the corners around each place, or the nearest one."""
+"""The VJP of GridSample: linear interpolation between the corners around each sample point, or the nearest one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.vjp.indexing import scattered
+from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Rows, row
 
 _LINEAR, _NEAREST = ("linear", "bilinear"), ("nearest",)
@@ -15,9 +15,10 @@ _LINEAR, _NEAREST = ("linear", "bilinear"), ("nearest",)
 
 @dataclass(frozen=True, slots=True)
 class _Corner:
-    """One of the elements around each place: where it is, int64 [batch, places…, axes]; how much of it is taken.
+    """One corner of each sample point's cell.
 
-    `weights` has its part along each axis, [batch, places…, 1]; `inside` is 0 where it lies beyond the edge.
+    `index`: its position, int64 [batch, points…, axes]. `weights`: its weight along each axis, [batch, points…, 1].
+    `signs`: the sign of each weight's slope. `inside`: 0 beyond the edge, else 1.
     """
 
     index: str
@@ -26,28 +27,28 @@ class _Corner:
     inside: str
 
     def weight(self, v: Call, without: int | None = None) -> str:
-        """The product of the parts, of all axes but one."""
-        found = self.inside
+        """Product of the weights of all axes except `without`."""
+        product = self.inside
         for axis, part in enumerate(self.weights):
-            found = found if axis == without else v.do("Mul", found, part)
-        return found
+            product = product if axis == without else v.do("Mul", product, part)
+        return product
 
 
 def _places(v: Call) -> tuple[list[str], list[str]]:
-    """The coordinate of each place along each axis of the image, outermost first, and its slope by the grid's."""
+    """Coordinates of the sample points along each image axis, outermost first, and their slopes by the grid."""
     rank = v.rank(0) - 2
     last = v.b.split(v.x(1), [1] * rank, -1, results=rank)[::-1]  # the grid has the innermost axis first
     sizes = [v.b.cast(_size(v, axis), v.dtype(0)) for axis in range(rank)]
-    found, slopes = [], []
+    places, slopes = [], []
     for coordinate, size in zip(last, sizes, strict=True):
         ends = v.do("Sub", size, 1.0)
         aligned = bool(v.attr("align_corners", 0))
         scale = v.do("Mul", ends if aligned else size, 0.5)
         place = v.do("Add", v.do("Mul", coordinate, scale), v.do("Mul", ends, 0.5))
         place, slope = _bounded(v, place, ends, aligned)
-        found.append(place)
+        places.append(place)
         slopes.append(v.do("Mul", slope, scale) if slope else scale)
-    return found, slopes
+    return places, slopes
 
 
 def _size(v: Call, axis: int) -> str:
@@ -55,7 +56,7 @@ def _size(v: Call, axis: int) -> str:
 
 
 def _bounded(v: Call, place: str, ends: str, aligned: bool) -> tuple[str, str | None]:
-    """A place brought inside as padding_mode says, and the slope of that where it is not 1."""
+    """Apply padding_mode to a coordinate; return it with its slope, None for slope 1."""
     mode, slope = v.attr("padding_mode", "zeros"), None
     if mode == "zeros":
         return place, None
@@ -81,15 +82,15 @@ def _corners(v: Call) -> tuple[list[_Corner], list[str]]:
         near = [v.do("Round", p) for p in places]
         return [_corner(v, near, (), ())], slopes
     if mode not in _LINEAR:
-        raise v.error(f"no gradient with mode {mode!r}, only with linear and nearest")
+        raise v.error(f"no gradient with mode {mode!r}, only with linear and nearest; change the mode")
     below = [v.do("Floor", p) for p in places]
     parts = [v.do("Sub", p, f) for p, f in zip(places, below, strict=True)]
-    found = []
+    corners = []
     for upper in itertools.product((False, True), repeat=len(places)):
         at = [v.do("Add", f, 1.0) if up else f for f, up in zip(below, upper, strict=True)]
         weights = [part if up else v.do("Sub", 1.0, part) for part, up in zip(parts, upper, strict=True)]
-        found.append(_corner(v, at, weights, [1 if up else -1 for up in upper]))
-    return found, slopes
+        corners.append(_corner(v, at, weights, [1 if up else -1 for up in upper]))
+    return corners, slopes
 
 
 def _corner(v: Call, at: Sequence[str], weights: Sequence[str], signs: Sequence[int]) -> _Corner:
@@ -98,62 +99,60 @@ def _corner(v: Call, at: Sequence[str], weights: Sequence[str], signs: Sequence[
         ends = v.do("Sub", v.b.cast(_size(v, axis), v.dtype(0)), 1.0)
         held = v.do("And", v.do("GreaterOrEqual", place, 0.0), v.do("LessOrEqual", place, ends))
         inside = held if inside is None else v.do("And", inside, held)
-        # bounded as whole numbers, where a NaN is one, too
-        number, last = (
-            v.do("Cast", place, to=DType.INT64.code),
-            v.b.op("Sub", _size(v, axis), v.b.scalar(1, DType.INT64)),
-        )
+        # clamped as integers, so that a NaN is in range too
+        number = v.do("Cast", place, to=DType.INT64.code)
+        last = v.b.op("Sub", _size(v, axis), v.b.scalar(1, DType.INT64))
         whole.append(v.b.op("Max", v.b.op("Min", number, last), v.b.scalar(0, DType.INT64)))
     assert inside is not None
     index = v.do("Concat", *whole, axis=-1)
-    return _Corner(index, tuple(weights), tuple(signs), v.do("Cast", inside, to=v.dtype(0).code))
+    return _Corner(index, tuple(weights), tuple(signs), v.typed(inside))
 
 
 def _last(v: Call, x: str, *, back: bool = False) -> str:
-    """The channels as the last axis, or back as the second."""
+    """Transpose the channels to the last axis, or back to the second."""
     rank = v.rank(0)
     perm = [0, rank - 1, *range(1, rank - 1)] if back else [0, *range(2, rank), 1]
     return v.do("Transpose", x, perm=perm)
 
 
 def _image(v: Call, slot: int) -> str:
-    """Each corner gets its share of what arrived; those of all places are added up."""
+    """Gradient of the image: scatter-add each corner's share of the gradient."""
     g, shape = _last(v, v.g), v.b.shape_of(v.x(0))
     rank = v.rank(0)
     order = v.b.op("Gather", shape, v.b.ints([0, *range(2, rank), 1]))
     indices, shares = [], []
     for corner in _corners(v)[0]:
         first = v.b.unsqueeze(v.b.op("Range", *_counted(v)), range(1, rank))
-        spot = v.b.op("Slice", v.b.op("Shape", corner.index), v.b.ints([0]), v.b.ints([-1]))
+        spot = v.part(v.b.op("Shape", corner.index), 0, -1)
         item = v.b.op("Expand", first, v.b.op("Concat", spot, v.b.ints([1]), axis=0))
         indices.append(v.b.op("Concat", item, corner.index, axis=-1))
         shares.append(v.do("Mul", g, corner.weight(v)))
     index, share = (parts[0] if len(parts) == 1 else v.b.op("Concat", *parts, axis=0) for parts in (indices, shares))
-    return _last(v, scattered(v, "ScatterND", order, index, share, repeats=True), back=True)
+    return _last(v, scattered(v, Positions("ScatterND", index), order, share, repeats=True), back=True)
 
 
 def _counted(v: Call) -> tuple[str, str, str]:
-    """From 0 to the batch, in ones."""
+    """Arguments of a Range over the batch."""
     int64 = DType.INT64
     batch = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.scalar(0, int64))
     return v.b.scalar(0, int64), batch, v.b.scalar(1, int64)
 
 
 def _grid(v: Call, slot: int) -> str:
-    """Along each axis: what the corners above hold less what those below do, times the slope of the place."""
+    """Gradient of the grid: per axis, upper corners minus lower corners, times the slope of the coordinate."""
     if v.attr("mode", "linear") in _NEAREST:
         return v.zeros(1)
     g, image = _last(v, v.g), _last(v, v.x(0))
     corners, slopes = _corners(v)
     held = [v.b.op("GatherND", image, corner.index, batch_dims=1) for corner in corners]
     along = [v.b.reduce("ReduceSum", v.do("Mul", g, h), [-1], keepdims=True) for h in held]
-    found = []
+    gradients = []
     for axis, slope in enumerate(slopes):
         terms = [v.do("Mul", a, c.weight(v, without=axis)) for a, c in zip(along, corners, strict=True)]
         signed = [t if c.signs[axis] > 0 else v.do("Neg", t) for t, c in zip(terms, corners, strict=True)]
-        found.append(v.do("Mul", v.do("Sum", *signed), slope))
-    # of no places onnxruntime's ReduceSum keeps the last axis as it is
-    return v.b.reshape_like(v.do("Concat", *found[::-1], axis=-1), v.x(1))
+        gradients.append(v.do("Mul", v.do("Sum", *signed), slope))
+    # without sample points, onnxruntime's ReduceSum keeps the last axis
+    return v.b.reshape_like(v.do("Concat", *gradients[::-1], axis=-1), v.x(1))
 
 
 ROWS: Rows = {("", "GridSample"): row(_image, _grid)}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import Call, Rows, Stop, row
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Rows, Stop, row
 
-_ANY = 1 << 30
-_WHOLE = Stop("shapes, axes and counts are whole numbers")
+_WHOLE = Stop("shapes, axes and counts are integers")
 
 
 def _reshape_back(v: Call, slot: int) -> str:
@@ -27,7 +26,7 @@ def _expand(v: Call, slot: int) -> str:
 
 
 def _concat(v: Call, slot: int) -> str:
-    """The part of the gradient that this input gave; one Split for all inputs."""
+    """Take this input's part of the gradient; one Split serves all inputs."""
     count = len(v.op.inputs)
     if count == 1:
         return v.g
@@ -46,7 +45,7 @@ def _split(v: Call, slot: int) -> str:
 
 
 def _tile(v: Call, slot: int) -> str:
-    """Seen as (repeat, dim, repeat, dim …), summed over the repeats."""
+    """Reshape to (repeat, dim, repeat, dim …) and sum over the repeats."""
     rank = v.rank(0)
     repeats, dims = v.constant(1), known_dims(v.shape(0))
     if repeats is not None and dims is not None:
@@ -63,13 +62,13 @@ def _trilu(v: Call, slot: int) -> str:
 
 
 def _depth_to_space(v: Call, slot: int) -> str:
-    """SpaceToDepth, whose channels come block by block; for CRD they are turned to come channel by channel."""
+    """SpaceToDepth, which orders channels block by block; for CRD, transpose them to channel by channel."""
     block = v.attr("blocksize")
     deep = v.do("SpaceToDepth", v.g, blocksize=block)
     if v.attr("mode", "DCR") == "DCR":
         return deep
     shape = v.b.shape_of(v.x(0))
-    batch, dims = (v.b.op("Slice", shape, v.b.ints([a]), v.b.ints([e])) for a, e in ((0, 1), (2, 4)))
+    batch, dims = v.part(shape, 0, 1), v.part(shape, 2, 4)
     apart = v.b.reshape(deep, v.b.op("Concat", batch, v.b.ints([block * block, -1]), dims, axis=0))
     return v.b.reshape(v.do("Transpose", apart, perm=[0, 2, 1, 3, 4]), shape)
 
@@ -88,7 +87,7 @@ ROWS: Rows = {
     ("", "Transpose"): row(_transpose),
     ("", "Expand"): row(_expand, _WHOLE),
     ("", "Concat"): row(_concat),
-    ("", "Split"): row(_split, _WHOLE, outputs=_ANY),
+    ("", "Split"): row(_split, _WHOLE, outputs=ALL_OUTPUTS),
     ("", "Tile"): row(_tile, _WHOLE),
     ("", "DepthToSpace"): row(_depth_to_space),
     ("", "SpaceToDepth"): row(_space_to_depth),

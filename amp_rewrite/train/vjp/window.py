@@ -1,4 +1,4 @@
-"""Sliding windows: strides, dilations and padding of a convolution or pooling, and the passes back through them."""
+"""Sliding windows: strides, dilations and padding of a convolution or pooling, and their backward passes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from amp_rewrite.train.facts import Shape, known_dims
 from amp_rewrite.train.vjp.row import Call
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
-"""Up to where products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""
+"""Limits within which products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How windows lie over the spatial axes of a *wide* tensor, one for each place of a *narrow* one.
+    """Windows over the spatial axes of a *wide* tensor, one for each position of a *narrow* tensor.
 
-    Place o of the narrow tensor sees the wide one at o·stride + tap·dilation − front, tap < kernel. A convolution
-    goes from wide to narrow. `wide` and `narrow` are the spatial dims, None where they are not known.
+    Position o of the narrow tensor reads the wide one at o·stride + tap·dilation − front, tap < kernel. A convolution
+    maps wide to narrow. `wide` and `narrow`: spatial dims, None if unknown.
     """
 
     kernel: tuple[int, ...]
@@ -38,19 +38,19 @@ class Window:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """From the first to the last tap of one window."""
+        """Extent of one window along each axis, from the first to the last tap."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def pointwise(self) -> bool:
-        """Whether each place of the narrow tensor sees the one place of the wide one."""
+        """True if each position of the narrow tensor reads only the same position of the wide one."""
         return {*self.kernel, *self.strides} == {1} and not any((*self.front, *self.back))
 
     def widened(self, v: Call, narrow: str, weight: str, like: str) -> str:
-        """Each element of the narrow tensor, times the weight, added at the places that it saw.
+        """Gradient of a convolution by its input: add each narrow element, times the weight, where it was read.
 
-        `weight` is [channels, wide channels per group, kernel…]; the result has the spatial dims of `like`, the
-        wide tensor. That is the gradient of a convolution by its input.
+        `weight`: [channels, wide channels per group, kernel…]. The result has the spatial dims of `like`, the wide
+        tensor.
         """
         common = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
         if self.wide is None or self.narrow is None:
@@ -60,10 +60,10 @@ class Window:
             (o - 1) * s + span - f
             for o, s, span, f in zip(self.narrow, self.strides, self.spans, self.front, strict=True)
         ]
-        # With the window's own padding, which no CUDA kernel takes if it is uneven, a rest is left at the end.
+        # the window's own padding leaves a rest at the end; CUDA kernels do not support uneven padding
         rest = [n + e - r for n, e, r in zip(self.wide, self.back, reach, strict=True)]
         back = list(self.back)
-        if min(rest) < 0:  # windows that go beyond the padding, as those of a pool that is rounded up
+        if min(rest) < 0:  # windows beyond the padding, as in a pool with ceil_mode
             back = [e + max(-r, 0) for e, r in zip(self.back, rest, strict=True)]
             rest = [max(r, 0) for r in rest]
         return v.do(
@@ -77,8 +77,8 @@ class Window:
         )
 
     def _fitted(self, v: Call, reached: str, like: str) -> str:
-        """Without the padding in front, and cut or filled at the end to the dims of `like`."""
-        dims = [v.b.op("Slice", v.b.op("Shape", x), v.b.ints([2]), v.b.ints([2 + self.rank])) for x in (like, reached)]
+        """Crop the padding in front, and crop or pad the end to the dims of `like`."""
+        dims = [v.part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, reached)]
         front = v.b.ints(self.front)
         end = v.b.op("Add", v.b.op("Sub", dims[0], dims[1]), front)
         none = v.b.ints([0, 0])
@@ -86,10 +86,10 @@ class Window:
         return v.do("Pad", reached, pads)
 
     def weight(self, v: Call, wide: str, narrow: str, channels: tuple[int, int]) -> str:
-        """For each tap the sum of products of the narrow tensor with what it saw there.
+        """Gradient of a convolution by its weight: per tap, the sum of narrow elements times the values they read.
 
-        [narrow channels, wide channels per group, kernel…]: the gradient of a convolution by its weight. `channels`
-        of the narrow tensor, and of the wide one.
+        The result is [narrow channels, wide channels per group, kernel…]. `channels`: of the narrow tensor and of the
+        wide one.
         """
         taps = math.prod(self.kernel)
         many = channels[1] >= _MANY_CHANNELS or taps == 1
@@ -98,7 +98,7 @@ class Window:
         return self._convolved(v, wide, narrow, channels[1])
 
     def _by_taps(self, v: Call, wide: str, narrow: str, channels: tuple[int, int]) -> str:
-        """A product of two matrices for each tap. Channels come last, so that a tap's places lie in long rows."""
+        """One matrix product per tap. Channels are the last axis, so that each tap reads long contiguous rows."""
         assert self.narrow is not None
         x = v.do("Transpose", wide, perm=[0, *range(2, 2 + self.rank), 1])
         if any((*self.front, *self.back)):
@@ -115,7 +115,7 @@ class Window:
         return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
 
     def _cut(self, v: Call, x: str, begin: Sequence[int], end: Sequence[int]) -> str:
-        """The places from `begin` to `end`, a stride apart; x itself if they are all of it."""
+        """Slice from `begin` to `end` in strides; return x itself for the whole range."""
         whole = [n + f + e for n, f, e in zip(self.wide or (), self.front, self.back, strict=True)]
         if not any(begin) and list(end) == whole and set(self.strides) == {1}:
             return x
@@ -124,16 +124,16 @@ class Window:
 
     @property
     def _inside(self) -> bool:
-        """Whether all dims are known and there are places, none of them beyond the padding."""
+        """True if all dims are known and positive, and no window goes beyond the padding."""
         if self.wide is None or self.narrow is None or 0 in (*self.wide, *self.narrow):
             return False
         sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, self.spans, strict=True)
         return all((o - 1) * s + span <= n + f + e for n, f, e, o, s, span in sizes)
 
     def _convolved(self, v: Call, wide: str, narrow: str, wide_channels: int) -> str:
-        """A convolution of the wide tensor with the narrow one as its weight.
+        """One convolution, with the narrow tensor as its weight.
 
-        Batch and channels, and strides and dilations, have changed places.
+        Batch and channels are exchanged, and so are strides and dilations.
         """
         spatial = range(2, 2 + self.rank)
         x = self._grouped(v, wide, wide_channels)
@@ -153,7 +153,7 @@ class Window:
 
     @property
     def _exact(self) -> bool:
-        """Whether the windows end where the padded tensor ends, so that the convolution sees no more taps."""
+        """True if the windows end where the padded tensor ends, so that the convolution has no further taps."""
         if self.wide is None or self.narrow is None:
             return False
         sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, self.dilations, strict=True)
@@ -163,20 +163,20 @@ class Window:
         )
 
     def _grouped(self, v: Call, wide: str, channels: int) -> str:
-        """[channels per group, group × batch, …]: the batch in the place of the channels, group by group."""
+        """Exchange batch and channels, group by group: [channels per group, group × batch, …]."""
         spatial = range(2, 2 + self.rank)
         if self.group == 1:
             return v.do("Transpose", wide, perm=[1, 0, *spatial])
         each = channels // self.group
         shape = v.b.op("Shape", wide)
-        batch, dims = (v.b.op("Slice", shape, v.b.ints([a]), v.b.ints([e])) for a, e in ((0, 1), (2, 2 + self.rank)))
+        batch, dims = v.part(shape, 0, 1), v.part(shape, 2, 2 + self.rank)
         apart = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, each]), dims, axis=0))
         turned = v.do("Transpose", apart, perm=[2, 1, 0, *range(3, 3 + self.rank)])
         return v.b.reshape(turned, v.b.op("Concat", v.b.ints([each, -1]), dims, axis=0))
 
 
 def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """The window that the attributes of an op describe. GradientError where `auto_pad` depends on unknown dims."""
+    """Return the window of an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
     rank = len(kernel)
     strides, dilations = (tuple(v.attr(name) or [1] * rank) for name in ("strides", "dilations"))
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -195,13 +195,13 @@ def _pads(
     if mode == "VALID":
         return [0] * rank, [0] * rank
     if dims is None:
-        raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or state pads")
+        raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or set pads")
     totals = [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in zip(dims, strides, spans, strict=True)]
     return halves(totals, upper=mode == "SAME_UPPER")
 
 
 def halves(totals: Sequence[int], *, upper: bool) -> tuple[list[int], list[int]]:
-    """Padding shared out to front and back; an odd one goes to the back if `upper`."""
+    """Split padding between front and back; the odd element goes to the back if `upper`."""
     smaller = [t // 2 for t in totals]
     larger = [t - s for t, s in zip(totals, smaller, strict=True)]
     return (smaller, larger) if upper else (larger, smaller)

@@ -104,12 +104,12 @@ def plain(folder: Path) -> None:
 HERE = {"location": "w.bin"}
 EXTERNAL: dict[str, tuple[Callable[[Path], None], dict[str, str], str]] = {
     "missing": (nothing, HERE, "No such file"),
-    "no location": (plain, {}, "names no file"),
-    "an empty location": (plain, {"location": ""}, "names no file"),
-    "absolute": (plain, {"location": "/etc/hostname"}, "into the model's folder"),
-    "a parent": (plain, {"location": "../w.bin"}, "into the model's folder"),
-    "a parent in the middle": (plain, {"location": "a/../../w.bin"}, "into the model's folder"),
-    "a NUL": (plain, {"location": "w.bin\0.txt"}, "names no file"),
+    "no location": (plain, {}, "does not name a file"),
+    "an empty location": (plain, {"location": ""}, "does not name a file"),
+    "absolute": (plain, {"location": "/etc/hostname"}, "leaves the model's folder; put the file there"),
+    "a parent": (plain, {"location": "../w.bin"}, "leaves the model's folder; put the file there"),
+    "a parent in the middle": (plain, {"location": "a/../../w.bin"}, "leaves the model's folder; put the file there"),
+    "a NUL": (plain, {"location": "w.bin\0.txt"}, "does not name a file"),
     "a name of 5000 letters": (plain, {"location": "w" * 5000}, "cannot read"),
     "a link out": (link("/etc/hostname"), HERE, "leaves the model's folder"),
     "a link to a link to nowhere": (link("w.bin"), HERE, "cannot read"),
@@ -119,13 +119,13 @@ EXTERNAL: dict[str, tuple[Callable[[Path], None], dict[str, str], str]] = {
     "a folder": (lambda folder: (folder / "w.bin").mkdir(), HERE, "not a regular file"),
     "too short": (lambda folder: (folder / "w.bin").write_bytes(bytes(9)), HERE, "has only 9"),
     "an offset past the end": (plain, {**HERE, "offset": "8192"}, "has only"),
-    "a negative offset": (plain, {**HERE, "offset": "-1"}, "no byte count"),
-    "an offset in words": (plain, {**HERE, "offset": "first"}, "no byte count"),
-    "an offset of 30 digits": (plain, {**HERE, "offset": "9" * 30}, "no byte count"),
-    "an offset in Arabic digits": (plain, {**HERE, "offset": "٣"}, "no byte count"),
+    "a negative offset": (plain, {**HERE, "offset": "-1"}, "not a byte count"),
+    "an offset in words": (plain, {**HERE, "offset": "first"}, "not a byte count"),
+    "an offset of 30 digits": (plain, {**HERE, "offset": "9" * 30}, "not a byte count"),
+    "an offset in Arabic digits": (plain, {**HERE, "offset": "٣"}, "not a byte count"),
     "a length of 2^63": (plain, {**HERE, "length": str(2**63)}, "bytes long"),
     "a length of 0": (plain, {**HERE, "length": "0"}, "bytes long"),
-    "a negative length": (plain, {**HERE, "length": "-4"}, "no byte count"),
+    "a negative length": (plain, {**HERE, "length": "-4"}, "not a byte count"),
 }
 
 

@@ -194,7 +194,7 @@ def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> Non
     )
     with pytest.raises(PolicyError, match=r"policy 'p=float32,c=float16,o=float16' does not; use mixed_float16"):
         Session(mlp(), policy="c=f16,o=f16")
-    with pytest.raises(PolicyError, match=r"^device '-1' is no GPU's number; count from 0$"):
+    with pytest.raises(PolicyError, match=r"^device '-1' is not a GPU's number; count from 0$"):
         Session(mlp(), device=-1, providers=[CUDA, CPU])
 
 
@@ -223,13 +223,15 @@ def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.Monke
     machine.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
-        with pytest.raises(PolicyError, match="the policy is set to 'mixed_float16', and one of the two is enough"):
+        with pytest.raises(
+            PolicyError, match="the policy is set to 'mixed_float16', and only one of the two can be active"
+        ):
             amp_rewrite.enable_mixed_precision_graph_rewrite()
     assert not Session(mlp()).converted
 
 
 def test_a_loss_scale_without_an_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^loss scale 8 has no optimizer to go with; give opt, or leave it out$"):
+    with pytest.raises(ValueError, match=r"^loss scale 8 needs an optimizer; pass opt, or omit the loss scale$"):
         amp_rewrite.enable_mixed_precision_graph_rewrite(None, 8)  # type: ignore[call-overload]
     assert not process.rewrites()
 
@@ -406,8 +408,8 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
     assert session.converted
     assert session.notes == (
-        "the model is converted anew each time: this user has no home folder to keep it in; set XDG_CACHE_HOME, or give"
-        " cache='folder' or cache=None",
+        "the model is converted anew each time: this user has no home folder for a cache; set"
+        " XDG_CACHE_HOME, or pass cache='folder' or cache=None",
     )
     assert quietly(mlp()).notes == ()  # who converts nothing misses no cache
 
@@ -427,16 +429,15 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
         ({"providers": CPU}, f"providers is the text {CPU!r}; give a list, as in [{CPU!r}]"),
         (
             {"providers": [None]},
-            f"None is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})",
+            f"None is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})",
         ),
         (
             {"providers": [(CPU, {}, 1)]},
-            f"({CPU!r}, {{}}, 1) is no provider; name one, as in {CPU!r}, or give it with options, as in"
-            f" ({CPU!r}, {{}})",
+            f"({CPU!r}, {{}}, 1) is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})",
         ),
         (
             {"providers": [(CPU, None)]},
-            f"({CPU!r}, None) is no provider; name one, as in {CPU!r}, or give it with options, as in ({CPU!r}, {{}})",
+            (f"({CPU!r}, None) is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"),
         ),
         ({"cache": 3}, "cache is 3; give a folder, a Cache, True for the user's own, or None"),
         ({"cache": ""}, "cache is ''; give a folder, a Cache, True for the user's own, or None"),
@@ -502,7 +503,7 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
     b += 1
     found = binding.run()
     assert torch.equal(torch.from_dlpack(found["c"]), torch.tensor([2, 3.5], dtype=torch.bfloat16))
-    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; give tensor\.detach\(\)\.contiguous\(\)$"):
+    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; pass tensor\.detach\(\)\.contiguous\(\)$"):
         Session(mlp()).bind({"x": torch.eye(2, requires_grad=True)})
     with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*contiguous"):
         Session(mlp()).bind({"x": torch.arange(4.0).reshape(2, 2).T})
@@ -513,12 +514,12 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
     [
         ({"q": IMAGES}, None, "the model has no input 'q'; it has 'x'"),
         ({"x": IMAGES}, ["q"], "the model has no output 'q'; it has 'y'"),
-        ({}, None, "nothing is fed to input 'x'; give an array for each of ['x']"),
-        ([IMAGES], None, "inputs are fed by name, and this is list; give {name: array}"),
+        ({}, None, "input 'x' is missing; pass an array for each of ['x']"),
+        ([IMAGES], None, "inputs must be a mapping, not list; pass {name: array}"),
         (
             {"x": np.zeros((2, 2), np.float16)},
             None,
-            "input 'x' is float32, and this is float16[2, 2]; cast it",
+            "input 'x' is float32, not float16[2, 2]; cast the tensor",
         ),
     ],
 )
@@ -532,9 +533,7 @@ def test_what_is_fed_again_must_have_the_shape_and_type_that_was_bound() -> None
     binding = Session(mlp()).bind({"x": np.eye(2, dtype=np.float32)})
     with pytest.raises(ModelError) as error:
         binding.feed({"x": np.eye(3, dtype=np.float32)})
-    assert str(error.value) == (
-        "input 'x' was bound as float32[2, 2], and this is float32[3, 3]; bind again for another shape"
-    )
+    assert str(error.value) == ("input 'x' is bound as float32[2, 2], not float32[3, 3]; bind again for another shape")
     with pytest.raises(ModelError, match=r"^input 'z' is not bound; bound are 'x'$"):
         binding.feed({"z": np.eye(2, dtype=np.float32)})
 
@@ -592,6 +591,6 @@ def test_on_cuda_values_are_bound_on_the_device_and_a_graph_needs_fixed_addresse
         "() True ['CUDAExecutionProvider', 'CPUExecutionProvider']",
         "['y']",
         "a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()",
-        "the shape of output 'y' is not known before it is run, and a CUDA graph writes to fixed addresses; give"
-        " outputs={'y': tensor}",
+        "the shape of output 'y' is unknown before the run, but a CUDA graph writes to fixed"
+        " addresses; pass outputs={'y': tensor}",
     ], done.stderr

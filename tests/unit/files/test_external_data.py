@@ -52,11 +52,11 @@ def test_offset_and_length_are_obeyed(folder):
 @pytest.mark.parametrize(
     ("location", "fact"),
     [
-        ("/etc/hostname", "put the file into the model's folder"),
-        ("../outside.bin", "put the file into the model's folder"),
-        ("folder/../../outside.bin", "put the file into the model's folder"),
-        ("..\\outside.bin", "put the file into the model's folder"),
-        ("C:\\w.bin", "put the file into the model's folder"),
+        ("/etc/hostname", "leaves the model's folder; put the file there"),
+        ("../outside.bin", "leaves the model's folder; put the file there"),
+        ("folder/../../outside.bin", "leaves the model's folder; put the file there"),
+        ("..\\outside.bin", "leaves the model's folder; put the file there"),
+        ("C:\\w.bin", "leaves the model's folder; put the file there"),
         ("link", "leaves the model's folder"),
         ("up/outside.bin", "leaves the model's folder"),
         ("null", "leaves the model's folder"),
@@ -65,8 +65,8 @@ def test_offset_and_length_are_obeyed(folder):
         ("missing.bin", "No such file or directory"),
         ("w.bin/x", "Not a directory"),
         ("x" * 300, "File name too long"),
-        ("", "names no file"),
-        ("w\0bin", "names no file"),
+        ("", "does not name a file"),
+        ("w\0bin", "does not name a file"),
     ],
 )
 def test_a_location_that_leaves_the_folder_or_is_no_file_is_refused(folder, location, fact):
@@ -81,7 +81,7 @@ def test_a_location_that_leaves_the_folder_or_is_no_file_is_refused(folder, loca
         ((8000,), {"offset": 4}, "needs bytes 4 to 32004"),
         ((8000,), {"length": 31_996}, r"is 31996 bytes long, but its dims \[8000\] of float32 need 32000"),
         ((8000,), {"length": 32_004}, "is 32004 bytes long"),
-        ((8000,), {"offset": -4}, "has the offset '-4', which is no byte count"),
+        ((8000,), {"offset": -4}, "has the offset '-4', which is not a byte count"),
         ((8000,), {"offset": "1e3"}, "has the offset '1e3'"),
         ((8000,), {"length": "9" * 5000}, "has the length"),
         ((-8000,), {}, "has negative dims"),
@@ -106,7 +106,7 @@ def test_entries_of_our_own_form_in_a_file_are_not_believed(folder):
     where = {"offset": 0, "length": 32_000, "amp_rewrite.dtype": "FLOAT", "amp_rewrite.stamp": stamp}
     external(tensor, str(folder.parent / "outside.bin"), **where)
     (folder / "m.onnx").write_bytes(one(tensor).SerializeToString())
-    with pytest.raises(ModelError, match="put the file into the model's folder"):
+    with pytest.raises(ModelError, match="leaves the model's folder; put the file there"):
         Model.load(folder / "m.onnx")
 
 

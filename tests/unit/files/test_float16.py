@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
-from amp_rewrite.files.float16 import BLOCK, half
+from amp_rewrite.files.float16 import BLOCK, to_float16
 
 
 def boundaries() -> NDArray[np.float32]:
@@ -24,7 +24,7 @@ def halved(values: NDArray[np.float32]) -> NDArray[np.float16] | None:
     """The values in float16, block by block; None where one was not done."""
     low = np.empty(values.size, np.float16)
     blocks = (slice(at, at + BLOCK) for at in range(0, values.size, BLOCK))
-    return low if all(half(values[block], low[block]) for block in blocks) else None
+    return low if all(to_float16(values[block], low[block]) for block in blocks) else None
 
 
 def bits(values: NDArray[np.float16]) -> list[int]:

@@ -93,9 +93,9 @@ def test_bytes_and_protos_are_taken_as_they_are(inline):
 def test_a_proto_with_external_data_needs_its_folder_and_is_not_changed(scattered):
     proto = onnx.load(scattered, load_external_data=False)
     before = proto.SerializeToString(deterministic=True)
-    with pytest.raises(ModelError, match="give the folder"):
+    with pytest.raises(ModelError, match="pass the folder"):
         Model.load(proto)
-    with pytest.raises(ModelError, match="give the folder"):
+    with pytest.raises(ModelError, match="pass the folder"):
         Model.load(scattered.read_bytes())
     expected = loaded_by_onnx(scattered)
     assert Model.load(proto, folder=scattered.parent).to_proto() == expected
@@ -162,7 +162,7 @@ def no_opset() -> bytes:
         (b"", "is empty"),
         (b"hello, world\n", "is not an ONNX model"),
         (b"\x80\x04\x95pickle", "is not an ONNX model"),
-        (b"\x08\x0a", "holds no graph"),
+        (b"\x08\x0a", "has no graph"),
         (no_opset(), "imports no opset"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a Git LFS pointer"),
         (model().SerializeToString()[:-1], "truncated at byte"),
@@ -292,7 +292,7 @@ def test_two_models_of_one_file_do_not_disturb_each_other(inline):
 def test_an_opset_that_no_one_knows_is_refused(version):
     proto = one(numpy_helper.from_array(np.ones(2, np.float32), "w"))
     proto.opset_import[0].version = version
-    with pytest.raises(ModelError, match=f"imports ai.onnx opset {version}, and onnx .* knows 1 to"):
+    with pytest.raises(ModelError, match=f"imports ai.onnx opset {version}, but onnx .* knows 1 to"):
         Model.load(proto)
 
 

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store
 from amp_rewrite.files.model import Model, baked
-from amp_rewrite.files.prefetch import ahead
+from amp_rewrite.files.prefetch import prefetch
 from amp_rewrite.files.tensors import CHUNK, Sources
 
 SIZES = (3, CHUNK, CHUNK + 1, 7 * CHUNK + 5, 1, 30 * CHUNK)  # of several pieces, and of more than are in flight
@@ -71,7 +71,7 @@ def pieces(count: int, sources: Sources, asked: list[int]) -> Iterator[memoryvie
 
 def test_a_piece_stays_until_the_next_one_is_asked_for():
     with Sources() as sources:
-        found = [int.from_bytes(bytes(piece)) for piece in ahead(pieces(1000, sources, []), sources)]
+        found = [int.from_bytes(bytes(piece)) for piece in prefetch(pieces(1000, sources, []), sources)]
     assert found == list(range(1000))
 
 
@@ -82,14 +82,14 @@ def test_what_making_a_piece_raises_is_raised_to_who_waits_for_it():
 
     seen = 0
     with Sources() as sources, pytest.raises(ModelError, match=r"^the file ends$"):
-        for _ in ahead(broken(sources), sources):
+        for _ in prefetch(broken(sources), sources):
             seen += 1
     assert 0 < seen <= 50
 
 
 def test_who_leaves_early_leaves_no_thread_and_little_made():
     before, asked = threading.active_count(), []
-    with Sources() as sources, closing(ahead(pieces(10_000, sources, asked), sources)) as made:
+    with Sources() as sources, closing(prefetch(pieces(10_000, sources, asked), sources)) as made:
         next(made)
     assert threading.active_count() == before
     assert len(asked) < 100

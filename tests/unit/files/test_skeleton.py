@@ -97,5 +97,5 @@ def test_tensor_attributes_of_other_ops_become_zeros(tmp_path):
 def test_an_unresolved_tensor_of_unknown_type_is_refused():
     proto = model()
     proto.graph.initializer.add(name="w", data_type=99, dims=[9], data_location=TensorProto.EXTERNAL)
-    with pytest.raises(ModelError, match="give the folder"):
+    with pytest.raises(ModelError, match="pass the folder"):
         Model.load(proto)

@@ -77,4 +77,4 @@ def test_outputs_that_are_none_and_arrays_that_are_no_input_are_refused() -> Non
     made = opened(COUNTING, s=[0, 0], t=0)
     with pytest.raises(ModelError) as error:
         made.run(0, {"s": np.zeros(2, F32)})
-    assert str(error.value) == "'s' is not to be fed; the model takes x"
+    assert str(error.value) == "'s' is not an input to feed; the inputs are x"

@@ -15,7 +15,7 @@ import amp_rewrite
 from amp_rewrite import Model, ModelError, PolicyError
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
-from amp_rewrite.runtime.ort_errors import objection
+from amp_rewrite.runtime.ort_errors import error_text
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from support.paths import TESTS
@@ -210,8 +210,8 @@ def test_a_sequence_beside_bfloat16_is_refused() -> None:
     with pytest.raises(ModelError) as error:
         runner.run({"x": np.zeros(2, ml_dtypes.bfloat16), "s": [np.zeros(2, np.float32)]})
     assert str(error.value) == (
-        "'s' is no tensor, and onnxruntime does not take it beside bfloat16 tensors; make the bfloat16 inputs and"
-        " outputs float32, as emulate(model) does"
+        "'s' is not a tensor, which onnxruntime cannot combine with bfloat16 tensors; make the"
+        " bfloat16 inputs and outputs float32, as emulate(model) does"
     )
 
 
@@ -304,9 +304,9 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monk
     with pytest.raises(ModelError) as error:
         Runner.open(Model.load(heavy()))
     assert str(error.value) == (
-        "the model has to be written to a temporary folder to be opened, and that failed: cannot write"
-        " /tmp/x/model.onnx: No space left on device; nothing was changed; set TMPDIR to a folder with more room, or"
-        " save the model and load it again"
+        "the model must be written to a temporary folder to be opened, and that failed: cannot"
+        " write /tmp/x/model.onnx: No space left on device; nothing was changed; set TMPDIR to a"
+        " folder with more space, or save the model and load it again"
     )
 
 
@@ -325,7 +325,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fed", "outputs", "message"),
     [
-        ({}, None, "nothing is fed to input 'x'; give an array for each of ['x']"),
+        ({}, None, "input 'x' is missing; pass an array for each of ['x']"),
         ({"X": X}, None, "the model has no input 'X'; it has 'x'"),
         ({"x": X, "xx": X}, None, "the model has no input 'xx'; did you mean 'x'?"),
         ({"x": X}, ["yy"], "the model has no output 'yy'; did you mean 'y'?"),
@@ -516,7 +516,7 @@ def test_a_model_of_the_future_needs_a_newer_runtime(head: str, told: str) -> No
     ],
 )
 def test_an_option_that_a_provider_does_not_take_is_named(said: str, told: str) -> None:
-    assert objection("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
+    assert error_text("open", RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {said}")) == told
 
 
 def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
@@ -525,7 +525,7 @@ def test_missing_libraries_of_tensorrt_are_named_with_the_way_out() -> None:
         "shared_ptr<X> onnxruntime::python::CreateY(const Z&) Please install TensorRT libraries as mentioned in the GPU"
         " requirements page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported."
     )
-    assert objection("open", RuntimeError(said)) == (
+    assert error_text("open", RuntimeError(said)) == (
         "it cannot load the libraries of TensorRT; install TensorRT (pip install tensorrt) where the loader finds it,"
         " or leave TensorrtExecutionProvider out"
     )

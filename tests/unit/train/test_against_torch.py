@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.train.optimizers import SGD
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.optimizers import SGD
 from support.paths import ROOT
 from support.train.nets import F32, PLACE
 

@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.train.binding import bind
+from amp_rewrite.train.interchange.binding import bind
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 
@@ -39,10 +39,13 @@ def test_bound_inputs_are_initializers_and_equal_ones_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"w": ONES}, "'w' is no input of the model; its inputs are 'x', 'a', 'b'"),
-        ({"a": ONES[:1]}, "the value of 'a' is float32 [1, 2], and the input is float32 [2, 2]"),
-        ({"a": ONES.astype(np.float64)}, "the value of 'a' is float64 [2, 2], and the input is float32 [2, 2]"),
-        ({"a": 1.0}, "the value of 'a' is float64 [], and the input is float32 [2, 2]"),
+        ({"w": ONES}, "'w' is not an input of the model; its inputs are 'x', 'a', 'b'"),
+        ({"a": ONES[:1]}, "the value of 'a' is float32 [1, 2], but the input is float32 [2, 2]; convert the value"),
+        (
+            {"a": ONES.astype(np.float64)},
+            "the value of 'a' is float64 [2, 2], but the input is float32 [2, 2]; convert the value",
+        ),
+        ({"a": 1.0}, "the value of 'a' is float64 [], but the input is float32 [2, 2]; convert the value"),
     ],
 )
 def test_what_is_no_value_of_an_input_is_refused(values: dict[str, Any], message: str) -> None:

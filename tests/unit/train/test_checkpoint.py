@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
-from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.loss_scale import Array
 from support.train.nets import CROSS_ENTROPY, batches, mlp, same, trainer
 
 DATA = list(batches(12))
@@ -115,7 +115,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         made.load(tmp_path / "a.npz")
     assert str(error.value) == (
-        f"{tmp_path / 'a.npz'} is a checkpoint of another model: its ops or its weights' shapes differ"
+        f"{tmp_path / 'a.npz'} is a checkpoint of another model: its ops or its weights' shapes"
+        f" differ; make the step from that model"
     )
 
 
@@ -124,18 +125,18 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     [
         (
             {"optimizer": "sgd"},
-            "holds 'slot/w1/m', and this step has no such state; it was saved with another optimizer: make the step"
-            " with that one",
+            "has 'slot/w1/m', but this step does not; it was saved with another optimizer: make the"
+            " step with that optimizer",
         ),
         (
             {"optimizer": "rmsprop"},
-            "holds 'slot/w1/m', and this step has no such state; it was saved with another optimizer: make the step"
-            " with that one",
+            "has 'slot/w1/m', but this step does not; it was saved with another optimizer: make the"
+            " step with that optimizer",
         ),
         (
             {"freeze": ["w1"]},
-            "holds 'parameter/w1', and this step has no such state; it was saved with other parameters trained: make"
-            " the step with the same ones",
+            "has 'parameter/w1', but this step does not; it was saved with other trained parameters:"
+            " make the step with the same ones",
         ),
     ],
 )
@@ -154,7 +155,8 @@ def test_a_checkpoint_that_lacks_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         trainer().load(tmp_path / "a.npz")
     assert str(error.value) == (
-        f"{tmp_path / 'a.npz'} lacks 'slot/w1/m'; it was saved with another optimizer: make the step with that one"
+        f"{tmp_path / 'a.npz'} lacks 'slot/w1/m'; it was saved with another optimizer: make the"
+        f" step with that optimizer"
     )
 
 
@@ -169,12 +171,17 @@ def test_a_checkpoint_of_another_version_or_shape_is_refused(tmp_path: Path) -> 
     _rewritten(path, **{"parameter/w1": np.zeros((8, 15), np.float32)})
     with pytest.raises(TrainingError) as error:
         trainer().load(path)
-    assert str(error.value) == f"{path}: 'parameter/w1' is float32 [8, 15], and the step has float32 [8, 16]"
+    assert str(error.value) == (
+        f"{path}: 'parameter/w1' is float32 [8, 15], but the step has float32 [8, 16]; it was"
+        f" saved with other trained parameters: make the step with the same ones"
+    )
 
     _rewritten(path, **{"amp_rewrite/version": np.array(2)})
     with pytest.raises(TrainingError) as error:
         trainer().load(path)
-    assert str(error.value) == f"{path} is a checkpoint of version 2; this package reads version 1"
+    assert str(error.value) == (
+        f"{path} is a checkpoint of version 2, but this package reads version 1; use the package that wrote it"
+    )
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -182,7 +189,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         trainer().load(tmp_path / "a.npz")
     assert str(error.value) == (
-        f"{tmp_path / 'a.npz'} is no checkpoint of a training step; name one that Trainer.save wrote"
+        f"{tmp_path / 'a.npz'} is not a checkpoint of a training step; use a file written by Trainer.save"
     )
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("step.npy", b"cos\nsystem\n")
@@ -196,7 +203,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         trainer().save(tmp_path / "a.bin")
-    assert str(error.value) == f"cannot write a checkpoint to {tmp_path / 'a.bin'}: name a .npz file"
+    assert str(error.value) == f"cannot write a checkpoint to {tmp_path / 'a.bin'}: use a file name that ends in .npz"
     with pytest.raises(TrainingError) as error:
         trainer().save(tmp_path / "none" / "a.npz")
     where = tmp_path / "none" / "a.npz"
@@ -219,8 +226,8 @@ def test_gradients_of_a_step_that_was_begun_are_not_dropped(count: int, here: st
     begun.save(tmp_path / "a.npz")
 
     assert refused(trainer(micro_batches=count), tmp_path / "a.npz") == (
-        f"{tmp_path / 'a.npz'} was saved within a step, after 3 of its micro-batches, and here {here}; make the step"
-        " with as many micro-batches as the one that was saved"
+        f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here"
+        f" {here}; make the step with the same number of micro-batches"
     )
 
 
@@ -238,14 +245,14 @@ def test_after_a_whole_step_the_micro_batches_may_be_others(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "value", "fact"),
     [
-        ("loss_scale", np.array(np.nan, np.float32), "'loss_scale' is nan, and must be a number of 1 or more"),
-        ("loss_scale", np.array(0.25, np.float32), "'loss_scale' is 0.25, and must be a number of 1 or more"),
-        ("loss_scale", np.array("much"), "'loss_scale' is much, and must be a number of 1 or more"),
-        ("good_steps", np.array(-5), "'good_steps' is -5, and must be a number of 0 or more"),
-        ("step", np.array(-5), "'step' is -5, and must be a number of 0 or more"),
-        ("count/skipped", np.zeros(2, int), "'count/skipped' is [0 0], and must be a number of 0 or more"),
-        ("count/nonfinite", np.array(np.nan), "'count/nonfinite' is nan, and must be a number of 0 or more"),
-        ("micro_batch", np.array(-1), "'micro_batch' is -1, and must be a number of 0 or more"),
+        ("loss_scale", np.array(np.nan, np.float32), "'loss_scale' is nan, but must be a number ≥ 1"),
+        ("loss_scale", np.array(0.25, np.float32), "'loss_scale' is 0.25, but must be a number ≥ 1"),
+        ("loss_scale", np.array("much"), "'loss_scale' is much, but must be a number ≥ 1"),
+        ("good_steps", np.array(-5), "'good_steps' is -5, but must be a number ≥ 0"),
+        ("step", np.array(-5), "'step' is -5, but must be a number ≥ 0"),
+        ("count/skipped", np.zeros(2, int), "'count/skipped' is [0 0], but must be a number ≥ 0"),
+        ("count/nonfinite", np.array(np.nan), "'count/nonfinite' is nan, but must be a number ≥ 0"),
+        ("micro_batch", np.array(-1), "'micro_batch' is -1, but must be a number ≥ 0"),
     ],
 )
 def test_numbers_that_no_step_leaves_behind_are_refused(name: str, value: Array, fact: str, tmp_path: Path) -> None:
@@ -253,17 +260,21 @@ def test_numbers_that_no_step_leaves_behind_are_refused(name: str, value: Array,
     made.save(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", **{**np.load(tmp_path / "a.npz"), name: value})  # type: ignore[arg-type]
 
-    assert refused(made, tmp_path / "b.npz") == f"{tmp_path / 'b.npz'} is damaged: {fact}; load an older one"
+    assert refused(made, tmp_path / "b.npz") == f"{tmp_path / 'b.npz'} is damaged: {fact}; load an older checkpoint"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "fact"),
     [
-        ("amp_rewrite/version", np.array("x"), "is a checkpoint of version x; this package reads version 1"),
+        (
+            "amp_rewrite/version",
+            np.array("x"),
+            "is a checkpoint of version x, but this package reads version 1; use the package that wrote it",
+        ),
         (
             "amp_rewrite/model",
             np.array("x"),
-            "is a checkpoint of another model: its ops or its weights' shapes differ",
+            "is a checkpoint of another model: its ops or its weights' shapes differ; make the step from that model",
         ),
     ],
 )

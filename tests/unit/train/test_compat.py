@@ -18,10 +18,11 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
 )
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer, Variable
-from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
-from amp_rewrite.train.model_loss import ModelLoss
-from amp_rewrite.train.optimizers import SGD, Adam
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.step.model_loss import ModelLoss
+from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
+from amp_rewrite.train.update.optimizers import SGD, Adam
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,7 @@ def test_hyperparameters_and_iterations_are_those_of_the_optimizer_inside() -> N
     assert (opt.learning_rate, opt.inner.rule) == (0.25, SGD(0.25, momentum=0.75))
     assert (opt.iterations, opt.inner.iterations) == (7, 7)
     assert {"lr", "learning_rate", "momentum", "nesterov", "loss_scale"} <= set(dir(opt))
-    with pytest.raises(AttributeError, match=r"^SGD has no hyperparameter 'beta_1'$"):
+    with pytest.raises(AttributeError, match=r"^SGD has no hyperparameter 'beta_1'; it has clipnorm, "):
         opt.beta_1 = 0.5
     with pytest.raises(AttributeError):
         opt.beta_1  # noqa: B018
@@ -188,7 +189,7 @@ def test_weights_are_those_of_the_optimizer_inside() -> None:
     assert len(opt.variables()) == 3
     with pytest.raises(TrainingError) as error:
         other.set_weights([])
-    assert str(error.value) == "0 arrays were given for 3 weights; give what get_weights gave"
+    assert str(error.value) == "0 arrays for 3 weights; pass the result of get_weights()"
 
 
 # -- checkpoints and configurations ------------------------------------------------------------------
@@ -246,7 +247,9 @@ def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> No
     assert fixed.loss_scale == FixedLossScale(4.0)
     with pytest.raises(TrainingError) as error:
         LossScaleOptimizer.from_config({**later, "dynamic": False})
-    assert str(error.value) == "a fixed loss scale has an initial_scale and no dynamic_growth_steps; correct one"
+    assert str(error.value) == (
+        "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the configuration"
+    )
 
 
 # -- refusals ----------------------------------------------------------------------------------------
@@ -255,16 +258,16 @@ def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> No
 @pytest.mark.parametrize(
     ("optimizer", "scale", "message"),
     [
-        ("sgd", 2, "not an optimizer: 'sgd'; give an Optimizer such as SGD(0.1)"),
+        ("sgd", 2, "not an optimizer: 'sgd'; pass an Optimizer such as SGD(0.1)"),
         (
             SGD(clipnorm=1.0),
             2,
-            "LossScaleOptimizer does not wrap an optimizer that clips gradients, and this one has clipnorm; clip"
-            " between get_unscaled_gradients and apply_gradients",
+            "LossScaleOptimizer cannot wrap an optimizer that clips gradients, and this one sets"
+            " clipnorm; clip between get_unscaled_gradients and apply_gradients",
         ),
-        (SGD(), None, "loss_scale is None; give 'dynamic', a number or a LossScale, or do not wrap"),
-        (LossScaleOptimizer(SGD(), 2), 2, "the optimizer has a loss scale already; give the one inside"),
-        (SGD(), "static", "loss scale 'static' is none; use None, 'dynamic', a number or a LossScale"),
+        (SGD(), None, "loss_scale is None; use 'dynamic', a number or a LossScale, or the optimizer without a wrapper"),
+        (LossScaleOptimizer(SGD(), 2), 2, "the optimizer already has a loss scale; pass its inner optimizer"),
+        (SGD(), "static", "invalid loss scale 'static'; use None, 'dynamic', a finite number ≥ 1 or a LossScale"),
     ],
 )
 def test_what_can_not_be_wrapped_is_refused(optimizer: Any, scale: Any, message: str) -> None:
@@ -274,7 +277,7 @@ def test_what_can_not_be_wrapped_is_refused(optimizer: Any, scale: Any, message:
 
 
 def test_a_callable_without_gradients_is_refused_with_the_way_out() -> None:
-    with pytest.raises(TrainingError, match="has no gradients; give a ModelLoss, or compute gradients of"):
+    with pytest.raises(TrainingError, match="has no gradients; use a ModelLoss, or compute the gradients of"):
         LossScaleOptimizer(SGD(), 2).minimize(lambda: 1.0, [Variable(1.0)])
 
 
@@ -282,20 +285,23 @@ def test_no_gradient_at_all_is_refused_before_the_scale_moves() -> None:
     opt = LossScaleOptimizer(SGD(), DynamicLossScale(2, 1))
     with pytest.raises(TrainingError) as error:
         opt.apply_gradients([(None, Variable(1.0, "v"))])
-    assert str(error.value) == "no gradient for any variable: 'v'"
+    assert str(error.value) == "no gradient for any variable: 'v'; pass variables that the loss depends on"
     assert opt.loss_scale() == 2.0
 
 
 def test_two_variables_of_one_name_are_refused() -> None:
     with pytest.raises(TrainingError) as error:
         StatefulOptimizer(SGD()).apply_gradients([(np.array(1.0), Variable(1.0)), (np.array(1.0), Variable(2.0))])
-    assert str(error.value) == "two variables are named 'Variable'; give each a name of its own"
+    assert str(error.value) == "two variables are named 'Variable'; give each a unique name"
 
 
 def test_a_gradient_of_another_shape_is_refused() -> None:
     with pytest.raises(TrainingError) as error:
         StatefulOptimizer(SGD()).apply_gradients([(np.array([1.0]), Variable(1.0))])
-    assert str(error.value) == "a gradient of shape (1,) was given for a variable of shape ()"
+    assert (
+        str(error.value)
+        == "a gradient has shape (1,), but its variable has shape (); pass one gradient per variable, in order"
+    )
 
 
 def test_a_loss_without_its_batch_says_so() -> None:
@@ -306,7 +312,7 @@ def test_a_loss_without_its_batch_says_so() -> None:
     loss = ModelLoss.of(model, "loss", parameters=["w"])
     with pytest.raises(TrainingError) as error:
         loss()
-    assert str(error.value) == "the loss has no batch for ['x']; use loss.on(batch)"
+    assert str(error.value) == "the batch lacks the inputs ['x']; pass a batch with loss.on(batch)"
     three = loss.on({"x": np.array(3, np.float32)})
     grads = three.gradients([*loss.variables, Variable(1.0)], np.array(4, np.float32))
     assert (three(), np.array(grads[0]).tolist(), grads[1]) == (6.0, [12.0], None)
@@ -326,8 +332,8 @@ def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops
 @pytest.mark.parametrize(
     ("opt", "message"),
     [
-        (LossScaleOptimizer(SGD(), 2), "the optimizer has a loss scale already; give the one inside"),
-        (object, f"not an optimizer: {object!r}; give an Optimizer such as SGD(0.1)"),
+        (LossScaleOptimizer(SGD(), 2), "the optimizer already has a loss scale; pass its inner optimizer"),
+        (object, f"not an optimizer: {object!r}; pass an Optimizer such as SGD(0.1)"),
     ],
 )
 def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message: str) -> None:
@@ -342,8 +348,8 @@ def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first()
     with pytest.raises(PolicyError) as error:
         enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
     assert str(error.value) == (
-        "cannot enable the mixed precision graph rewrite: the policy is set to 'float32', and one of the two is enough;"
-        " call set_policy(None) first"
+        "cannot enable the mixed precision graph rewrite: the policy is set to 'float32', and"
+        " only one of the two can be active; call set_policy(None) first"
     )
     assert isinstance(error.value, ValueError)
 
@@ -357,5 +363,5 @@ def test_open_sessions_are_warned_of_before_the_optimizer_is_looked_at() -> None
 
 
 def test_disabling_what_is_not_enabled_warns() -> None:
-    with pytest.warns(UserWarning, match="and the graph rewrite is not enabled$"):
+    with pytest.warns(UserWarning, match=": the graph rewrite is not enabled$"):
         disable_mixed_precision_graph_rewrite()

@@ -14,8 +14,8 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.train.external_gradients import ScaledGradients, scale_gradients
-from amp_rewrite.train.loss_scale import Array, DynamicLossScale
+from amp_rewrite.train.interchange.external_gradients import ScaledGradients, scale_gradients
+from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale
 
 # loss = mean((x w)²) over 2 numbers and its gradient by w, as another tool would write them
 GRAPH = """
@@ -145,15 +145,27 @@ def test_the_model_given_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "l"}, "the loss 'l' is no value of the model's main graph; `amp-rewrite report -v` shows them"),
-        ({"seed": "s"}, "the seed 's' is no value of the model's main graph; `amp-rewrite report -v` shows them"),
-        ({"grads": ["dy"]}, "'dy' is no output; the outputs are loss, w_grad"),
+        ({"loss": "l"}, "the loss 'l' is not a value of the model's main graph; `amp-rewrite report -v` lists them"),
+        ({"seed": "s"}, "the seed 's' is not a value of the model's main graph; `amp-rewrite report -v` lists them"),
+        ({"grads": ["dy"]}, "'dy' is not an output; the outputs are loss, w_grad"),
         ({"grads": []}, "no gradients are named; the outputs are loss, w_grad"),
-        ({"seed": "total"}, "the gradient 'w_grad' does not depend on 'total'; name where the backward pass begins"),
-        ({"seed": "y"}, "the loss 'loss' depends on 'y', so it is no seed; name where the backward begins"),
+        (
+            {"seed": "total"},
+            (
+                "the gradient 'w_grad' does not depend on 'total'; name the value where the backward"
+                " pass starts as `seed`"
+            ),
+        ),
+        (
+            {"seed": "y"},
+            (
+                "'y' is not a seed, because the loss 'loss' depends on it; name the value where the"
+                " backward pass starts as `seed`"
+            ),
+        ),
         (
             {"loss_scale": None},
-            "loss_scale is None, so there is nothing to do; give 'dynamic', a number or a LossScale",
+            "loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale",
         ),
     ],
 )
@@ -167,7 +179,7 @@ def test_a_graph_without_an_input_for_the_seed_needs_its_name() -> None:
     with pytest.raises(TrainingError) as error:
         scaled(GRAPH.replace("float loss_grad)", "float[2,1] loss_grad)"))
     assert str(error.value) == (
-        "no input can be the gradient of the loss 'loss'; name where the backward begins: `seed`"
+        "no input can be the gradient of the loss 'loss'; name the value where the backward pass starts as `seed`"
     )
     two = GRAPH.replace("float loss_grad)", "float loss_grad, float b)").replace(
         "share = Mul (loss_grad, half)", "s = Mul (loss_grad, b) share = Mul (s, half)"

@@ -16,7 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train import scale_gradients
-from amp_rewrite.train.loss_scale import Array
+from amp_rewrite.train.update.loss_scale import Array
 from support.paths import TESTS
 from support.train import foreign_step
 

@@ -17,9 +17,16 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.loss_scale import Array, DynamicLossScale, FixedLossScale, LossScale, ScaleState, all_finite
-from amp_rewrite.train.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, applied, initial_slots
-from amp_rewrite.train.step.update import Scaling, Update, append_update
+from amp_rewrite.train.update.graph import Scaling, Update, append_update
+from amp_rewrite.train.update.loss_scale import (
+    Array,
+    DynamicLossScale,
+    FixedLossScale,
+    LossScale,
+    ScaleState,
+    all_finite,
+)
+from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, applied, initial_slots
 from support.train.nets import F32, parsed
 
 STEPS = 10_000

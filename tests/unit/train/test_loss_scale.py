@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train import loss_scale as scales
-from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
 
 MAX = float(np.finfo(np.float32).max)
 
@@ -88,11 +88,11 @@ def test_a_fixed_scale_lets_every_step_pass_even_nan() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("8", "a fixed loss scale must be an int or a float, not '8'"),
-        (None, "a fixed loss scale must be an int or a float, not None"),
-        (True, "a fixed loss scale must be an int or a float, not True"),
-        (0.5, "a fixed loss scale must be finite and at least 1, not 0.5"),
-        (float("nan"), "a fixed loss scale must be finite and at least 1, not nan"),
+        ("8", "invalid loss scale '8'; use an int or a float ≥ 1"),
+        (None, "invalid loss scale None; use an int or a float ≥ 1"),
+        (True, "invalid loss scale True; use an int or a float ≥ 1"),
+        (0.5, "invalid loss scale 0.5; use a finite number ≥ 1"),
+        (float("nan"), "invalid loss scale nan; use a finite number ≥ 1"),
     ],
 )
 def test_what_is_no_fixed_scale_is_refused(value: Any, message: str) -> None:
@@ -105,10 +105,10 @@ def test_what_is_no_fixed_scale_is_refused(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((0.5,), "the initial loss scale must be at least 1 and finite, not 0.5"),
-        ((1e39,), "the initial loss scale must be at least 1 and finite, not 1e+39"),
-        ((2, 0), "the increment period must be at least 1 step, not 0"),
-        ((2, 1, 1.0), "the multiplier must be more than 1 and finite, not 1.0"),
+        ((0.5,), "invalid initial loss scale 0.5; use a finite number ≥ 1"),
+        ((1e39,), "invalid initial loss scale 1e+39; use a finite number ≥ 1"),
+        ((2, 0), "invalid increment period 0; use 1 step or more"),
+        ((2, 1, 1.0), "invalid multiplier 1.0; use a finite number > 1"),
     ],
 )
 def test_what_is_no_dynamic_scale_is_refused(settings: tuple[float, ...], message: str) -> None:
@@ -125,7 +125,7 @@ def test_get_takes_whatever_means_a_scale() -> None:
     assert scales.get(scales.serialize(FixedLossScale(3))) == FixedLossScale(3.0)
     with pytest.raises(TrainingError) as error:
         scales.get("static")
-    assert str(error.value) == "loss scale 'static' is none; use None, 'dynamic', a number or a LossScale"
+    assert str(error.value) == "invalid loss scale 'static'; use None, 'dynamic', a finite number ≥ 1 or a LossScale"
 
 
 def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> None:
@@ -140,7 +140,7 @@ def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> Non
 def test_a_broken_configuration_is_named() -> None:
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "FixedLossScale", "config": {"value": 2}})
-    assert str(error.value) == "not the configuration of a FixedLossScale: {'value': 2}"
+    assert str(error.value) == "not the configuration of a FixedLossScale: {'value': 2}; use the result of get_config()"
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "Scale"})
-    assert str(error.value) == "not a serialized loss scale: {'class_name': 'Scale'}; use what serialize gave"
+    assert str(error.value) == "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize()"

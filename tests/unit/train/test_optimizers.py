@@ -13,8 +13,9 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.loss_scale import Array, DynamicLossScale, LossScale
-from amp_rewrite.train.optimizers import (
+from amp_rewrite.train.update.graph import Scaling, Update, append_update
+from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, LossScale
+from amp_rewrite.train.update.optimizers import (
     SGD,
     Adagrad,
     Adam,
@@ -27,7 +28,6 @@ from amp_rewrite.train.optimizers import (
     named,
     serialize,
 )
-from amp_rewrite.train.step.update import Scaling, Update, append_update
 from unit.train.test_loss_scale import SEQUENCES
 
 F32 = np.float32
@@ -202,8 +202,8 @@ def test_a_spelling_leads_back(text: str) -> None:
     ("text", "message"),
     [
         ("adamax", "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad"),
-        ("sgd,lr=fast", "optimizer 'sgd': 'lr=fast' is no setting; write NAME=NUMBER"),
-        ("sgd,momentum", "optimizer 'sgd': 'momentum' is no setting; write NAME=NUMBER"),
+        ("sgd,lr=fast", "optimizer 'sgd': 'lr=fast' is not a setting; write NAME=NUMBER"),
+        ("sgd,momentum", "optimizer 'sgd': 'momentum' is not a setting; write NAME=NUMBER"),
         (
             "sgd,beta_1=0.5",
             "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
@@ -213,7 +213,7 @@ def test_a_spelling_leads_back(text: str) -> None:
         ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),
         ("sgd,lr=nan", "learning_rate of SGD must be at least 0 and finite, not nan"),
         ("sgd,clipnorm=0", "clipnorm of SGD must be more than 0 and finite, not 0.0"),
-        ("sgd,clipnorm=1,clipvalue=1", "SGD clips gradients by clipnorm and by clipvalue; choose one"),
+        ("sgd,clipnorm=1,clipvalue=1", "SGD clips gradients by clipnorm and by clipvalue; set only one"),
     ],
 )
 def test_what_is_no_optimizer_is_refused(text: str, message: str) -> None:
@@ -228,5 +228,5 @@ def test_an_optimizer_comes_back_from_its_plain_form() -> None:
     with pytest.raises(TrainingError) as error:
         deserialize({"class_name": "Lion", "config": {}})
     assert str(error.value) == (
-        "not a serialized optimizer: {'class_name': 'Lion', 'config': {}}; use what serialize gave"
+        "not a serialized optimizer: {'class_name': 'Lion', 'config': {}}; use the result of serialize()"
     )

@@ -16,15 +16,16 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.train import parallel
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
-from amp_rewrite.train.keras.optimizer import Variable
-from amp_rewrite.train.loss_scale import Array, DynamicLossScale
-from amp_rewrite.train.optimizers import SGD
-from amp_rewrite.train.parallel import Alone, DataParallelTrainer, averaged, check_strategy, cut, join_replicas, shard
+from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.parallel import replicas as parallel
+from amp_rewrite.train.parallel.replicas import Alone, averaged, check_strategy, join_replicas, shard
+from amp_rewrite.train.parallel.trainer import DataParallelTrainer, cut
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import History, Trainer
+from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale
+from amp_rewrite.train.update.optimizers import SGD
 from support.train import replica
 from support.train.nets import CROSS_ENTROPY, batches, mlp, parsed, same
 
@@ -122,7 +123,7 @@ def test_a_model_that_is_no_step_is_not_cut() -> None:
     with pytest.raises(TrainingError) as error:
         cut(Model(mlp()))
     assert str(error.value) == (
-        "the model cannot be cut into gradients and update: no node is named amp.update/…; give a step's model"
+        "the model cannot be cut into gradients and update: no node is named amp.update/…; pass a step's model"
     )
 
 
@@ -138,7 +139,7 @@ def test_an_update_that_reads_whole_numbers_is_not_cut() -> None:
     model.graph.node[1].name = "amp.update/y"
     with pytest.raises(TrainingError) as error:
         cut(Model(model))
-    assert str(error.value) == "the update reads 's', which is no float32, so no mean of it can be taken"
+    assert str(error.value) == "the update reads 's', which is not float32 and cannot be averaged; pass a step's model"
 
 
 # -- replicas together ---------------------------------------------------------------------------------
@@ -211,8 +212,8 @@ def test_replicas_that_begin_differently_are_refused_on_each() -> None:
     found = together(2, lambda replicas: DataParallelTrainer(steps[replicas.rank], replicas, **PLACE))
     said = [str(error) for error in found]
     assert said == [
-        f"replica {rank} of 2: the replicas differ in step or state; make all of them from the same model and"
-        " options, or load the same checkpoint"
+        f"replica {rank} of 2: the replicas differ in step or state; build all of them from the"
+        f" same model and options, or load the same checkpoint"
         for rank in (0, 1)
     ]
 
@@ -287,7 +288,7 @@ def test_a_shard_is_a_part_of_each_batch_and_scalars_are_whole() -> None:
 def test_a_batch_of_fewer_rows_than_replicas_is_refused() -> None:
     with pytest.raises(TrainingError) as error:
         list(shard([DATA[0], {"x": np.zeros((1, 8))}], _Thread(0, 2, Threads(2))))
-    assert str(error.value) == "batch 1 has fewer rows than there are replicas (2); make it larger"
+    assert str(error.value) == "batch 1 has fewer rows than there are replicas (2); use larger batches"
 
 
 class TPUStrategyV2:
@@ -303,7 +304,7 @@ class MirroredStrategy:
     [
         (
             TPUStrategyV2(),
-            "TPUs compute in bfloat16, which needs no loss scale; remove the loss scale and train with their own tools",
+            ("TPUs compute in bfloat16 and need no loss scale; remove the loss scale and train with their own tools"),
         ),
         (
             "ParameterServerStrategy",
@@ -311,10 +312,10 @@ class MirroredStrategy:
         ),
         (
             "CentralStorageStrategy",
-            "it keeps one copy of each parameter for all replicas; use join_replicas(), one copy on each",
+            "it keeps one copy of each parameter for all replicas; use join_replicas(), with a copy on each",
         ),
-        (MirroredStrategy(), "join_replicas() does what it does, through torch.distributed"),
-        (7, "it is no Replicas; use join_replicas()"),
+        (MirroredStrategy(), "use join_replicas(), which does the same through torch.distributed"),
+        (7, "it is not a Replicas; use join_replicas()"),
     ],
 )
 def test_a_strategy_that_can_not_be_supported_is_refused(strategy: object, reason: str) -> None:
@@ -337,7 +338,7 @@ def test_without_pytorch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(TrainingError) as error, join_replicas():
         pass
     assert str(error.value) == (
-        "replicas talk through torch.distributed, and PyTorch is missing; pip install 'amp-rewrite[parallel]'"
+        "replicas need torch.distributed, but PyTorch is not installed; pip install 'amp-rewrite[parallel]'"
     )
 
 
@@ -346,8 +347,8 @@ def test_nccl_wants_one_gpu_for_each_process() -> None:
     with pytest.raises(TrainingError) as error:
         parallel._device("nccl", 4)
     assert str(error.value) == (
-        "nccl takes one GPU for each process, and this one sees 4; set CUDA_VISIBLE_DEVICES to its own (LOCAL_RANK),"
-        " or use the backend gloo"
+        "nccl needs one GPU per process, but this process sees 4; set CUDA_VISIBLE_DEVICES to"
+        " its own (LOCAL_RANK), or use the backend gloo"
     )
 
 
@@ -394,8 +395,8 @@ def test_when_a_replica_dies_the_others_end_with_an_error_and_the_checkpoint_res
 
     assert (dead, survivor) == (9, 1)
     assert said.strip().splitlines()[-1] == (
-        "replica 0 of 2 has no answer from the others (it waits 20 s): one has ended, or has fewer batches; start all"
-        " of them again, each with the last checkpoint"
+        "replica 0 of 2 got no answer from the others (timeout 20 s): one has ended, or has"
+        " fewer batches; restart all of them, each with the last checkpoint"
     )
     resumed = Trainer(step(**replica.OPTIONS), **PLACE)
     resumed.load(tmp_path / "checkpoint.npz")

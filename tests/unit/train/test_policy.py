@@ -225,8 +225,8 @@ def test_a_process_does_not_compute_in_what_is_not_floating(name: str) -> None:
     with pytest.raises(PolicyError) as error:
         set_policy(name)
     assert str(error.value) == (
-        f"a policy for a whole process must compute in a floating type, and {name!r} does not; use mixed_float16,"
-        " mixed_bfloat16 or float32"
+        f"a policy for a whole process must compute in a floating type, but {name!r} does not;"
+        f" use mixed_float16, mixed_bfloat16 or float32"
     )
     assert not process.policy_was_set()
 
@@ -236,8 +236,8 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
     with pytest.raises(PolicyError) as error:
         set_policy("mixed_float16")
     assert str(error.value) == (
-        "cannot set policy 'mixed_float16': the mixed precision graph rewrite is enabled, and one of the two is enough;"
-        " call disable_mixed_precision_graph_rewrite() first"
+        "cannot set policy 'mixed_float16': the mixed precision graph rewrite is enabled, and only one of the two"
+        " can be active; call disable_mixed_precision_graph_rewrite() first"
     )
     set_policy("float64")
     assert global_policy() == Policy("float64")

@@ -15,7 +15,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 from amp_rewrite import GradientError, Model, ModelError
-from amp_rewrite.train.lower import Algorithm, algorithms, lower_training_ops
+from amp_rewrite.train.interchange.training_ops import Algorithm, algorithms, lower_training_ops
 from support.train.vjp_case import run_float32
 
 BACKEND_CASES = (
@@ -252,8 +252,12 @@ def test_the_model_that_is_given_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "fault"),
     [
-        ("w", "v_new", "the update_binding of 'w' is to 'v_new', which is no output of its graph; correct the name"),
-        ("v", "w_new", "the update_binding of 'v' is of no initializer; correct the name"),
+        (
+            "w",
+            "v_new",
+            "the update_binding of 'w' refers to 'v_new', which is not an output of its graph; correct the name",
+        ),
+        ("v", "w_new", "the update_binding of 'v' does not name an initializer; correct the name"),
     ],
 )
 def test_a_binding_that_does_not_fit(key: str, value: str, fault: str) -> None:

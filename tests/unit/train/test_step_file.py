@@ -75,12 +75,12 @@ def test_without_the_model_that_it_trains_a_step_does_not_export(file: Path) -> 
     trainer.fit(DATA)
     with pytest.raises(TrainingError) as error:
         trainer.export()
-    assert str(error.value) == ("the step came from a file without the model that it trains; load it with `forward`")
+    assert str(error.value) == ("the step was read from a file without the model that it trains; pass it as `forward`")
 
 
 def test_a_step_in_training_mode_needs_the_model_to_evaluate(tmp_path: Path) -> None:
     save_step(step(training_mode=True), tmp_path / "a.onnx")
-    with pytest.raises(TrainingError, match="load it with `forward`"):
+    with pytest.raises(TrainingError, match="pass it as `forward`"):
         Trainer(load_step(tmp_path / "a.onnx")).evaluate(DATA)
     assert Trainer(load_step(tmp_path / "a.onnx", forward=mlp())).evaluate(DATA).rows == 64
 
@@ -88,7 +88,7 @@ def test_a_step_in_training_mode_needs_the_model_to_evaluate(tmp_path: Path) -> 
 def test_another_model_is_not_what_a_step_trains(file: Path) -> None:
     with pytest.raises(TrainingError) as error:
         load_step(file, forward=mlp(opset=21))
-    assert str(error.value) == f"{file} trains another model than the one given: their graphs differ"
+    assert str(error.value) == f"{file} trains another model: its graph differs from that of `forward`; pass its model"
 
 
 def test_a_model_that_is_no_step_is_refused(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_model_that_is_no_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         load_step(tmp_path / "net.onnx")
     assert str(error.value) == (
-        f"{tmp_path / 'net.onnx'} is a model, but no training step; write one with `amp-rewrite train-step`"
+        f"{tmp_path / 'net.onnx'} is not a training step; write one with `amp-rewrite train-step`"
     )
 
 
@@ -111,8 +111,8 @@ def _with_metadata(file: Path, change: Any) -> None:
     ("change", "message"),
     [
         (lambda _: "{", "the metadata 'amp_rewrite.training_step' is damaged"),
-        (lambda _: "[]", "holds a training step of version None; this package reads version 1"),
-        (lambda text: text.replace('"version": 1', '"version": 9'), "holds a training step of version 9;"),
+        (lambda _: "[]", "has a training step of version None, but this package reads version 1"),
+        (lambda text: text.replace('"version": 1', '"version": 9'), "has a training step of version 9,"),
         (
             lambda text: json.dumps({**json.loads(text), "state": 3}),
             "the metadata 'amp_rewrite.training_step' is damaged",
@@ -282,7 +282,10 @@ def test_in_float32_the_file_omits_lowering_and_the_command_line_must_omit_it(fo
     refused = run(*words, "--overwrite", "--keep", "second")
     assert (refused.exit_code, refused.stderr) == (
         2,
-        "error: keep says how to lower, and policy 'float32' lowers nothing\n",
+        (
+            "error: keep configures lowering, but policy 'float32' lowers nothing; remove the"
+            " options, or use mixed_float16\n"
+        ),
     )
 
 
@@ -297,7 +300,7 @@ def test_quiet_says_nothing(folder: Path) -> None:
         ("net.onnx", "Missing option '--loss'; see 'amp-rewrite train-step --help'"),
         (
             "net.onnx --loss y",
-            "the loss 'y' has shape ['N', 4], and a loss is one number; reduce it to its mean first",
+            "the loss 'y' has shape ['N', 4], but a loss is one number; reduce it to its mean first",
         ),
         (
             "net.onnx --loss cross_entropy(y) --optimizer adamax",
@@ -305,11 +308,11 @@ def test_quiet_says_nothing(folder: Path) -> None:
         ),
         (
             "net.onnx --loss cross_entropy(y) --loss-scale much",
-            "loss scale 'much' is none; use None, 'dynamic', a number or a LossScale",
+            "invalid loss scale 'much'; use None, 'dynamic', a finite number ≥ 1 or a LossScale",
         ),
         (
             "net.onnx --loss cross_entropy(y) --freeze w9",
-            "parameter 'w9' is no initializer of the model; it has 'w1', 'b1', 'w2', 'b2'",
+            "parameter 'w9' is not an initializer of the model; it has 'w1', 'b1', 'w2', 'b2'",
         ),
         (
             "net.onnx --loss cross_entropy(y) -o net.onnx",

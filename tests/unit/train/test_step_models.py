@@ -13,9 +13,9 @@ from onnx import ModelProto
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.train.loss_scale import Array
-from amp_rewrite.train.optimizers import SGD
 from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.update.loss_scale import Array
+from amp_rewrite.train.update.optimizers import SGD
 from support import stub
 from support.paths import ROOT
 from support.train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
@@ -176,7 +176,7 @@ def test_statistics_that_two_normalizations_share_are_refused() -> None:
     with pytest.raises(TrainingError) as error:
         training_step(model, loss="loss", training_mode=True)
     assert str(error.value) == (
-        "two BatchNormalizations update the statistics 'mean'; export the model with one for each"
+        "two BatchNormalizations update the statistics 'mean'; export the model with separate ones"
     )
 
 

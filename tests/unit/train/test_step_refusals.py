@@ -17,7 +17,7 @@ from support.train.nets import CROSS_ENTROPY, mlp, parsed
     [
         (
             {"loss": "y"},
-            "the loss 'y' has shape ['N', 4], and a loss is one number; reduce it to its mean first",
+            "the loss 'y' has shape ['N', 4], but a loss is one number; reduce it to its mean first",
         ),
         (
             {"loss": "perplexity"},
@@ -32,15 +32,18 @@ from support.train.nets import CROSS_ENTROPY, mlp, parsed
         ({"loss": "cross_entropy(z9)"}, "the model has no value 'z9'; its outputs are 'y'"),
         (
             {"loss": "cross_entropy(y, a)"},
-            "the target 'a' is a value of the model, but no input; name an input, or a new name",
+            "the target 'a' is a value of the model, but not an input; use an input or a new name",
         ),
-        ({"loss": "cross_entropy(y, x)"}, "the target 'x' is float32; this loss takes int64"),
-        ({"parameters": ["w1", "w3"]}, "parameter 'w3' is no initializer of the model; it has 'w1', 'b1', 'w2', 'b2'"),
-        ({"parameters": ["x"]}, "parameter 'x' is no initializer of the model; it has 'w1', 'b1', 'w2', 'b2'"),
-        ({"freeze": ["*"]}, "every parameter is frozen, so nothing is left to train; freeze fewer"),
-        ({"micro_batches": 0}, "micro_batches is 0; a step has at least 1"),
-        ({"optimizer": 3}, "not an optimizer: 3; give an Optimizer such as SGD(0.1), or its name"),
-        ({"loss_scale": 0.5}, "a fixed loss scale must be finite and at least 1, not 0.5"),
+        ({"loss": "cross_entropy(y, x)"}, "the target 'x' is float32; this loss needs int64"),
+        (
+            {"parameters": ["w1", "w3"]},
+            "parameter 'w3' is not an initializer of the model; it has 'w1', 'b1', 'w2', 'b2'",
+        ),
+        ({"parameters": ["x"]}, "parameter 'x' is not an initializer of the model; it has 'w1', 'b1', 'w2', 'b2'"),
+        ({"freeze": ["*"]}, "every parameter is frozen, so there is nothing to train; freeze fewer"),
+        ({"micro_batches": 0}, "micro_batches is 0; use a whole number ≥ 1"),
+        ({"optimizer": 3}, "not an optimizer: 3; pass an Optimizer such as SGD(0.1), or its name"),
+        ({"loss_scale": 0.5}, "invalid loss scale 0.5; use a finite number ≥ 1"),
     ],
 )
 def test_what_can_not_be_trained_is_refused_with_the_way_out(options: dict[str, Any], message: str) -> None:
@@ -54,12 +57,15 @@ def test_what_can_not_be_trained_is_refused_with_the_way_out(options: dict[str, 
     [
         (
             "float16",
-            "policy 'float16' does not keep parameters and results in float32, and a training step does; use"
-            " mixed_float16, mixed_bfloat16 or float32",
+            "policy 'float16' does not keep parameters and results in float32, as a training step"
+            " must; use mixed_float16, mixed_bfloat16 or float32",
         ),
         (
             "p=f32,c=f64,o=f32",
-            "policy 'p=float32,c=float64,o=float32' computes in no type that a training step knows; use float16",
+            (
+                "policy 'p=float32,c=float64,o=float32' computes in a type that a training step does not"
+                " have; use float16"
+            ),
         ),
     ],
 )
@@ -72,13 +78,15 @@ def test_a_policy_without_float32_masters_is_refused(policy: str, message: str) 
 def test_how_to_lower_is_refused_where_nothing_is_lowered() -> None:
     with pytest.raises(PolicyError) as error:
         training_step(mlp(), loss=CROSS_ENTROPY, policy="float32", keep=["op=Relu"])
-    assert str(error.value) == "keep says how to lower, and policy 'float32' lowers nothing"
+    assert str(error.value) == (
+        "keep configures lowering, but policy 'float32' lowers nothing; remove the options, or use mixed_float16"
+    )
 
 
 def test_what_must_be_float32_can_not_be_lowered_by_a_pattern() -> None:
     with pytest.raises(PolicyError) as error:
         training_step(mlp(), loss=CROSS_ENTROPY, lower=["op=Sub"])
-    assert str(error.value).startswith("lower 'op=Sub' names node 'amp.update/Sub_")
+    assert str(error.value).startswith("lower 'op=Sub' matches node 'amp.update/Sub_")
     assert str(error.value).endswith("which a training step computes in float32; narrow the pattern")
 
 
@@ -103,7 +111,7 @@ def test_a_loss_in_half_precision_is_refused() -> None:
     )
     with pytest.raises(TrainingError) as error:
         training_step(model, loss="y")
-    assert str(error.value) == "the loss 'y' is float16; a training step keeps its loss in float32, cast it"
+    assert str(error.value) == "the loss 'y' is float16, but a training step needs a float32 loss; cast it"
 
 
 def test_a_model_without_weights_is_refused() -> None:
@@ -111,8 +119,8 @@ def test_a_model_without_weights_is_refused() -> None:
     with pytest.raises(TrainingError) as error:
         training_step(model, loss="loss")
     assert str(error.value) == (
-        "the loss 'loss' depends on no float32 initializer that could be trained; a model exported with its weights as"
-        " initializers has some, and `parameters` names them"
+        "the loss 'loss' does not depend on a trainable float32 initializer; export the model"
+        " with its weights as initializers, or name them in `parameters`"
     )
 
 
@@ -123,7 +131,7 @@ def test_a_half_weight_is_refused_by_name() -> None:
     )
     with pytest.raises(TrainingError) as error:
         training_step(model, loss="loss", parameters=["w"])
-    assert str(error.value) == "parameter 'w' is float16; trained weights are kept in float32, cast it"
+    assert str(error.value) == "parameter 'w' is float16, but trained weights must be float32; cast it"
 
 
 def test_an_op_without_a_gradient_is_named_with_the_way_through_it() -> None:

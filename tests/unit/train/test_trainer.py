@@ -18,10 +18,11 @@ from amp_rewrite.errors import FeedError, ModelError, TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
 from amp_rewrite.runtime.runner import Runner, cuda_opens
-from amp_rewrite.train.loss_scale import DynamicLossScale
-from amp_rewrite.train.parallel import Alone, DataParallelTrainer
+from amp_rewrite.train.parallel.replicas import Alone
+from amp_rewrite.train.parallel.trainer import DataParallelTrainer
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.loss_scale import DynamicLossScale
 from support import stub
 from support.paths import TESTS
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, Run, batches, mlp, parsed, same, step, trainer
@@ -127,7 +128,7 @@ def test_a_learning_rate_that_would_spoil_the_parameters_is_refused(rate: Any) -
     made = trainer()
     with pytest.raises(TrainingError) as error:
         made.fit(DATA, learning_rate=lambda steps: rate if steps == 2 else 0.1)
-    assert str(error.value) == f"the learning rate of step 3 is {rate!r}; give a number of 0 or more"
+    assert str(error.value) == f"the learning rate of step 3 is {rate!r}; use a finite number ≥ 0"
     assert made.steps == 2
 
 
@@ -272,7 +273,7 @@ def test_a_target_that_names_no_class_is_refused_before_the_step(wrong: int, at:
     with pytest.raises(TrainingError) as error:
         made.fit([DATA[0], bad])
     assert str(error.value) == (
-        f"input 't' of batch 1 has class {wrong}, and the model knows 0 to 3; correct the targets"
+        f"input 't' of batch 1 has class {wrong}, but the model has classes 0 to 3; correct the targets"
     )
     assert made.steps == 1
     with pytest.raises(TrainingError):
@@ -311,7 +312,8 @@ def test_a_model_in_a_file_is_trained_too(tmp_path: Path) -> None:
 # -- on CUDA -----------------------------------------------------------------------------------------
 
 ON_CUDA = """
-from amp_rewrite.train.parallel import Alone, DataParallelTrainer
+from amp_rewrite.train.parallel.trainer import DataParallelTrainer
+from amp_rewrite.train.parallel.replicas import Alone
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import batches, step
 

@@ -10,13 +10,14 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.errors import AmpRewriteError, FeedError, TrainingError
-from amp_rewrite.train.external_gradients import scale_gradients
+from amp_rewrite.train.interchange.external_gradients import scale_gradients
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer, Variable
-from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
-from amp_rewrite.train.optimizers import SGD, named
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.update.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices
+from amp_rewrite.train.update.optimizers import SGD, named
 from support.train.nets import CROSS_ENTROPY, batches, mlp, parsed
 
 BATCH = next(batches(1))
@@ -50,7 +51,7 @@ def renamed(**names: str) -> ModelProto:
 @pytest.mark.parametrize("rate", [1e39, True])
 def test_a_learning_rate_beyond_float32_does_not_spoil_the_parameters(rate: float) -> None:
     assert message(lambda: trainer().fit([BATCH], learning_rate=rate)) == (
-        f"the learning rate of step 1 is {rate!r}; give a number of 0 or more"
+        f"the learning rate of step 1 is {rate!r}; use a finite number ≥ 0"
     )
 
 
@@ -63,7 +64,7 @@ def test_a_learning_rate_beyond_float32_does_not_spoil_the_parameters(rate: floa
         ("sgd,momentum=1.5", "momentum of SGD must be at least 0 and at most 1 and finite, not 1.5"),
         ("sgd,momentum=true", "momentum of SGD must be at least 0 and at most 1 and finite, not True"),
         ("sgd,nesterov=0.5", "nesterov of SGD must be true or false, not 0.5"),
-        ("adam,lr=0.1,learning_rate=0.2", "optimizer 'adam' has learning_rate twice; give it once"),
+        ("adam,lr=0.1,learning_rate=0.2", "optimizer 'adam' sets learning_rate twice; set it once"),
     ],
 )
 def test_hyperparameters_that_no_formula_can_use_are_refused(spelling: str, fact: str) -> None:
@@ -71,18 +72,18 @@ def test_hyperparameters_that_no_formula_can_use_are_refused(spelling: str, fact
 
 
 def test_a_fixed_scale_beyond_float32_is_refused() -> None:
-    assert message(lambda: FixedLossScale(1e39)) == "a fixed loss scale must be finite and at least 1, not 1e+39"
+    assert message(lambda: FixedLossScale(1e39)) == "invalid loss scale 1e+39; use a finite number ≥ 1"
 
 
 @pytest.mark.parametrize("epochs", [-1, 1.5])
 def test_epochs_are_counted(epochs: Any) -> None:
-    assert message(lambda: trainer().fit([BATCH], epochs)) == f"epochs is {epochs!r}; give a whole number of 0 or more"
+    assert message(lambda: trainer().fit([BATCH], epochs)) == f"epochs is {epochs!r}; use a whole number ≥ 0"
 
 
 @pytest.mark.parametrize("count", [1.5, "2"])
 def test_micro_batches_are_counted(count: Any) -> None:
     asked = {"loss": CROSS_ENTROPY, "micro_batches": count}
-    assert message(lambda: training_step(mlp(), **asked)) == f"micro_batches is {count!r}; a step has at least 1"
+    assert message(lambda: training_step(mlp(), **asked)) == f"micro_batches is {count!r}; use a whole number ≥ 1"
 
 
 def test_a_named_dimension_with_two_sizes_is_refused_before_gradients_are_wrong() -> None:
@@ -90,7 +91,8 @@ def test_a_named_dimension_with_two_sizes_is_refused_before_gradients_are_wrong(
     made = trainer(loss="mean_squared_error(y, t)")
     for call in (made.fit, made.evaluate):
         assert message(lambda call=call: call([wrong]), FeedError) == (
-            "batch 0 has 16 as 'N' in 'x', and 1 in 't'; give inputs of one size, or export the model with two names"
+            "batch 0 has size 16 for 'N' in 'x', but 1 in 't'; use inputs of one size, or export the"
+            " model with two dimension names"
         )
 
 
@@ -112,7 +114,7 @@ def test_targets_of_any_name_can_be_fed(name: str) -> None:
 @pytest.mark.parametrize(
     ("loss", "fact"),
     [
-        (None, "the loss is None; give the name of a value, or a text as cross_entropy(LOGITS, TARGETS)"),
+        (None, "the loss is None, not text; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"),
         ("cross_entropy(y, t, u)", "the model has no value 'y, t, u'; its outputs are 'y'"),
         ("cross_entropy(q, t)", "the model has no value 'q'; its outputs are 'y'"),
     ],
@@ -150,9 +152,9 @@ def test_one_gradient_named_twice_is_one_output() -> None:
 def test_a_converted_model_is_refused_instead_of_trained_in_part() -> None:
     half = amp_rewrite.convert(mlp(), placement="propagate").model
     assert message(lambda: training_step(half, loss=CROSS_ENTROPY)) == (
-        "'w1', 'w2' of the model are in half precision, and trained weights are kept in float32; give the float32 model"
-        " (training_step lowers it), widen this one with convert(model, keep=['*']), or name what is trained:"
-        " `parameters`"
+        "'w1', 'w2' of the model are in half precision, but trained weights must be float32;"
+        " pass the float32 model (training_step lowers it), widen this one with convert(model,"
+        " keep=['*']), or name the trained initializers in `parameters`"
     )
     assert training_step(half, loss=CROSS_ENTROPY, parameters=["b2"]).parameters == ("b2",)
     widened = amp_rewrite.convert(half, keep=["*"]).model
@@ -198,7 +200,7 @@ def test_a_policy_that_no_conversion_follows_is_refused(to: Any, fact: str) -> N
 @pytest.mark.parametrize(
     ("attribute", "fact"),
     [
-        ("", "input 't' of batch 0 has class 3, and the model knows 0 to 2; correct the targets"),
+        ("", "input 't' of batch 0 has class 3, but the model has classes 0 to 2; correct the targets"),
         ("<ignore_index = 3>", None),
     ],
 )
@@ -234,7 +236,7 @@ def test_a_sparse_gradient_of_no_row_is_refused(row: int) -> None:
     sparse = IndexedSlices(np.ones(2, np.float32), np.array([0, row]))
     optimizer = StatefulOptimizer(SGD(1.0))
     assert message(lambda: optimizer.apply_gradients([(sparse, Variable([1.0, 2.0]))])) == (
-        f"a sparse gradient has row {row}, and the variable has shape (2,)"
+        f"a sparse gradient has row {row}, out of range for a variable of shape (2,); correct its indices"
     )
 
 
@@ -242,15 +244,15 @@ def test_a_slot_of_another_shape_is_refused() -> None:
     optimizer = StatefulOptimizer(SGD(1.0, momentum=0.5))
     optimizer.restore({"iter": np.array(1), "v/momentum": np.zeros(3)})
     assert message(lambda: optimizer.apply_gradients([(np.ones(2), Variable([1.0, 2.0], "v"))])) == (
-        "slot 'momentum' of variable 'v' has shape (3,), and the variable has (2,); restore a checkpoint of this"
-        " variable"
+        "slot 'momentum' of variable 'v' has shape (3,), but the variable has (2,); restore a"
+        " checkpoint of this variable"
     )
 
 
 def test_a_scale_that_no_step_leaves_behind_is_not_restored() -> None:
     optimizer = LossScaleOptimizer(SGD(1.0), DynamicLossScale(4, 1))
     saved = {**optimizer.checkpoint(), "iter": np.array(3), "loss_scale/current_loss_scale": np.float32(np.nan)}
-    assert message(lambda: optimizer.restore(saved)).startswith("the checkpoint has the loss scale")
+    assert message(lambda: optimizer.restore(saved)).startswith("the checkpoint is damaged: loss scale")
     assert (optimizer.iterations, float(optimizer.loss_scale())) == (0, 4.0)
 
 
@@ -258,5 +260,5 @@ def test_a_step_count_that_is_none_is_not_restored() -> None:
     optimizer = StatefulOptimizer(SGD(1.0))
     for saved in ({}, {"iter": np.zeros(3)}):
         assert message(lambda saved=saved: optimizer.restore(saved)) == (
-            "the checkpoint has no step count as 'iter'; give what checkpoint() gave"
+            "the checkpoint lacks the step count 'iter'; pass the result of checkpoint()"
         )

@@ -102,8 +102,9 @@ def test_random_numbers_in_a_branch_are_refused() -> None:
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["a"])
     assert str(caught.value) == (
-        "node 'If_0' (If): its branch holds RandomNormalLike 'If_0/then_branch/RandomNormalLike_0', which would draw"
-        " other numbers in the backward pass; move it out of the branch"
+        "node 'If_0' (If): its branch has RandomNormalLike"
+        " 'If_0/then_branch/RandomNormalLike_0', which would draw other numbers in the backward"
+        " pass; move it out of the branch"
     )
 
 
@@ -113,5 +114,5 @@ def test_a_value_that_a_branch_gives_twice_is_refused() -> None:
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["a"])
     assert str(caught.value) == (
-        "node 'If_0' (If): its body gives 't' twice, which onnxruntime does not compute; give an Identity of it"
+        "node 'If_0' (If): its body outputs 't' twice, which onnxruntime does not support; output an Identity"
     )

@@ -48,5 +48,5 @@ def test_a_diagonal_is_refused() -> None:
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["a"])
     assert str(caught.value) == (
-        "node 'Einsum_0' (Einsum): no gradient of a diagonal, and 'ii->i' names an axis of one operand twice"
+        "node 'Einsum_0' (Einsum): no gradient of a diagonal: 'ii->i' repeats an axis of one operand; replace the op"
     )

@@ -158,10 +158,10 @@ TestRules = judged(CASES)
     [
         (
             RANDOM,
-            "its body holds RandomNormalLike 'Loop_0/body/RandomNormalLike_1', which would draw other numbers in the"
-            " backward pass; move it out of the body",
+            "its body has RandomNormalLike 'Loop_0/body/RandomNormalLike_1', which would draw other"
+            " numbers in the backward pass; move it out of the body",
         ),
-        (SEQUENCE, "its steps hand on 's', no tensor, and compute with it; no gradient passes there"),
+        (SEQUENCE, "no gradient through 's', which its steps carry and which is not a tensor; carry a tensor"),
     ],
     ids=["random numbers", "a sequence"],
 )

@@ -111,11 +111,15 @@ TestRules = judged(CASES)
 
 def test_activations_with_numbers_of_their_own_are_refused() -> None:
     for words, fact in (
-        ("activations=Affine Tanh", "no gradient with activation 'Affine', only with Sigmoid, Tanh, Relu, Softsign,"
-         " Softplus, HardSigmoid, Elu"),
-        ("activation_alpha=0.5 0.5", "no gradient with activation_alpha or activation_beta; use activations"
-         " without numbers"),
-    ):  # fmt: skip
+        (
+            "activations=Affine Tanh",
+            "no gradient with activation 'Affine'; use Sigmoid, Tanh, Relu, Softsign, Softplus, HardSigmoid, Elu",
+        ),
+        (
+            "activation_alpha=0.5 0.5",
+            "no gradient with activation_alpha or activation_beta; use activations without parameters",
+        ),
+    ):
         with pytest.raises(GradientError) as caught:
             gradients(case("", "GRU", words).model(20), "loss", ["w"])
         assert str(caught.value) == f"node 'y' (GRU): {fact}"

@@ -60,7 +60,7 @@ TestRules = judged(CASES)
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        ("mode=linear,antialias=1", "no gradient with antialias 1; use another resizing"),
+        ("mode=linear,antialias=1", "no gradient with antialias 1; set it to 0"),
         (
             "mode=linear,coordinate_transformation_mode=tf_crop_and_resize",
             "no gradient of a crop; use Slice before Resize",

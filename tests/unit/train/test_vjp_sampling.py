@@ -64,4 +64,6 @@ def test_cubic_interpolation_is_refused() -> None:
     model = Case("", "y=GridSample[mode=cubic](x,g)", IMAGE).model(20)
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["x"])
-    assert str(caught.value) == ("node 'y' (GridSample): no gradient with mode 'cubic', only with linear and nearest")
+    assert str(caught.value) == (
+        "node 'y' (GridSample): no gradient with mode 'cubic', only with linear and nearest; change the mode"
+    )

@@ -1,4 +1,4 @@
-"""The loss of an ONNX model as something that knows its gradients, for optimizers in TensorFlow's shape."""
+"""The loss of an ONNX model with its gradients, for the optimizers of `keras`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward
-from amp_rewrite.train.keras.optimizer import Variable
-from amp_rewrite.train.loss_scale import Array, Gradient
-from amp_rewrite.train.losses import objective
-from amp_rewrite.train.parameters import trained
+from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.objective.losses import objective
+from amp_rewrite.train.objective.parameters import trained
+from amp_rewrite.train.step.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
+from amp_rewrite.train.update.loss_scale import Array, Gradient
 
 
 @dataclass(frozen=True, eq=False)
 class ModelLoss:
-    """A `Differentiable` loss: calling it gives its value, and its gradients are computed from any seed.
+    """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
-    `variables` hold the model's parameters; a change of one counts from the next call on. `on` gives the same
-    loss of another batch.
+    `variables`: the model's parameters; an assigned value is used from the next call on. `on` returns the same loss
+    for another batch.
     """
 
     variables: tuple[Variable, ...]
@@ -51,9 +51,9 @@ class ModelLoss:
         policy: str | Policy | None = "float32",
         folder: str | Path | None = None,
     ) -> ModelLoss:
-        """The loss of a model; arguments and errors are those of `training_step`.
+        """Return the loss of a model; arguments and errors are those of `training_step`.
 
-        Runs on CUDA where it opens, else on the CPU, where a low policy is emulated.
+        It runs on CUDA if available, else on the CPU, where a low policy is emulated.
         """
         chosen = policy_of(policy)
         source = Model.load(model, folder=folder)
@@ -62,34 +62,34 @@ class ModelLoss:
         ready, initial, _ = with_inputs(aim.model, aim.loss, names)
         b = Builder.of(ready)
         seed = b.input("seed", DType.FLOAT, ())
-        found = backward(b, {aim.loss: seed}, names)
-        grads = {name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=found[name]) for name in names}
+        computed = backward(b, {aim.loss: seed}, names)
+        grads = {name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=computed[name]) for name in names}
         whole = with_outputs(b.model(), [declared_scalar(aim.loss, aim.shape)], tuple(grads.values()))
-        made, report = lowered(whole, chosen, {})
+        result, report = lowered(whole, chosen, {})
         on_cuda = cuda_opens()
-        runner = Runner.open(
-            emulate(made) if report is not None and not on_cuda else made, providers=(CUDA, CPU) if on_cuda else (CPU,)
-        )
+        if report is not None and not on_cuda:
+            result = emulate(result)
+        runner = Runner.open(result, providers=(CUDA, CPU) if on_cuda else (CPU,))
         return cls(tuple(Variable(initial[name], name) for name in names), runner, aim.loss, seed, grads)
 
     def on(self, batch: Mapping[str, Array]) -> ModelLoss:
-        """The loss of this batch; the variables are the same."""
+        """Return the loss of this batch, with the same variables."""
         return replace(self, _batch=dict(batch))
 
     def __call__(self) -> Array:
-        """The loss: float32, of no dimensions."""
+        """Return the loss: a float32 scalar, shape ()."""
         return np.asarray(self._run([self._loss], np.array(1, np.float32))[self._loss]).reshape(())
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """The gradients of `seed` times the loss, float32; None for variables of something else."""
+        """Return the float32 gradients of `seed` times the loss; None for variables of another loss."""
         own = [v for v in variables if any(v is mine for mine in self.variables)]
-        found = self._run([self._grads[v.name] for v in own], np.asarray(seed, np.float32)) if own else {}
-        return [found.get(self._grads.get(v.name, "")) if v in own else None for v in variables]
+        grads = self._run([self._grads[v.name] for v in own], np.asarray(seed, np.float32)) if own else {}
+        return [grads.get(self._grads.get(v.name, "")) if v in own else None for v in variables]
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
-        known = {port.name for port in self._runner.inputs}
         values = {v.name: v.numpy() for v in self.variables}
-        if not known - values.keys() - {self._seed} <= self._batch.keys():
-            missing = sorted(known - values.keys() - {self._seed} - self._batch.keys())
-            raise TrainingError(f"the loss has no batch for {missing}; use loss.on(batch)")
+        inputs = {port.name for port in self._runner.inputs}
+        missing = sorted(inputs - values.keys() - {self._seed} - self._batch.keys())
+        if missing:
+            raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
         return self._runner.run({**values, **self._batch, self._seed: seed}, outputs)

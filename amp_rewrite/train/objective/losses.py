@@ -1,4 +1,4 @@
-"""What is minimised: a value of the model, or one of three losses appended to it with an input for the targets."""
+"""Losses: a value of the model, or one of three losses appended to the model with an input for targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPEC = re.compile(r"\s*(\w+)\s*\((.+)\)\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The input that a loss is compared with. `classes`: how many there are, where whole numbers name them."""
+    """The input with the targets of a loss. `classes`: number of classes, for integer targets."""
 
     name: str
     classes: int | None = None
@@ -30,9 +30,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Objective:
-    """A model with its loss in it: the names of the loss and of the metrics, all float32.
+    """A model that contains its loss: names of the loss and of the metrics, all float32.
 
-    The metrics are scalars, the loss has one element: its `shape` is () or all ones.
+    Metrics are scalars. The loss has one element: its `shape` is () or all ones.
     """
 
     model: Model
@@ -43,17 +43,17 @@ class Objective:
 
 
 def objective(model: Model, loss: str) -> Objective:
-    """The model with the loss of a text: the name of a value with one element, or LOSS(PREDICTION[, TARGET]).
+    """Return the model with its loss: the name of a value with one element, or LOSS(PREDICTION[, TARGET]).
 
-    LOSS is cross_entropy (of logits over axis 1, with whole numbers as targets; it also gives "accuracy"),
-    binary_cross_entropy (of logits) or mean_squared_error, each a mean over all elements; PREDICTION a value of
-    the model; TARGET an input of the model, or the name of a new one ("targets").
+    LOSS: cross_entropy (of logits over axis 1, with integer targets; adds the metric "accuracy"),
+    binary_cross_entropy (of logits) or mean_squared_error, each a mean over all elements. PREDICTION: a value of the
+    model. TARGET: an input of the model, or the name of a new input, by default "targets".
 
-    TrainingError for an unknown loss or value, a loss that is no float32 scalar, targets that do not fit.
+    TrainingError for an unknown loss or value, a loss that is not a float32 scalar, and targets that do not fit.
     """
     if not isinstance(loss, str):
         raise TrainingError(
-            f"the loss is {loss!r}; give the name of a value, or a text as cross_entropy(LOGITS, TARGETS)"
+            f"the loss is {loss!r}, not text; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(model, region=REGION)
     spec = _SPEC.fullmatch(loss)
@@ -74,41 +74,43 @@ def objective(model: Model, loss: str) -> Objective:
 
 
 def _labels(b: Builder) -> Target | None:
-    """The input that the model's own loss takes classes from; None without one, with several, or with an ignored class.
+    """The input with the classes of the model's own loss; None without one, with several, or with an ignored class.
 
-    A class out of range makes onnxruntime's CPU kernel fail without a name, and others read what is beside the array.
+    The input is checked, because a class out of range makes onnxruntime's CPU kernel fail without naming the input,
+    and other kernels read outside the array.
     """
-    fed = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
-    found = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in fed]
-    if len(found) != 1 or any(a.name == "ignore_index" for a in found[0].attribute):
+    inputs = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
+    losses = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in inputs]
+    if len(losses) != 1 or any(a.name == "ignore_index" for a in losses[0].attribute):
         return None
-    shape = b.shape(found[0].input[0])
+    shape = b.shape(losses[0].input[0])
     classes = shape[1] if shape is not None and len(shape) > 1 else None
-    return Target(found[0].input[1], classes if isinstance(classes, int) else None)
+    return Target(losses[0].input[1], classes if isinstance(classes, int) else None)
 
 
 def _arguments(b: Builder, text: str) -> tuple[str, str]:
-    """Prediction and target of a text. Names may hold blanks, commas and brackets: what the model has, is meant."""
+    """Split a text into prediction and target. Names may contain blanks, commas and brackets; known names win."""
     splits = [(text, "targets")]
     splits += [(text[: comma.start()], text[comma.end() :]) for comma in re.finditer(",", text)]
     named = [(prediction.strip(), goal.strip()) for prediction, goal in splits]
     fallback = named[-1] if len(named) <= 2 else named[0]
-    meant = (
+    known = (
         (prediction, goal)
         for prediction, goal in reversed(named)
         if b.known(prediction) is not None and goal and ("," not in goal or b.known(goal) is not None)
     )
-    return next(meant, fallback)
+    return next(known, fallback)
 
 
-Made = tuple[str, Mapping[str, str], Target]
+Appended = tuple[str, Mapping[str, str], Target]
+"""An appended loss: its name, metrics by label, and the target."""
 
 
-def _cross_entropy(b: Builder, logits: str, target: str) -> Made:
+def _cross_entropy(b: Builder, logits: str, target: str) -> Appended:
     shape = b.shape(logits)
     if shape is None or len(shape) < 2:
-        known = "unknown" if shape is None else list(shape)
-        raise TrainingError(f"cross_entropy takes logits of shape [batch, classes, …]; {logits!r} has {known}")
+        dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
+        raise TrainingError(f"cross_entropy needs logits of shape [batch, classes, …]; {logits!r} has {dims}")
     labels = _target(b, target, (shape[0], *shape[2:]), DType.INT64, DType.INT32)
     wide = b.cast(logits, DType.FLOAT)
     value = b.op("SoftmaxCrossEntropyLoss", wide, labels, reduction="mean")
@@ -118,20 +120,20 @@ def _cross_entropy(b: Builder, logits: str, target: str) -> Made:
     return value, {"accuracy": accuracy}, Target(labels, shape[1] if isinstance(shape[1], int) else None)
 
 
-def _binary_cross_entropy(b: Builder, logits: str, target: str) -> Made:
-    given = _target(b, target, b.shape(logits), DType.FLOAT)
+def _binary_cross_entropy(b: Builder, logits: str, target: str) -> Appended:
+    targets = _target(b, target, b.shape(logits), DType.FLOAT)
     wide = b.cast(logits, DType.FLOAT)
-    each = b.op("Sub", b.op("Softplus", wide), b.op("Mul", wide, given))
-    return b.reduce("ReduceMean", each, None, keepdims=False), {}, Target(given)
+    each = b.op("Sub", b.op("Softplus", wide), b.op("Mul", wide, targets))
+    return b.reduce("ReduceMean", each, None, keepdims=False), {}, Target(targets)
 
 
-def _mean_squared_error(b: Builder, prediction: str, target: str) -> Made:
-    given = _target(b, target, b.shape(prediction), DType.FLOAT)
-    off = b.op("Sub", b.cast(prediction, DType.FLOAT), given)
-    return b.reduce("ReduceMean", b.op("Mul", off, off), None, keepdims=False), {}, Target(given)
+def _mean_squared_error(b: Builder, prediction: str, target: str) -> Appended:
+    targets = _target(b, target, b.shape(prediction), DType.FLOAT)
+    off = b.op("Sub", b.cast(prediction, DType.FLOAT), targets)
+    return b.reduce("ReduceMean", b.op("Mul", off, off), None, keepdims=False), {}, Target(targets)
 
 
-LOSSES: Mapping[str, Callable[[Builder, str, str], Made]] = {
+LOSSES: Mapping[str, Callable[[Builder, str, str], Appended]] = {
     "cross_entropy": _cross_entropy,
     "binary_cross_entropy": _binary_cross_entropy,
     "mean_squared_error": _mean_squared_error,
@@ -139,19 +141,21 @@ LOSSES: Mapping[str, Callable[[Builder, str, str], Made]] = {
 
 
 def _target(b: Builder, name: str, shape: Shape | None, *kinds: DType) -> str:
-    """The input of the model of that name, or a new one. TrainingError where it is of another type."""
+    """Return the input of that name, appended if new. TrainingError for another type."""
     if b.known(name) is None:
         if shape is None:
             raise TrainingError(
-                f"the rank of what {name!r} is compared with is unknown; declare the shapes of the inputs"
+                f"cannot declare the target {name!r}: the rank of the prediction is unknown; declare input shapes"
             )
         return b.input(name, kinds[0], shape)
     if all(formal.name != name for formal in b.graph.input):
-        raise TrainingError(f"the target {name!r} is a value of the model, but no input; name an input, or a new name")
+        raise TrainingError(
+            f"the target {name!r} is a value of the model, but not an input; use an input or a new name"
+        )
     dtype = b.dtype(name)
     if dtype not in kinds:
         spelled = dtype.spelling if dtype else "of unknown type"
-        raise TrainingError(f"the target {name!r} is {spelled}; this loss takes {kinds[0].spelling}")
+        raise TrainingError(f"the target {name!r} is {spelled}; this loss needs {kinds[0].spelling}")
     return name
 
 
@@ -161,23 +165,24 @@ def _check_prediction(b: Builder, name: str) -> None:
         raise TrainingError(f"the model has no value {name!r}; {_outputs(b)}")
     dtype = b.dtype(name)
     if dtype is None or not dtype.floating:
-        raise TrainingError(f"{name!r} is {dtype.spelling if dtype else 'of unknown type'}; a loss is of floats")
+        kind = dtype.spelling if dtype else "of unknown type"
+        raise TrainingError(f"{name!r} is {kind}; use a floating prediction")
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:
-    """The shape of a loss that is a value of the model. TrainingError unless it is one float32 number."""
+    """Return the shape of a loss that is a value of the model. TrainingError unless it is one float32 number."""
     value = b.known(name)
     if value is None:
         losses = ", ".join(f"{n}(…)" for n in LOSSES)
         raise TrainingError(f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}")
-    stated = b.facts.view.types[value.id]
-    if stated is None or stated.container != TENSOR or stated.dtype is not DType.FLOAT:
-        what = stated.dtype.spelling if stated and stated.dtype else "of unknown type"
-        raise TrainingError(f"the loss {name!r} is {what}; a training step keeps its loss in float32, cast it")
+    kind = b.facts.view.types[value.id]
+    if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT:
+        what = kind.dtype.spelling if kind and kind.dtype else "of unknown type"
+        raise TrainingError(f"the loss {name!r} is {what}, but a training step needs a float32 loss; cast it")
     shape = b.shape(name)
     if shape is None or any(dim != 1 for dim in shape):
-        known = "an unknown shape" if shape is None else f"shape {list(shape)}"
-        raise TrainingError(f"the loss {name!r} has {known}, and a loss is one number; reduce it to its mean first")
+        dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
+        raise TrainingError(f"the loss {name!r} has {dims}, but a loss is one number; reduce it to its mean first")
     return (1,) * len(shape)
 
 

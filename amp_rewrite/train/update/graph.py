@@ -1,36 +1,35 @@
-"""The second half of a training step as graph nodes: unscale, test, update, select, adjust the loss scale.
+"""The update of a training step as graph nodes: unscale, test, apply, select, adjust the loss scale.
 
-Everything here is float32 whatever the rest of the graph is lowered to: its nodes are named after `REGION`, and
-`step` holds them. Gradients are unscaled after they were widened, never in a low type, where 1 / scale or the
-quotient may be 0.
+All nodes here stay float32 under any policy: `step` pins them by the prefix `REGION` of their names. Gradients are
+unscaled after widening, never in a low type, where 1 / scale or the quotient could underflow to 0.
 
-The finite test adds up g - g over all gradients: that is 0 for finite ones and NaN else. A maximum would not do:
-onnxruntime's ReduceMax on a CPU passes over NaN.
+The finite test sums g - g over all gradients: 0 if all are finite, else NaN. A maximum would not work:
+onnxruntime's ReduceMax on the CPU ignores NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
-from amp_rewrite.train.optimizers import Optimizer
+from amp_rewrite.train.update.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.train.update.optimizers import Optimizer
 
 REGION = "amp.update"
 NEW = "new/"
-"""What stands before the name of a state input in the name of the output that succeeds it."""
+"""Prefix of the output that succeeds a state input of the same name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVariable:
-    """A value that a step takes and gives anew: `output` of one step is `input` of the next.
+    """A value carried from step to step: `output` of one step is `input` of the next.
 
-    `name` is its path in checkpoints: "parameter/<name>", "slot/<name>/<slot>", "loss_scale" …
+    `name`: its path in checkpoints, "parameter/<name>", "slot/<name>/<slot>", "loss_scale" …
     """
 
     name: str
@@ -40,7 +39,7 @@ class StateVariable:
 
 
 class Operand:
-    """A value of the graph under construction, in formulas. A number in them becomes a constant of its own type."""
+    """A value of the graph under construction, as an operand of formulas; numbers become constants of their type."""
 
     __array_ufunc__ = None  # so that numpy leaves np.float32(2) * operand to __rmul__
     __slots__ = ("_b", "name")
@@ -79,7 +78,7 @@ class Operand:
 
 
 class Graph:
-    """The arithmetic of `optimizers` as nodes."""
+    """The arithmetic of `optimizers` as graph nodes."""
 
     def __init__(self, b: Builder) -> None:
         self._b = b
@@ -110,9 +109,10 @@ class Graph:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The loss scale of a graph: what the backward pass starts from, and how it goes on.
+    """The loss scale of a graph: its rule, and the names of its values.
 
-    `scale` is the name of a float32 scalar, None without loss scaling.
+    `scale`: the name of a float32 scalar, None without loss scaling. `good_steps`: the name of an int64 scalar, for
+    a dynamic scale.
     """
 
     rule: LossScale | None
@@ -121,7 +121,7 @@ class Scaling:
 
     @classmethod
     def of(cls, b: Builder, rule: LossScale | None) -> Scaling:
-        """A fixed scale as a constant, a dynamic one as two inputs."""
+        """Append a fixed scale as a constant, a dynamic one as two inputs."""
         if rule is None:
             return cls(None, None)
         if isinstance(rule, FixedLossScale):
@@ -129,15 +129,15 @@ class Scaling:
         return cls(rule, b.input("loss_scale", DType.FLOAT, ()), b.input("good_steps", DType.INT64, ()))
 
     def seed(self, b: Builder) -> str:
-        """The gradient of the loss: the scale, or 1."""
+        """Name of the gradient of the loss: the scale, or 1."""
         return self.scale or b.scalar(1.0, DType.FLOAT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What `append_update` made: state that goes round, and the names of single values.
+    """Result of `append_update`: the state, and the names of single values.
 
-    `finite`: bool, whether all gradients of the step were; `applied`: bool, whether the step changed anything.
+    `finite`: bool, all gradients of the step are finite. `applied`: bool, the step changed the parameters.
     """
 
     state: tuple[StateVariable, ...]
@@ -146,32 +146,42 @@ class Update:
     applied: str
 
 
+Buffers = Mapping[str, tuple[str, Array]]
+"""State updated by the forward pass (running statistics), by input name: the name of the new value, the initial one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardPass:
+    """The forward passes of a step: their number, and the buffers that each one updates."""
+
+    micro_batches: int = 1
+    buffers: Buffers = field(default_factory=dict)
+
+
 def append_update(
     b: Builder,
     variables: Mapping[str, Array],
     gradients: Mapping[str, str],
     optimizer: Optimizer,
     scaling: Scaling,
-    *,
-    micro_batches: int = 1,
-    buffers: Mapping[str, tuple[str, Array]] | None = None,
+    forward: ForwardPass | None = None,
 ) -> Update:
-    """Append what turns scaled gradients into new state; gives the state, and the other inputs and outputs made.
+    """Append the nodes that turn scaled gradients into new state.
 
-    `variables`: the initial values of what is trained, by the name of its float32 graph input; `gradients` by the
-    same names. `buffers`: what the forward pass itself computes anew (running statistics): by the name of the
-    input the new value and the initial one; they go on with every run. Of `micro_batches` runs the last one makes
-    the step, with the mean of their gradients; the scale is adjusted once, then.
+    `variables`: initial values of the trained parameters, by the name of their float32 graph input; `gradients`: by
+    the same names. Buffers are updated in every run. With micro-batches the last run makes the step, with the mean
+    of all their gradients, and adjusts the scale once.
 
-    A step whose gradients are not finite changes nothing but a dynamic scale; without one, every step is applied.
+    With a dynamic scale, a step with nonfinite gradients changes only the scale. Without one, every step is applied.
     """
+    forward = forward or ForwardPass()
     with b.region(REGION):
-        return _Update(b, scaling, micro_batches).append(variables, gradients, optimizer, buffers or {})
+        return _Update(b, scaling, forward.micro_batches).append(variables, gradients, optimizer, forward.buffers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unscaling:
-    """What `append_unscaling` made: the names of the unscaled gradients, the flag, and the state of the scale."""
+    """Result of `append_unscaling`: names of the unscaled gradients, the finite flag, and the state of the scale."""
 
     gradients: Mapping[str, str]
     finite: str
@@ -179,14 +189,14 @@ class Unscaling:
 
 
 def append_unscaling(b: Builder, gradients: Mapping[str, str], scaling: Scaling) -> Unscaling:
-    """Append only what has to do with the loss scale: unscale float32 gradients, test them, adjust the scale."""
+    """Append only the loss scaling: unscale float32 gradients, test them, adjust the scale."""
     with b.region(REGION):
-        made = _Update(b, scaling, 1)
-        exact = made.unscaled(gradients)
-        finite = made.finite(list(exact.values()))
-        made.adjust_scale(finite)
-        flag = made.public("finite", DType.BOOL, (), "Identity", finite)
-        return Unscaling({name: operand.name for name, operand in exact.items()}, flag, tuple(made.state))
+        update = _Update(b, scaling, 1)
+        exact = update.unscaled(gradients)
+        finite = update.finite(list(exact.values()))
+        update.adjust_scale(finite)
+        flag = update.public("finite", DType.BOOL, (), "Identity", finite)
+        return Unscaling({name: operand.name for name, operand in exact.items()}, flag, tuple(update.state))
 
 
 class _Update:
@@ -197,14 +207,14 @@ class _Update:
         self.micro_batches = micro_batches
         self.state: list[StateVariable] = []
         self.last: str | None = None
-        """Whether this run is the last of its step; None if each is."""
+        """Name of a bool: this run is the last of its step. None if every run is a step."""
 
     def append(
         self,
         variables: Mapping[str, Array],
         gradients: Mapping[str, str],
         optimizer: Optimizer,
-        buffers: Mapping[str, tuple[str, Array]],
+        buffers: Buffers,
     ) -> Update:
         rate = self.b.input("learning_rate", DType.FLOAT, ())
         step = self.b.input("step", DType.INT64, ())
@@ -228,15 +238,15 @@ class _Update:
     # -- gradients -------------------------------------------------------------------------------------
 
     def unscaled(self, gradients: Mapping[str, str]) -> dict[str, Operand]:
-        found = {name: Operand(self.b, gradient) for name, gradient in gradients.items()}
+        scaled = {name: Operand(self.b, gradient) for name, gradient in gradients.items()}
         if self.scaling.scale is None:
-            return found
-        # not times 1 / scale: onnxruntime 1.31 fuses that to this, and where there is but one gradient can lose a node
+            return scaled
+        # not times 1 / scale: onnxruntime 1.31 fuses that into a Div, and with a single gradient can lose a node
         scale = Operand(self.b, self.scaling.scale)
-        return {name: gradient / scale for name, gradient in found.items()}
+        return {name: gradient / scale for name, gradient in scaled.items()}
 
     def _accumulated(self, gradients: dict[str, Operand], variables: Mapping[str, Array]) -> dict[str, Operand]:
-        """The mean of all gradients of the step so far; what was added up goes round until the last run."""
+        """Accumulate gradients over micro-batches; return the mean, which is valid in the last run of a step."""
         if self.micro_batches == 1:
             return gradients
         count = self.b.input("micro_batch", DType.INT64, ())
@@ -291,14 +301,14 @@ class _Update:
         self._give("good_steps", good_steps, Operand(self.b, good), np.array(0, np.int64), self.last)
 
     def _give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
-        """Make the new value an output; the old one where the condition is false."""
+        """Output the new value, or the old value if the condition is false."""
         dtype = DType(onnx.helper.np_dtype_to_tensor_dtype(initial.dtype))
         how = ("Identity", after.name) if condition is None else ("Where", condition, after.name, before)
         output = self.public(f"{NEW}{before}", dtype, initial.shape, *how)
         self.state.append(StateVariable(path, before, output, initial))
 
     def public(self, name: str, dtype: DType, shape: tuple[int, ...], op_type: str, *inputs: str) -> str:
-        """Append a node whose result is an output of the graph; the name that it got."""
+        """Append a node whose result is a graph output; return its name."""
         output = self.b.fresh(name)
         self.b.append(onnx.helper.make_node(op_type, inputs, [output], name=self.b.fresh(f"{REGION}/{name}")))
         return self.b.output(output, dtype, shape)
@@ -313,7 +323,7 @@ class _Update:
 
 
 def adjusted(b: Builder, rule: DynamicLossScale, scale: str, good_steps: str, finite: str) -> tuple[str, str]:
-    """`DynamicLossScale.after` as nodes: the names of the new scale and the new count of good steps."""
+    """Append `DynamicLossScale.after` as nodes; return the names of the new scale and of the new good steps."""
     factor = b.scalar(rule.multiplier, DType.FLOAT)
     counted = b.op("Add", good_steps, b.constant(np.array(1, np.int64)))
     due = b.op("GreaterOrEqual", counted, b.constant(np.array(rule.increment_period, np.int64)))

@@ -1,8 +1,8 @@
-"""The standard's own training operators and training graphs, in plain operators that every runtime has.
+"""The standard's training operators and training graphs, lowered to basic operators.
 
-ai.onnx.preview.training has Gradient, Adagrad, Adam and Momentum (onnx, docs/Operators-ml and the schemas' own text),
-and ModelProto.training_info holds training algorithms as graphs (onnx.proto, TrainingInfoProto). No runtime of note
-executes them as they are.
+ai.onnx.preview.training has Gradient, Adagrad, Adam and Momentum (onnx, docs/Operators-ml and the schemas' own text).
+ModelProto.training_info has training algorithms as graphs (onnx.proto, TrainingInfoProto). The common runtimes execute
+neither.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 def lower_training_ops(model: object, *, folder: str | Path | None = None) -> Model:
-    """A new model in which each Gradient, Adagrad, Adam and Momentum of the main graph is plain operators.
+    """Return a new model with each Gradient, Adagrad, Adam and Momentum of the main graph lowered to basic operators.
 
-    `model`: what `Model.load` takes; it is not changed. Names of values, inputs and outputs stay. A
-    Gradient of several numbers is that of their sum; one whose inputs are other values than `xs` and `zs` name is
-    taken there. GradientError for a Gradient of what cannot be differentiated, or inside a body.
+    `model`: as `Model.load` takes it; it is not changed. Names of values, inputs and outputs stay. A Gradient of
+    several numbers is that of their sum. A Gradient whose inputs differ from the values named in `xs` and `zs` is
+    evaluated at its inputs. GradientError if a Gradient cannot be differentiated or is inside a body.
     """
     source = Model.load(model, folder=folder)
     proto = clone(source.proto)
@@ -45,12 +45,12 @@ def lower_training_ops(model: object, *, folder: str | Path | None = None) -> Mo
 
 
 def _first(graph: GraphProto) -> int | None:
-    """Where the first operator to lower stands."""
+    """Position of the first operator to lower."""
     for position, node in enumerate(graph.node):
         if node.domain == DOMAIN:
             if node.op_type not in _LOWERED:
                 raise GradientError(
-                    f"node {node.name!r}: {DOMAIN} has no {node.op_type!r} that is known here; remove it"
+                    f"node {node.name!r}: {DOMAIN} operator {node.op_type!r} is not supported; remove it"
                 )
             return position
         for _, body in bodies(node):
@@ -75,15 +75,15 @@ def _gradient(model: Model, position: int) -> Model:
     with b.instead_of(position):
         dtype = b.dtype(y)
         assert dtype is not None
-        found = backward(b, {y: b.scalar(1.0, dtype)}, xs)
+        gradients = backward(b, {y: b.scalar(1.0, dtype)}, xs)
         for x, name in zip(xs, node.output, strict=False):
             if name:
-                b.name(found[x], name)
+                b.name(gradients[x], name)
     return b.model()
 
 
 def _at_other_values(model: Model, position: int, values: Mapping[str, str], y: str) -> Model:
-    """The same Gradient of a copy of what leads to y, computed from the values that it is given."""
+    """Copy the ops that lead to y onto the Gradient's own inputs, and let the Gradient refer to the copy."""
     b = Builder.of(model, region="at")
     with b.instead_of(position) as node:
         names = dict(values)
@@ -102,10 +102,8 @@ def _at_other_values(model: Model, position: int, values: Mapping[str, str], y: 
 
 
 def _words(node: NodeProto, name: str) -> list[str]:
-    found = attribute(node, name)
-    if found is None:
-        return []
-    return [w.decode() for w in (found.strings or [found.s])]
+    words = attribute(node, name)
+    return [] if words is None else [w.decode() for w in (words.strings or [words.s])]
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------
@@ -132,16 +130,16 @@ class _Update:
 
     @property
     def count(self) -> str:
-        """How many updates there were, as a number of the parameter's type."""
+        """Number of updates so far, in the parameter's type."""
         return self.b.op("Cast", self.node.input[1], to=self.dtype.code)
 
     @property
     def begun(self) -> str:
-        """Whether this is not the first update."""
+        """Name of a bool: True after the first update."""
         return self.do("Greater", self.count, 0.0)
 
     def decayed(self, x: str, g: str) -> str:
-        """The gradient with that of ½·norm_coefficient·|x|² added."""
+        """Add the gradient of ½·norm_coefficient·|x|²."""
         return self.do("Add", self.do("Mul", x, self.number("norm_coefficient", 0.0)), g)
 
 
@@ -180,20 +178,20 @@ _Formula = Callable[..., tuple[str, ...]]
 
 
 def _optimizer(formula: _Formula, tensors: int) -> Callable[[Model, int], Model]:
-    """The lowering of an operator that reads `tensors` per parameter, all of one kind before those of the next."""
+    """Make the lowering of an operator with `tensors` inputs per parameter, grouped by kind."""
 
     def lower(model: Model, position: int) -> Model:
         b = Builder.of(model, region="update")
         with b.instead_of(position) as node:
-            given, results = list(node.input[2:]), list(node.output)
-            count = len(given) // tensors
-            if count * tensors != len(given) or len(results) != count * (tensors - 1):
+            inputs, results = list(node.input[2:]), list(node.output)
+            count = len(inputs) // tensors
+            if count * tensors != len(inputs) or len(results) != count * (tensors - 1):
                 raise ModelError(
-                    f"node {node.name!r} ({node.op_type}) has {len(given)} tensors and {len(results)} outputs, not"
+                    f"node {node.name!r} ({node.op_type}) has {len(inputs)} tensors and {len(results)} outputs, not"
                     f" {tensors} and {tensors - 1} for each parameter; the model is invalid"
                 )
             for i in range(count):
-                mine = given[i::count]
+                mine = inputs[i::count]
                 dtype = b.dtype(mine[0])
                 if dtype is None:
                     raise GradientError(f"node {node.name!r} ({node.op_type}): the type of {mine[0]!r} is unknown")
@@ -220,9 +218,9 @@ _LOWERED: Mapping[str, Callable[[Model, int], Model]] = {
 class Algorithm:
     """One training algorithm of a model, runnable.
 
-    `step` computes one iteration: what is updated is an input, under its own name; `updates` has by the name of
-    each such input the output that holds its next value. `initialization` computes first values, None if there is
-    none; `initials` has the output by the input. The other inputs are those of the model and of the algorithm.
+    `step`: one iteration, with the updated values as inputs under their own names. `updates`: by each such input the
+    output with its next value. `initialization`: computes initial values; None if absent. `initials`: its outputs by
+    input. The other inputs are those of the model and of the algorithm.
     """
 
     step: Model
@@ -232,10 +230,10 @@ class Algorithm:
 
 
 def algorithms(model: object, *, folder: str | Path | None = None) -> tuple[Algorithm, ...]:
-    """The training algorithms that a model holds in `training_info`, lowered, in their order.
+    """Return the training algorithms in a model's `training_info`, lowered, in order.
 
-    The graph of a step is the model's, followed by the algorithm's (onnx.proto, TrainingInfoProto). ModelError
-    where a binding names no initializer or no output; GradientError as from `lower_training_ops`.
+    The graph of a step is the model's, followed by the algorithm's (onnx.proto, TrainingInfoProto). ModelError for a
+    binding to an unknown initializer or output; GradientError as in `lower_training_ops`.
     """
     source = Model.load(model, folder=folder)
     return tuple(_algorithm(source, i) for i in range(len(source.proto.training_info)))
@@ -274,9 +272,9 @@ def _check_bindings(
         for name, value in bound.items():
             where = f"training_info {index}: the {kind}_binding of {name!r}"
             if name not in initializers:
-                raise ModelError(f"{where} is of no initializer; correct the name")
+                raise ModelError(f"{where} does not name an initializer; correct the name")
             if value not in results:
-                raise ModelError(f"{where} is to {value!r}, which is no output of its graph; correct the name")
+                raise ModelError(f"{where} refers to {value!r}, which is not an output of its graph; correct the name")
 
 
 def _names(values: Iterable[onnx.ValueInfoProto]) -> set[str]:

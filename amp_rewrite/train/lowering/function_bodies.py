@@ -1,7 +1,7 @@
-"""Operators replaced by the function bodies that the standard gives them.
+"""Operators replaced by their function bodies from the standard.
 
-onnx's own inliner cannot build a body that depends on types where an optional input is left out or an initializer,
-and leaves out the default values of attributes.
+onnx's own inliner cannot build a type-dependent body if an optional input is absent or is an initializer. It also
+ignores the default values of attributes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _DOMAIN = "amp_rewrite.bodies"
 
 
 def with_bodies(model: Model, op_types: Collection[str]) -> Model:
-    """The model with every op of these types of ai.onnx replaced, in bodies too; names of values stay.
+    """Return the model with all ai.onnx ops of these types replaced, in bodies too; value names stay.
 
-    GradientError for an op of which onnx cannot build the body.
+    GradientError if onnx cannot build a function body.
     """
     facts = Facts.of(model)
     proto = clone(model.proto)
@@ -49,7 +49,7 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
 
 
 def _nodes(facts: Facts, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[Op, NodeProto]]:
-    """The ops of a graph and of the bodies in it, each with its node in a copy."""
+    """Ops of a graph and of its bodies, each with its node in a copy."""
     for op_id, node in zip(facts.view.scopes[scope].ops, graph.node, strict=True):
         op = facts.view.ops[op_id]
         yield op, node
@@ -58,7 +58,7 @@ def _nodes(facts: Facts, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[Op
 
 
 def _body(facts: Facts, op: Op) -> FunctionProto:
-    """The body of an op at the model's opset, as a function that the model may hold."""
+    """Build the function body of an op at the model's opset."""
     opset = facts.view.opsets[""]
     schema = onnx.defs.get_schema(op.op_type, opset, "")
     function = FunctionProto()
@@ -83,24 +83,24 @@ def _body(facts: Facts, op: Op) -> FunctionProto:
 
 def _unbuilt(op: Op) -> GradientError:
     return GradientError(
-        f"node {op.name!r} ({op.kind}) has no gradient here, and onnx {onnx.__version__} cannot build its function"
+        f"node {op.name!r} ({op.kind}) has no gradient rule, and onnx {onnx.__version__} cannot build its function"
         " body; replace the op"
     )
 
 
 def _type(facts: Facts, op: Op, slot: int) -> TypeProto:
-    """The type of an input; an empty one for one that is left out."""
+    """Type of an input; an empty TypeProto for an absent one."""
     value = op.inputs[slot]
     vtype = facts.view.types[value] if value is not None else None
     if value is None or vtype is None or vtype.dtype is None:
         return TypeProto()
     if vtype.container != TENSOR:
-        raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}, and only tensors have gradients here")
+        raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}; only tensors have gradients, replace the op")
     return onnx.helper.make_tensor_type_proto(vtype.dtype.code, facts.shapes.get(value))
 
 
 def _add_defaults(facts: Facts, op: Op, node: NodeProto) -> None:
-    """State the attributes that a node leaves to their default."""
+    """Write the default values of absent attributes into a node."""
     schema = onnx.defs.get_schema(op.op_type, facts.view.opsets[""], "")
     for name, formal in schema.attributes.items():
         if formal.default_value.name and attribute(node, name) is None:

@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN as a Scan over their steps: what the standard's formulas say, in operators that have gradients.
+"""LSTM, GRU and RNN as a Scan over their steps, in operators that have gradient rules.
 
-onnx, docs/Operators: the product of the whole sequence with the input weights stands before the Scan, that of the
-state with the recurrence weights in each step.
+Formulas: onnx, docs/Operators. The product of the whole sequence with the input weights is computed before the
+Scan; the product of the state with the recurrence weights is computed in each step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from amp_rewrite.train.builder import Builder, declared
 
 
 def stepwise(model: Model, ops: Collection[OpId]) -> Model:
-    """The model with these LSTM, GRU and RNN of its main graph replaced; names of values stay.
+    """Return the model with these LSTM, GRU and RNN of its main graph replaced; value names stay.
 
-    All of the standard: directions, `layout`, sequence lengths, peepholes, `input_forget`, `clip`, and activations
-    without numbers of their own. GradientError for others, and where the hidden size or element type is unknown.
+    Covers the standard: directions, `layout`, sequence lengths, peepholes, `input_forget`, `clip`, and activations
+    without parameters. GradientError for other activations, an unknown hidden size and an unknown element type.
     """
     b = Builder.of(model, region="steps")
     view = b.facts.view
@@ -39,7 +39,7 @@ def stepwise(model: Model, ops: Collection[OpId]) -> Model:
 
 
 def recurrent(op: Op) -> bool:
-    """Whether `stepwise` knows the op."""
+    """True if `stepwise` can replace the op."""
     return not op.domain and op.op_type in _CELLS
 
 
@@ -48,7 +48,7 @@ def recurrent(op: Op) -> bool:
 
 @dataclass
 class _Step:
-    """The body of the Scan under construction. Its nodes read values of the graph outside, too."""
+    """The body of the Scan under construction. Its nodes may capture values of the outer graph."""
 
     b: Builder
     name: str
@@ -65,8 +65,8 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One direction of a layer: its weights as values outside of the steps, and its activations."""
+class _Weights:
+    """One direction of a layer: its weights, which the steps capture, and its activations."""
 
     layer: _Layer
     recurrence: str
@@ -76,53 +76,53 @@ class _Way:
     activations: Sequence[str]
 
     def active(self, step: _Step, which: int, x: str) -> str:
-        """An activation of what is clipped before."""
+        """Append an activation of a clipped value."""
         return step.op(self.activations[which], self.layer.clipped(step, x))
 
 
-Formula = Callable[[_Way, _Step, Sequence[str], str], Sequence[str]]
-"""Appends a step to a body: from the states and the product of the input to the next states, the output first."""
+Formula = Callable[[_Weights, _Step, Sequence[str], str], Sequence[str]]
+"""Append one step to a body, from states and input product to the next states; the output comes first."""
 
 
-def _lstm(way: _Way, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _lstm(weights: _Weights, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
     h, c = states
-    i, o, f, g = way.layer.cut(step, step.op("Add", step.op("MatMul", h, way.recurrence), x), 4)
+    i, o, f, g = weights.layer.cut(step, step.op("Add", step.op("MatMul", h, weights.recurrence), x), 4)
 
     def peeped(gate: str, which: int, cell: str) -> str:
-        return step.op("Add", gate, step.op("Mul", way.peepholes[which], cell)) if way.peepholes else gate
+        return step.op("Add", gate, step.op("Mul", weights.peepholes[which], cell)) if weights.peepholes else gate
 
-    i = way.active(step, 0, peeped(i, 0, c))
-    coupled = way.layer.number("input_forget", 0)
-    f = step.op("Sub", way.layer.one, i) if coupled else way.active(step, 0, peeped(f, 2, c))
-    c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, way.active(step, 1, g)))
-    o = way.active(step, 0, peeped(o, 1, c))
-    return step.op("Mul", o, step.op(way.activations[2], c)), c
+    i = weights.active(step, 0, peeped(i, 0, c))
+    coupled = weights.layer.number("input_forget", 0)
+    f = step.op("Sub", weights.layer.one, i) if coupled else weights.active(step, 0, peeped(f, 2, c))
+    c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, weights.active(step, 1, g)))
+    o = weights.active(step, 0, peeped(o, 1, c))
+    return step.op("Mul", o, step.op(weights.activations[2], c)), c
 
 
-def _gru(way: _Way, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
-    """Gates in the order z, r, h; the reset before the product, or after it."""
+def _gru(weights: _Weights, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+    """Gates in the order z, r, h; the reset applies before or after the product."""
     (h,) = states
-    z, r, g = way.layer.cut(step, x, 3)
-    if way.layer.resets_after:
-        product = step.op("MatMul", h, way.recurrence)
-        seen = product if way.inner_bias is None else step.op("Add", product, way.inner_bias)
-        of_z, of_r, of_g = way.layer.cut(step, seen, 3)
-        r = way.active(step, 0, step.op("Add", r, of_r))
+    z, r, g = weights.layer.cut(step, x, 3)
+    if weights.layer.resets_after:
+        product = step.op("MatMul", h, weights.recurrence)
+        seen = product if weights.inner_bias is None else step.op("Add", product, weights.inner_bias)
+        of_z, of_r, of_g = weights.layer.cut(step, seen, 3)
+        r = weights.active(step, 0, step.op("Add", r, of_r))
         reset = step.op("Mul", r, of_g)
     else:
-        for_gates, for_state = way.layer.parted(way.recurrence, (2, 1))
-        of_z, of_r = way.layer.cut(step, step.op("MatMul", h, for_gates), 2)
-        r = way.active(step, 0, step.op("Add", r, of_r))
+        for_gates, for_state = weights.layer.parted(weights.recurrence, (2, 1))
+        of_z, of_r = weights.layer.cut(step, step.op("MatMul", h, for_gates), 2)
+        r = weights.active(step, 0, step.op("Add", r, of_r))
         reset = step.op("MatMul", step.op("Mul", r, h), for_state)
-    z = way.active(step, 0, step.op("Add", z, of_z))
-    g = way.active(step, 1, step.op("Add", g, reset))
-    return (step.op("Add", step.op("Mul", step.op("Sub", way.layer.one, z), g), step.op("Mul", z, h)),)
+    z = weights.active(step, 0, step.op("Add", z, of_z))
+    g = weights.active(step, 1, step.op("Add", g, reset))
+    return (step.op("Add", step.op("Mul", step.op("Sub", weights.layer.one, z), g), step.op("Mul", z, h)),)
 
 
-def _rnn(way: _Way, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _rnn(weights: _Weights, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     (h,) = states
-    return (way.active(step, 0, step.op("Add", step.op("MatMul", h, way.recurrence), x)),)
+    return (weights.active(step, 0, step.op("Add", step.op("MatMul", h, weights.recurrence), x)),)
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,11 @@ class _Layer:
     op: Op
 
     def replace(self, node: NodeProto) -> None:
-        """Append what it computes, and give it out under the node's names."""
+        """Append the equivalent Scans and give their results the node's output names."""
         sequences, ends = [], []
-        for i, way in enumerate(self._ways()):
+        for i, weights in enumerate(self._weights()):
             backwards = self.direction == "reverse" or i == 1
-            sequence, *last = self._scan(way, i, backwards)
+            sequence, *last = self._scan(weights, i, backwards)
             sequences.append(self.b.unsqueeze(sequence, [1]))
             ends.append([self.b.unsqueeze(state, [0]) for state in last])
         results = [self._joined(sequences, 1, [2, 0, 1, 3])]
@@ -167,11 +167,11 @@ class _Layer:
             if name:
                 self.b.name(result, name)
 
-    # -- what it says ------------------------------------------------------------------------------------
+    # -- attributes and inputs ---------------------------------------------------------------------------
 
     def number(self, name: str, default: Any) -> Any:
-        found = attribute(self.op.node, name)
-        return default if found is None else onnx.helper.get_attribute_value(found)
+        value = attribute(self.op.node, name)
+        return default if value is None else onnx.helper.get_attribute_value(value)
 
     @cached_property
     def cell(self) -> _Cell:
@@ -191,18 +191,18 @@ class _Layer:
 
     @cached_property
     def dtype(self) -> DType:
-        found = self.b.dtype(self.op.node.input[0])
-        if found is None:
+        dtype = self.b.dtype(self.op.node.input[0])
+        if dtype is None:
             raise self.error(f"the element type of input {self.op.node.input[0]!r} is unknown; declare it")
-        return found
+        return dtype
 
     @cached_property
     def hidden(self) -> int:
         shape = self.b.shape(self.op.node.input[_R])
-        found = self.number("hidden_size", shape[-1] if shape else None)
-        if not isinstance(found, int):
-            raise self.error("its gradient needs the hidden size; state the attribute hidden_size")
-        return found
+        size = self.number("hidden_size", shape[-1] if shape else None)
+        if not isinstance(size, int):
+            raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
+        return size
 
     @cached_property
     def one(self) -> str:
@@ -211,65 +211,64 @@ class _Layer:
     def error(self, fact: str) -> GradientError:
         return GradientError(f"node {self.op.name!r} ({self.op.kind}): {fact}")
 
-    def given(self, slot: int) -> str | None:
-        """The name of an optional input."""
+    def optional(self, slot: int) -> str | None:
+        """Name of an optional input; None if absent."""
         names = self.op.node.input
         return names[slot] if slot < len(names) and names[slot] else None
 
     def _activations(self) -> list[str]:
         words = [w.decode() for w in self.number("activations", [])]
         if self.number("activation_alpha", []) or self.number("activation_beta", []):
-            raise self.error("no gradient with activation_alpha or activation_beta; use activations without numbers")
+            raise self.error("no gradient with activation_alpha or activation_beta; use activations without parameters")
         for word in words:
             if word.lower() not in _KNOWN:
-                raise self.error(f"no gradient with activation {word!r}, only with {', '.join(_KNOWN.values())}")
+                raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
         return [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
 
     # -- weights -------------------------------------------------------------------------------------------
 
     def _each(self, slot: int, axis: int = 0) -> list[str | None]:
-        """An input by direction, the axis of directions left out; None where it is not given."""
-        name = self.given(slot)
+        """An input split by direction, without the direction axis; None if absent."""
+        name = self.optional(slot)
         if name is None:
             return [None] * self.directions
         parts = self.b.split(name, [1] * 2, axis, results=2) if self.directions == 2 else (name,)
         return [self.b.squeeze(part, [axis]) for part in parts]
 
-    def _ways(self) -> list[_Way]:
+    def _weights(self) -> list[_Weights]:
         biases, peepholes, active = self._each(_B), self._each(_PEEPHOLES), self._activations()
         count = len(active) // self.directions
-        found = []
+        directions = []
         for i, weight in enumerate(self._each(_R)):
             assert weight is not None
             turned = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
             three = self.parted(peepholes[i], (1, 1, 1)) if peepholes[i] else ()
-            found.append(_Way(self, turned, inner, three, active[i * count : (i + 1) * count]))
-        return found
+            directions.append(_Weights(self, turned, inner, three, active[i * count : (i + 1) * count]))
+        return directions
 
     @cached_property
     def resets_after(self) -> bool:
         return self.op.op_type == "GRU" and bool(self.number("linear_before_reset", 0))
 
     def _biases(self, bias: str | None) -> Sequence[str | None]:
-        """That of the input and that of the recurrence."""
+        """Split the bias into that of the input and that of the recurrence."""
         return (None, None) if bias is None else self.parted(bias, (self.cell.gates, self.cell.gates))
 
     def parted(self, x: str | None, shares: Sequence[int]) -> tuple[str, ...]:
-        """Parts along the last axis, of so many hidden sizes each."""
+        """Split along the last axis into parts of `shares` hidden sizes each."""
         assert x is not None
         return self.b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
     # -- steps ---------------------------------------------------------------------------------------------
 
     def cut(self, step: _Step, x: str, count: int) -> list[str]:
-        """The gates inside a step."""
+        """Split a value into `count` gates inside a step."""
         sizes = [self.hidden] * count
         if self.b.opset < FIRST_AXES_INPUT:
             return step.ops("Split", x, results=count, axis=-1, split=sizes)
-        # inside, because onnx infers no shapes from constants outside of a body
-        held = step.op("Constant", value_ints=sizes)
-        return step.ops("Split", x, held, results=count, axis=-1)
+        # the constant is in the body, because onnx does not infer shapes from captured constants
+        return step.ops("Split", x, step.op("Constant", value_ints=sizes), results=count, axis=-1)
 
     def clipped(self, step: _Step, x: str) -> str:
         bound = self.number("clip", 0.0)
@@ -282,7 +281,7 @@ class _Layer:
         return self.b.op("Transpose", x, perm=[1, 0, 2]) if self.batch_first else x
 
     def _product(self, direction: int) -> str:
-        """What each step sees of the input: [steps, batch, gates · hidden]."""
+        """Product of the input and its weights: [steps, batch, gates · hidden]."""
         weight, bias = self._each(_W)[direction], self._each(_B)[direction]
         assert weight is not None
         product = self.b.op("MatMul", self._x, self.b.op("Transpose", weight, perm=[1, 0]))
@@ -292,10 +291,10 @@ class _Layer:
         return self.b.op("Add", product, outer if self.resets_after else self.b.op("Add", outer, inner))
 
     def _begin(self, slot: int, direction: int) -> str:
-        """A state before the first step: zeros where none is given."""
-        given = self._each(slot, axis=1 if self.batch_first else 0)[direction]
-        if given is not None:
-            return given
+        """Initial state of a direction; zeros if the input is absent."""
+        initial = self._each(slot, axis=1 if self.batch_first else 0)[direction]
+        if initial is not None:
+            return initial
         batch = self.b.op("Gather", self.b.shape_of(self.op.node.input[0]), self.b.ints([self._batch_axis]))
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype)
 
@@ -309,8 +308,8 @@ class _Layer:
         return shape[self._batch_axis] if shape else None
 
     def _running(self) -> str | None:
-        """Which rows of the batch still run in each step: bool [steps, batch, 1]."""
-        lengths = self.given(_LENGTHS)
+        """Mask of the batch rows that are not past their length: bool [steps, batch, 1]."""
+        lengths = self.optional(_LENGTHS)
         if lengths is None:
             return None
         int32 = DType.INT32
@@ -318,12 +317,12 @@ class _Layer:
         numbers = [self.b.scalar(0, int32), self.b.op("Cast", steps, to=int32.code), self.b.scalar(1, int32)]
         return self.b.op("Less", self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2]), self.b.unsqueeze(lengths, [1]))
 
-    def _scan(self, way: _Way, direction: int, backwards: bool) -> list[str]:
-        """The outputs of all steps, then the last states."""
+    def _scan(self, weights: _Weights, direction: int, backwards: bool) -> list[str]:
+        """Append the Scan; return the outputs of all steps, then the last states."""
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
         running = self._running()
         scanned = [self._product(direction), *([running] if running else [])]
-        graph = self._graph(way, bool(running))
+        graph = self._graph(weights, bool(running))
         turned = [int(backwards)]
         name = self.b.fresh(self.op.name)
         outputs = [self.b.fresh(f"{name}_{i}") for i in range(self.cell.states + 1)]
@@ -340,25 +339,25 @@ class _Layer:
         self.b.append(node)
         return [outputs[-1], *outputs[:-1]]
 
-    def _graph(self, way: _Way, bounded: bool) -> GraphProto:
-        """One step; rows that have come to their end keep their states, and give zeros."""
+    def _graph(self, weights: _Weights, bounded: bool) -> GraphProto:
+        """Build the body of one step; rows past their length keep their states and output zeros."""
         step = _Step(self.b, f"{self.op.name}/step")
         formals = [self.b.fresh(f"{step.name}/{name}") for name in (*("h", "c")[: self.cell.states], "x")]
         states, x = formals[:-1], formals[-1]
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
         inputs = [declared(name, self.dtype, (self.batch, n)) for name, n in zip(formals, widths, strict=True)]
-        now = list(self.cell.formula(way, step, states, x))
-        given = now[0]
+        now = list(self.cell.formula(weights, step, states, x))
+        output = now[0]
         if bounded:
             runs = self.b.fresh(f"{step.name}/runs")
             inputs.append(onnx.helper.make_tensor_value_info(runs, TensorProto.BOOL, (self.batch, 1)))
-            given = step.op("Where", runs, given, self.b.scalar(0.0, self.dtype))
+            output = step.op("Where", runs, output, self.b.scalar(0.0, self.dtype))
             now = [step.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
-        results = [*now, given if given not in now else step.op("Identity", given)]
+        results = [*now, output if output not in now else step.op("Identity", output)]
         outputs = [declared(name, self.dtype, (self.batch, self.hidden)) for name in results]
         return onnx.helper.make_graph(step.nodes, step.name, inputs, outputs)
 
     def _joined(self, parts: Sequence[str], axis: int, perm: Sequence[int]) -> str:
-        """The directions side by side, and the batch in front where the layout says so."""
+        """Concatenate the directions; move the batch axis to the front if `layout` is 1."""
         whole = parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
         return self.b.op("Transpose", whole, perm=perm) if self.batch_first else whole

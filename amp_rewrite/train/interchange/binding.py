@@ -1,4 +1,4 @@
-"""Inputs that are weights: how a model exported with its parameters as inputs gets them back as initializers."""
+"""Binding of inputs: a model exported with its parameters as inputs gets them back as initializers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from amp_rewrite.runtime.ports import input_ports
 
 
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
-    """The model with some of its inputs as initializers; the model given is not changed.
+    """Return a new model with some inputs replaced by initializers.
 
-    `values`: arrays by input name. Exporters merge initializers of equal values and fold weights into others; those
-    of a model that takes its parameters as inputs stay apart, each under its name.
+    `values`: arrays by input name. Exporters merge equal initializers and fold weights into others; parameters
+    exported as inputs stay separate, each under its name.
 
-    TrainingError for a name that is no input, and for values of another type or shape.
+    TrainingError for a name that is not an input, and for a value of another type or shape.
     """
     source = Model.load(model, folder=folder)
     ports = {port.name: port for port in input_ports(source)}
     proto = clone(source.proto)
     for name, value in values.items():
         if name not in ports:
-            raise TrainingError(f"{name!r} is no input of the model; its inputs are {', '.join(map(repr, ports))}")
+            raise TrainingError(f"{name!r} is not an input of the model; its inputs are {', '.join(map(repr, ports))}")
         array, port = np.asarray(value), ports[name]
         fits = port.shape is None or (
             len(port.shape) == array.ndim
             and all(not isinstance(d, int) or d == s for d, s in zip(port.shape, array.shape, strict=True))
         )
         if not fits or port.dtype is None or port.dtype.numpy != array.dtype:
-            wanted = f"{port.dtype.spelling if port.dtype else 'no tensor'} {list(port.shape or ())}"
-            given = f"{array.dtype} {list(array.shape)}"
-            raise TrainingError(f"the value of {name!r} is {given}, and the input is {wanted}")
+            expected = f"{port.dtype.spelling if port.dtype else 'not a tensor'} {list(port.shape or ())}"
+            actual = f"{array.dtype} {list(array.shape)}"
+            raise TrainingError(f"the value of {name!r} is {actual}, but the input is {expected}; convert the value")
         proto.graph.initializer.append(from_array(np.ascontiguousarray(array).reshape(array.shape), name))
     refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in values])
     return replace(source, proto=proto)

@@ -1,4 +1,4 @@
-"""BatchNormalization with the statistics of the batch, in operators that every runtime has and every row knows."""
+"""BatchNormalization with batch statistics, decomposed into basic operators that have gradient rules."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from amp_rewrite.train.builder import Builder
 
 
 def spelled_out(model: Model) -> Model:
-    """The model with each BatchNormalization in training mode replaced; itself if it has none.
+    """Return the model with each BatchNormalization in training mode decomposed, or the model itself without one.
 
-    Mean and biased variance over all axes but the second are computed in the type of the running statistics,
-    which move by 1 − momentum, as the standard says. GradientError inside a body, for an unknown rank, and before
-    opset 14.
+    Mean and biased variance are over all axes but the second, in the type of the running statistics. The running
+    statistics are updated with weight 1 − momentum, as in the standard. GradientError inside a body, for an unknown
+    rank, and before opset 14.
     """
     view = View.of(model)
     if not any(_training(op) for op in view.ops):
@@ -28,8 +28,8 @@ def spelled_out(model: Model) -> Model:
     inside = next((op for op in view.ops if op.scope != MAIN and _training(op)), None)
     if inside is not None:
         raise GradientError(
-            f"node {inside.name!r} (BatchNormalization) is in training mode inside a body; move it out, or set"
-            " training_mode to 0"
+            f"node {inside.name!r} (BatchNormalization) is in training mode inside a body, where it has no gradient;"
+            " move it out, or set training_mode to 0"
         )
     return b.model()
 
@@ -62,7 +62,7 @@ def _spell_out(b: Builder, op: Op, position: int) -> None:
         spread = b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
         root = b.op("Sqrt", b.op("Add", spread, b.scalar(epsilon, kept)))
         scales, biases = (b.reshape(b.cast(p, kept), beside) for p in (scale, bias))
-        # one factor for each channel first: every op on the whole tensor is another pass over it, forth and back
+        # one factor per channel first: every op on the whole tensor costs a pass forward and one backward
         y = b.op("Add", b.op("Mul", centred, b.op("Div", scales, root)), biases)
         b.name(y if kept is dtype else b.op("Cast", y, to=dtype.code), node.output[0])
         for name, old, new in zip(node.output[1:], (mean, variance), (centre, spread), strict=False):

@@ -1,9 +1,9 @@
-"""Loss scales: how far a loss is blown up so that its float16 gradients do not vanish, and how that adapts.
+"""Loss scales: a factor on the loss that keeps float16 gradients from underflowing, and its adaptation.
 
-The method is that of Micikevicius et al., *Mixed Precision Training* (2018), section 3.2; the numbers and the order
-of decisions are those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). Keras 3 differs: its
-dynamic scale has no floor and no cap. All arithmetic is float32, so that the same rule as graph nodes
-(`update.adjusted`) goes through the same states bit by bit.
+Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
+those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). Keras 3 differs: its dynamic scale has
+no lower and no upper bound. All arithmetic is float32, so the same rule as graph nodes (`graph.adjusted`) passes
+through the same states bit by bit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FLOOR = np.float32(1.0)
 
 
 class IndexedSlices(NamedTuple):
-    """A sparse gradient: `values[i]` belongs to row `indices[i]`; rows may repeat, and then add up.
+    """A sparse gradient: `values[i]` belongs to row `indices[i]`; repeated rows are added.
 
-    The shape of the whole, if known, is `dense_shape`.
+    `dense_shape`: the shape of the dense gradient, if known.
     """
 
     values: Array
@@ -39,12 +39,12 @@ class IndexedSlices(NamedTuple):
 
 
 Gradient = Array | IndexedSlices | None
-"""A gradient of one variable; None where the loss does not depend on it."""
+"""A gradient of one variable; None if the loss does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """A loss scale between two steps: its value, and the finite steps since it last changed."""
+    """State of a loss scale between two steps: its value, and the finite steps since its last change."""
 
     scale: np.float32
     good_steps: int
@@ -52,9 +52,9 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class FixedLossScale:
-    """A loss scale that stays. TrainingError unless it is an int or a float, finite, and 1 or more.
+    """A constant loss scale. TrainingError unless it is an int or a float, finite, and 1 or more.
 
-    Its update always says that the gradients may be applied, NaN or not, as in TensorFlow.
+    `update` always allows the gradients to be applied, NaN or not, as in TensorFlow.
     """
 
     loss_scale_value: float
@@ -62,17 +62,17 @@ class FixedLossScale:
     def __post_init__(self) -> None:
         value = self.loss_scale_value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TrainingError(f"a fixed loss scale must be an int or a float, not {value!r}")
-        if not 1 <= value <= DType.FLOAT.max:  # beyond, float32 has only infinity
-            raise TrainingError(f"a fixed loss scale must be finite and at least 1, not {value!r}")
+            raise TrainingError(f"invalid loss scale {value!r}; use an int or a float ≥ 1")
+        if not 1 <= value <= DType.FLOAT.max:  # a larger one is infinity in float32
+            raise TrainingError(f"invalid loss scale {value!r}; use a finite number ≥ 1")
         object.__setattr__(self, "loss_scale_value", float(value))
 
     def __call__(self) -> Array:
-        """The scale: float32, of no dimensions."""
+        """The scale: a float32 scalar, shape ()."""
         return np.array(self.loss_scale_value, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Nothing changes; (None, True)."""
+        """Return (None, True); the scale does not change."""
         del grads
         return None, True
 
@@ -88,12 +88,12 @@ class FixedLossScale:
 
 
 class DynamicLossScale:
-    """A loss scale that follows the gradients: up after a run of finite steps, down as soon as one is not.
+    """A loss scale that grows after a run of finite steps and shrinks after a nonfinite step.
 
-    After `increment_period` finite steps in a row the scale is multiplied by `multiplier`, unless that leaves
-    float32: then it stays. After a step that is not finite it is divided by it, down to 1 and no further. So the
-    scale is never assigned a value that is not finite. TrainingError for an initial scale that is not finite or
-    below 1, a period below 1, a multiplier of 1 or less.
+    After `increment_period` finite steps in a row the scale is multiplied by `multiplier`, unless the product
+    overflows float32. After a nonfinite step it is divided by `multiplier`, with a minimum of 1. So the scale is
+    always finite. TrainingError for an initial scale that is not finite or below 1, a period below 1, and a
+    multiplier of 1 or less.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class DynamicLossScale:
         with np.errstate(over="ignore"):
             initial = np.float32(self.initial_loss_scale)
         if not (np.isfinite(initial) and initial >= FLOOR):
-            raise TrainingError(f"the initial loss scale must be at least 1 and finite, not {initial_loss_scale!r}")
+            raise TrainingError(f"invalid initial loss scale {initial_loss_scale!r}; use a finite number ≥ 1")
         if self.increment_period < 1:
-            raise TrainingError(f"the increment period must be at least 1 step, not {increment_period!r}")
+            raise TrainingError(f"invalid increment period {increment_period!r}; use 1 step or more")
         if not (math.isfinite(self.multiplier) and self.multiplier > 1):
-            raise TrainingError(f"the multiplier must be more than 1 and finite, not {multiplier!r}")
+            raise TrainingError(f"invalid multiplier {multiplier!r}; use a finite number > 1")
         self.state = self.initial
 
     @property
@@ -121,21 +121,21 @@ class DynamicLossScale:
         return ScaleState(np.float32(self.initial_loss_scale), 0)
 
     def __call__(self) -> Array:
-        """The current scale: float32, of no dimensions."""
+        """The current scale: a float32 scalar, shape ()."""
         return np.array(self.state.scale, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Adapt to one step's gradients, any nest of them; (None, whether they may be applied).
+        """Adapt to one step's gradients, any nest of arrays; return (None, True if they may be applied).
 
-        A nest without a single gradient counts as finite. On several workers give the reduced gradients, so that
-        all of them decide alike.
+        A nest without gradients counts as finite. On several workers pass the reduced gradients, so that all
+        workers decide alike.
         """
         finite = all_finite(grads)
         self.state = self.after(self.state, finite)
         return None, finite
 
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
-        """The state after a step, from the one before it and whether its gradients were finite."""
+        """Return the state that follows `state` after a step with or without finite gradients."""
         factor = np.float32(self.multiplier)
         if not finite:
             return ScaleState(max(state.scale / factor, FLOOR), 0)
@@ -146,7 +146,7 @@ class DynamicLossScale:
         return ScaleState(grown if np.isfinite(grown) else state.scale, 0)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` needs; the state is not in it but in the checkpoint."""
+        """Arguments for `from_config`; the state is not included, checkpoints hold it."""
         return {
             "initial_loss_scale": self.initial_loss_scale,
             "increment_period": self.increment_period,
@@ -174,7 +174,7 @@ _CLASSES: dict[str, type[FixedLossScale] | type[DynamicLossScale]] = {
 
 
 def get(loss_scale: object) -> LossScale | None:
-    """The loss scale that is meant: itself, None, a number, "dynamic", or what `serialize` gave; else TrainingError."""
+    """Return the loss scale for a LossScale, None, a number, "dynamic" or a `serialize` result; else TrainingError."""
     if loss_scale is None or isinstance(loss_scale, (FixedLossScale, DynamicLossScale)):
         return loss_scale
     if isinstance(loss_scale, (int, float)) and not isinstance(loss_scale, bool):
@@ -183,28 +183,30 @@ def get(loss_scale: object) -> LossScale | None:
         return DynamicLossScale()
     if isinstance(loss_scale, Mapping):
         return deserialize(loss_scale)
-    raise TrainingError(f"loss scale {loss_scale!r} is none; use None, 'dynamic', a number or a LossScale")
+    raise TrainingError(f"invalid loss scale {loss_scale!r}; use None, 'dynamic', a finite number ≥ 1 or a LossScale")
 
 
 def serialize(loss_scale: LossScale) -> dict[str, Any]:
-    """The plain form of a loss scale, without its state."""
+    """Return a loss scale as a plain dict, without its state."""
     return {"class_name": type(loss_scale).__name__, "config": loss_scale.get_config()}
 
 
 def deserialize(config: Mapping[str, Any]) -> LossScale:
-    """The loss scale behind `serialize`, in its initial state. TrainingError for anything else."""
-    found = _CLASSES.get(str(config.get("class_name")))
+    """Return the loss scale of a `serialize` result, in its initial state. TrainingError for anything else."""
+    scale_class = _CLASSES.get(str(config.get("class_name")))
     inner = config.get("config")
-    if found is None or not isinstance(inner, Mapping):
-        raise TrainingError(f"not a serialized loss scale: {dict(config)!r}; use what serialize gave")
+    if scale_class is None or not isinstance(inner, Mapping):
+        raise TrainingError(f"not a serialized loss scale: {dict(config)!r}; use the result of serialize()")
     try:
-        return found.from_config(inner)
+        return scale_class.from_config(inner)
     except TypeError as cause:
-        raise TrainingError(f"not the configuration of a {found.__name__}: {dict(inner)!r}") from cause
+        raise TrainingError(
+            f"not the configuration of a {scale_class.__name__}: {dict(inner)!r}; use the result of get_config()"
+        ) from cause
 
 
 def all_finite(grads: object) -> bool:
-    """Whether every element of all gradients in a nest is finite. None counts for nothing; of sparse, values do."""
+    """True if all gradients in a nest are finite; None is ignored, a sparse gradient counts by its values."""
     return all(bool(np.isfinite(array).all()) for array in _arrays(grads))
 
 

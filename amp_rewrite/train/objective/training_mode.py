@@ -1,4 +1,4 @@
-"""A model as it is run while it is trained: batch statistics and dropout, which an export for inference turns off."""
+"""Training mode: batch statistics and dropout, which an export for inference turns off."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 
 _STATISTICS = {1: 3, 2: 4}
-"""Outputs of a BatchNormalization in training, each with the input that it succeeds."""
+"""Outputs of a BatchNormalization in training mode, each with the input that it updates."""
 
 
 def in_training(model: Model) -> Model:
-    """The model with each BatchNormalization and Dropout of its main graph in training mode.
+    """Return the model with each BatchNormalization and Dropout of its main graph in training mode.
 
-    A BatchNormalization also gives its new running statistics then. What is in that mode already stays.
-    TrainingError at opsets in which the operators have no such mode.
+    A BatchNormalization then also outputs its new running statistics. TrainingError for an opset whose operators
+    have no training mode.
     """
     proto = clone(model.proto)
     taken = set(View.of(model).names)
@@ -45,7 +45,7 @@ def _batch_normalization(node: NodeProto, graph: GraphProto, taken: set[str]) ->
     del graph
     kept = [a for a in node.attribute if a.name != "training_mode"]
     refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
-    del node.output[3:]  # before opset 14 there were more, and none is read at inference
+    del node.output[3:]  # opsets before 14 have more outputs, unused at inference
     for slot, source in _STATISTICS.items():
         if slot == len(node.output):
             node.output.append(claimed(f"{node.input[source]}/next", taken))
@@ -62,21 +62,21 @@ _TURN = {"BatchNormalization": _batch_normalization, "Dropout": _dropout}
 
 
 def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[str, str]:
-    """The running statistics that BatchNormalizations in training update: by initializer the name of the new value.
+    """Return the running statistics updated in training: names of new values by initializer.
 
-    TrainingError for an initializer that two of them update.
+    TrainingError for an initializer that two BatchNormalizations update.
     """
     known = set(initializers)
-    found: dict[str, str] = {}
+    updated: dict[str, str] = {}
     for node in nodes:
         if node.op_type != "BatchNormalization" or len(node.output) < 2:
             continue
         for slot, source in _STATISTICS.items():
             name = node.input[source]
-            if name in found:
+            if name in updated:
                 raise TrainingError(
-                    f"two BatchNormalizations update the statistics {name!r}; export the model with one for each"
+                    f"two BatchNormalizations update the statistics {name!r}; export the model with separate ones"
                 )
             if name in known and slot < len(node.output) and node.output[slot]:
-                found[name] = node.output[slot]
-    return found
+                updated[name] = node.output[slot]
+    return updated

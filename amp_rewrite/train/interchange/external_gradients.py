@@ -1,4 +1,4 @@
-"""Loss scaling for a graph that computes its gradients itself: exported by PyTorch or JAX, or by another tool."""
+"""Loss scaling for a graph that already computes its gradients, as exported by PyTorch, JAX or another tool."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.loss_scale import LossScale
-from amp_rewrite.train.step.update import REGION, Scaling, StateVariable, append_unscaling
+from amp_rewrite.train.update import loss_scale as scales
+from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, append_unscaling
+from amp_rewrite.train.update.loss_scale import LossScale
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledGradients:
-    """A graph whose backward pass is scaled, and whose gradients come out unscaled, in float32, under their old names.
+    """A graph with a scaled backward pass; its gradients are unscaled, float32, and keep their names.
 
     `seed`: the value that is multiplied by the loss scale. `state`: the inputs `loss_scale` and `good_steps` of a
-    dynamic scale, and the outputs that succeed them; empty with a fixed one. `finite`: a bool output: whether all
-    gradients are; a dynamic scale has gone down if they are not, and they must not be applied.
+    dynamic scale, with the outputs that succeed them; empty with a fixed scale. `finite`: a bool output, True if all
+    gradients are finite. If False, a dynamic scale has shrunk, and the gradients must not be applied.
     """
 
     model: Model
@@ -49,21 +49,21 @@ def scale_gradients(
     loss_scale: object = "dynamic",
     folder: str | Path | None = None,
 ) -> ScaledGradients:
-    """A graph of forward and backward pass with loss scaling; the model given is not changed.
+    """Return a graph of forward and backward pass with loss scaling added; `model` is not changed.
 
-    `loss`: the value that is differentiated; `grads`: the outputs that are its gradients. `seed`: the value where the
-    backward pass begins, on which all gradients depend linearly: the gradient of the loss by itself, or the first
-    one that the graph computes. Without it that is the one input of one element which all gradients depend on and
-    the loss does not, as `loss_grad` of onnxruntime's own training graphs. That the dependence is linear is
-    taken on trust: no graph shows it.
+    `loss`: the differentiated value. `grads`: the outputs with its gradients. `seed`: the value where the backward
+    pass starts, on which all gradients depend linearly: the gradient of the loss with respect to itself, or the first
+    gradient that the graph computes. The default is the only one-element input that affects all gradients and not
+    the loss, such as `loss_grad` of onnxruntime's own training graphs. Linearity is assumed, since a graph does not
+    show it.
 
-    Convert the result with `keep=["amp.update/*"]`, so that unscaling stays float32. TrainingError for names that
-    fit nothing, a gradient that does not depend on the seed, a loss that does, and no loss scale.
+    Convert the result with `keep=["amp.update/*"]`, so that unscaling stays float32. TrainingError for unknown names,
+    a gradient that does not depend on the seed, a loss that does, and loss scale None.
     """
     source = Model.load(model, folder=folder)
     rule = scales.get(loss_scale)
     if rule is None:
-        raise TrainingError("loss_scale is None, so there is nothing to do; give 'dynamic', a number or a LossScale")
+        raise TrainingError("loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale")
     grads = (grads,) if isinstance(grads, str) else tuple(dict.fromkeys(grads))
     view = View.of(source)
     main = _named(view)
@@ -72,10 +72,11 @@ def scale_gradients(
     b = Builder.of(scaled)
     good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
     wide = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
-    made = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
-    for grad, exact in made.gradients.items():
+    unscaled = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
+    for grad, exact in unscaled.gradients.items():
         b.name(exact, grad)
-    return ScaledGradients(_given_out(b.model(), inner), view.value_name(start), tuple(grads), made.finite, made.state)
+    result = _with_float32_outputs(b.model(), inner)
+    return ScaledGradients(result, view.value_name(start), tuple(grads), unscaled.finite, unscaled.state)
 
 
 def _named(view: View) -> Mapping[str, ValueId]:
@@ -83,27 +84,30 @@ def _named(view: View) -> Mapping[str, ValueId]:
 
 
 def _seed(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
-    """The value where the backward pass begins, checked."""
+    """Return the value where the backward pass starts, checked."""
     outputs = {view.value_name(v) for v in view.scopes[MAIN].outputs}
     _check_known("the loss", [loss], main)
     _check_known("the seed", [seed] if seed is not None else [], main)
     strange = next((g for g in grads if g not in outputs), None)
     if strange is not None or not grads:
-        what = f"{strange!r} is no output" if grads else "no gradients are named"
+        what = f"{strange!r} is not an output" if grads else "no gradients are named"
         raise TrainingError(f"{what}; the outputs are {', '.join(sorted(outputs))}")
     if seed is None:
-        return _found(view, main, loss, grads)
+        return _only_candidate(view, main, loss, grads)
     reached = _reached(view, main[seed])
     lost = next((g for g in grads if main[g] not in reached), None)
     if lost is not None:
-        raise TrainingError(f"the gradient {lost!r} does not depend on {seed!r}; name where the backward pass begins")
+        raise TrainingError(f"the gradient {lost!r} does not depend on {seed!r}; {_NAME_SEED}")
     if main[loss] in reached:
-        raise TrainingError(f"the loss {loss!r} depends on {seed!r}, so it is no seed; name where the backward begins")
+        raise TrainingError(f"{seed!r} is not a seed, because the loss {loss!r} depends on it; {_NAME_SEED}")
     return main[seed]
 
 
-def _found(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str]) -> ValueId:
-    """The one input that can be the seed."""
+_NAME_SEED = "name the value where the backward pass starts as `seed`"
+
+
+def _only_candidate(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str]) -> ValueId:
+    """Return the only input that can be the seed; TrainingError for none or several."""
     possible = []
     for value in view.scopes[MAIN].inputs:
         if view.dtype(value) is not DType.FLOAT or not _one_element(view, value):
@@ -113,7 +117,7 @@ def _found(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[s
             possible.append(value)
     if len(possible) != 1:
         what = "no input" if not possible else "more than one input"
-        raise TrainingError(f"{what} can be the gradient of the loss {loss!r}; name where the backward begins: `seed`")
+        raise TrainingError(f"{what} can be the gradient of the loss {loss!r}; {_NAME_SEED}")
     return possible[0]
 
 
@@ -128,15 +132,15 @@ def _check_known(what: str, names: Iterable[str], main: Mapping[str, ValueId]) -
     for name in names:
         if name not in main:
             raise TrainingError(
-                f"{what} {name!r} is no value of the model's main graph; `amp-rewrite report -v` shows them"
+                f"{what} {name!r} is not a value of the model's main graph; `amp-rewrite report -v` lists them"
             )
 
 
 def _reached(view: View, start: ValueId) -> set[ValueId]:
-    """All values that depend on one, through bodies too. O(nodes + uses)."""
+    """Return all values that depend on `start`, through bodies too. O(nodes + uses)."""
     reached = {start}
     hot: set[int] = set()
-    for op in view.ops:  # an op with bodies stands after what is in them
+    for op in view.ops:  # an op with bodies comes after the ops in them
         inside = any(o in hot for body in op.bodies for o in view.scopes[body].ops)
         yields = any(v in reached for body in op.bodies for v in view.scopes[body].outputs)
         if inside or yields or any(v in reached for v in op.inputs if v is not None):
@@ -146,7 +150,7 @@ def _reached(view: View, start: ValueId) -> set[ValueId]:
 
 
 def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -> tuple[Model, str, dict[str, str]]:
-    """The model whose backward pass reads the seed times the scale; the scale's name, and new ones of the gradients."""
+    """Scale the seed of the backward pass; return the model, the scale's name, and the gradients' new names."""
     proto = clone(view.model.proto)
     taken = set(view.names)
     scale = claimed("loss_scale", taken)
@@ -172,7 +176,7 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
 
 
 def _times(name: str, scale: str, product: str, dtype: DType | None, taken: set[str]) -> list[NodeProto]:
-    """The seed times the scale, in the seed's type."""
+    """Nodes for the seed times the scale, in the seed's type."""
     if dtype in (None, DType.FLOAT):
         return [make_node("Mul", [name, scale], [product], name=claimed(f"{REGION}/seed", taken))]
     low = claimed(f"{scale}/{dtype.spelling}", taken)
@@ -183,7 +187,7 @@ def _times(name: str, scale: str, product: str, dtype: DType | None, taken: set[
 
 
 def _rename(node: NodeProto, old: str, new: str) -> None:
-    """Let a node, and the bodies in it that do not mean another value by that name, read a value by a new name."""
+    """Rename a value read by a node and by its bodies, except bodies that define the old name themselves."""
     node.input[:] = [new if name == old else name for name in node.input]
     for _, body in bodies(node):
         own = (
@@ -194,8 +198,8 @@ def _rename(node: NodeProto, old: str, new: str) -> None:
                 _rename(inner, old, new)
 
 
-def _given_out(model: Model, inner: Mapping[str, str]) -> Model:
-    """The model with its gradients as outputs in their old places, in float32."""
+def _with_float32_outputs(model: Model, inner: Mapping[str, str]) -> Model:
+    """Return the model with unscaled float32 gradients as outputs, in their original positions."""
     proto = clone(model.proto)
     names = {new: old for old, new in inner.items()}
     for formal in proto.graph.output:

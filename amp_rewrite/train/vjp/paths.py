@@ -1,4 +1,4 @@
-"""Which ops lie between parameters and a loss, and the words for one such way."""
+"""Paths from parameters to a loss: the ops on them, and a text form for messages."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
 from amp_rewrite.train.vjp.row import Row, Rows, Stop
 
-_SHOWN = 4  # ops of a way that are named on each side
+_SHOWN = 4  # ops of a path that a message names on each side
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The ops of one scope through which gradients pass, and the values that they pass to.
+    """Ops of one scope that gradients pass, and the values that receive them.
 
-    `slots` has the inputs of each such op that need a gradient, `captured` what its bodies read from outside.
+    `slots`: input slots of each op that need a gradient. `captured`: values that its bodies read from outside.
     """
 
     view: View
     slots: Mapping[OpId, tuple[int, ...]]
     captured: Mapping[OpId, tuple[ValueId, ...]]
     reached: Mapping[ValueId, OpId | None]
-    """Values that depend on a parameter, each with the op that made it so; None for the parameters."""
+    """Values that depend on a parameter, each with its producer on the path; None for the parameters."""
     readers: Mapping[ValueId, OpId | None]
-    """Values that the loss depends on, each with the op that it goes on to; None for the loss."""
+    """Values that the loss depends on, each with its next op on the path; None for the loss."""
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops in their order."""
+        """Ops on the paths, in topological order."""
         return tuple(self.view.ops[op] for op in sorted(self.slots))
 
     def through(self, op: Op) -> str:
-        """One way from a parameter to the loss through the op, for a message."""
+        """Text of one path from a parameter to the loss through the op."""
         before = list(self._before(op))[::-1]
         after = list(self._after(op))
         if len(before) > _SHOWN:
@@ -43,7 +43,7 @@ class Paths:
         return " → ".join([*before, f"{op.kind} {op.name!r}", *after])
 
     def _before(self, op: Op) -> Iterator[str]:
-        """The way back to a parameter, nearest op first."""
+        """Walk back to a parameter, nearest op first."""
         while True:
             value = next(_there(v) for v in (*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]))
             made_by = self.reached[value]
@@ -65,10 +65,9 @@ class Paths:
 
 
 def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
-    """The ways along which gradients of `losses` pass to `wrt`, inside one scope. O(nodes + uses).
+    """Return the paths of gradients from `losses` to `wrt` inside one scope. O(nodes + uses).
 
-    No way leads through a `Stop`, or through a value that is not floating. An op without a row lets
-    everything pass here.
+    A path never crosses a `Stop` entry or a value that is not floating. An op without a row passes everything.
     """
     reached: dict[ValueId, OpId | None] = dict.fromkeys(wrt)
     slots: dict[OpId, tuple[int, ...]] = {}
@@ -97,13 +96,13 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
 
 
 def floating(view: View, value: ValueId) -> bool:
-    """Whether gradients may pass a value: it is floating, or of a type that nothing tells."""
+    """True if gradients may pass the value: its type is floating or unknown."""
     dtype = view.dtype(value)
     return dtype is None or dtype.floating
 
 
 def captures(view: View, op: Op) -> Iterator[ValueId]:
-    """The values that the bodies of an op read from outside, each once, in order of first use."""
+    """Values that the bodies of an op read from outside, each once, in order of first use."""
     inner: set[ScopeId] = set()
     pending = list(op.bodies)
     seen: dict[ValueId, None] = {}

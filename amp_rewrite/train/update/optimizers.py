@@ -1,10 +1,10 @@
-"""Optimizers: each formula stands here once, and is carried out by numpy or written into a graph.
+"""Optimizers: one formula each, computed by numpy or written into a graph.
 
-What an optimizer computes with is an `Arithmetic`: `Numpy` here, `update.Graph` there. Both do the same float32
-operations in the same order, so host and graph agree bit by bit; reductions (clipping by a norm) agree up to the
-order of summation. All hyperparameters but the learning rate are constants of the graph.
+A formula is generic over an `Arithmetic`: `Numpy` here, `graph.Graph` for nodes. Both do the same float32 operations
+in the same order, so host and graph agree bit by bit; reductions (clipping by a norm) agree up to the order of
+summation. All hyperparameters but the learning rate are constants of the graph.
 
-Names and defaults are those of Keras in TensorFlow 2.1 to 2.3, except where a docstring says otherwise.
+Names and defaults are those of Keras in TensorFlow 2.1 to 2.3, except where a docstring states otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.loss_scale import Array, Gradient, IndexedSlices
+from amp_rewrite.train.update.loss_scale import Array, Gradient, IndexedSlices
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ Slots = Mapping[str, Mapping[str, Array]]
 
 
 class Arithmetic(Protocol[T]):
-    """What formulas need besides + - * / of operands with operands and with np.float32 numbers."""
+    """Functions for formulas, besides + - * / between operands and with np.float32 numbers."""
 
     def sqrt(self, x: T) -> T: ...
     def maximum(self, x: T, bound: np.float32) -> T: ...
@@ -41,7 +41,7 @@ class Arithmetic(Protocol[T]):
 
 
 class Numpy:
-    """The arithmetic of arrays in memory."""
+    """Arithmetic on numpy arrays."""
 
     def sqrt(self, x: Array) -> Array:
         return np.sqrt(x)
@@ -63,22 +63,22 @@ class Numpy:
 
 
 def number(value: float) -> np.float32:
-    """A hyperparameter as it enters a formula."""
+    """Convert a hyperparameter for a formula."""
     return np.float32(value)
 
 
 def _finite(value: float) -> bool:
-    """Whether float32 holds a number: what is larger would enter a formula as infinity."""
+    """True if the value is finite in float32."""
     return abs(value) <= DType.FLOAT.max
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How gradients change variables. Frozen: what changes while training is in slots and in the step count.
+    """Base class of optimizers. Frozen: slots and the step count hold the state of training.
 
-    Gradients are clipped first, each to values in ±`clipvalue`, to the norm `clipnorm`, or all together to the norm
-    `global_clipnorm` (at most one of the three); then `weight_decay` times the variable is added to its gradient.
-    TrainingError for hyperparameters out of range.
+    Gradients are clipped first, by at most one of three: each element to ±`clipvalue`, each gradient to the norm
+    `clipnorm`, or all gradients together to the norm `global_clipnorm`. Then `weight_decay` times the variable is
+    added to its gradient. TrainingError for hyperparameters out of range.
     """
 
     clipnorm: float | None = None
@@ -93,7 +93,7 @@ class Optimizer:
             self._check(part.name, getattr(self, part.name))
         clips = [name for name in _CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
-            raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; choose one")
+            raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; set only one")
 
     def _check(self, name: str, value: object) -> None:
         if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
@@ -108,25 +108,25 @@ class Optimizer:
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
     def slots(self) -> Mapping[str, float]:
-        """The slots of each variable by name, and what they are filled with at first."""
+        """Slot names of each variable, with their initial fill values."""
         return self.SLOTS
 
     def rule(
         self, by: Arithmetic[T], variable: T, gradient: T, slots: Mapping[str, T], rate: T, step: T
     ) -> tuple[T, Mapping[str, T]]:
-        """The variable and its slots after a step; `step` is the number of this step, from 1 on."""
+        """Return the variable and its slots after a step; `step` is the number of this step, counted from 1."""
         raise NotImplementedError
 
     def updated(
         self, by: Arithmetic[T], variable: T, gradient: T, slots: Mapping[str, T], rate: T, step: T
     ) -> tuple[T, Mapping[str, T]]:
-        """`rule` after weight decay; the gradient is clipped already."""
+        """Apply weight decay, then `rule`; the gradient is already clipped."""
         if self.weight_decay:
             gradient = gradient + number(self.weight_decay) * variable  # type: ignore[operator]
         return self.rule(by, variable, gradient, slots, rate, step)
 
     def clipped(self, by: Arithmetic[T], gradients: list[T]) -> list[T]:
-        """The gradients of all variables after clipping."""
+        """Return the gradients of all variables after clipping."""
         if self.clipvalue is not None:
             return [by.clamp(g, number(self.clipvalue)) for g in gradients]
         if self.clipnorm is not None:
@@ -137,18 +137,18 @@ class Optimizer:
         return gradients
 
     def _shrunk(self, by: Arithmetic[Any], gradient: Any, square: Any, norm: float) -> Any:
-        """As tf.clip_by_norm: g * norm / max(|g|, norm)."""
+        """Scale a gradient as tf.clip_by_norm does: g * norm / max(|g|, norm)."""
         return gradient * (number(norm) / by.maximum(by.sqrt(square), number(norm)))
 
     @property
     def spelling(self) -> str:
-        """What `named` reads: the name, the learning rate, and what is not as usual."""
+        """Text for `named`: the name, the learning rate, and all hyperparameters that differ from their defaults."""
         said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
         settings = [f"{k}={v:g}" if not isinstance(v, bool) else f"{k}={str(v).lower()}" for k, v in said.items()]
         return ",".join([type(self).__name__.lower(), *settings])
 
     def get_config(self) -> dict[str, Any]:
-        """The hyperparameters; `from_config` makes an equal optimizer of them."""
+        """Hyperparameters as arguments for `from_config`."""
         return asdict(self)
 
     @classmethod
@@ -162,9 +162,9 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent; with `momentum`, Keras's: velocity = momentum * velocity - rate * gradient.
+    """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
-    `nesterov`: the variable moves by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+    `nesterov`: the variable changes by momentum * velocity - rate * gradient (Sutskever et al., 2013).
     """
 
     learning_rate: float = 0.01
@@ -212,8 +212,8 @@ class RMSprop(Optimizer):
 class Adam(Optimizer):
     """Kingma and Ba's Adam, algorithm 1: epsilon is added to the root of the corrected second moment.
 
-    Keras adds it before the correction ("epsilon hat"), so that in the first steps its moves are smaller for
-    gradients of the order of epsilon.
+    Keras adds it before the correction ("epsilon hat"), so its first steps are smaller for gradients of the order
+    of epsilon.
     """
 
     learning_rate: float = 0.001
@@ -233,7 +233,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): the variable shrinks by rate * weight_decay."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable."""
 
     weight_decay: float = field(default=0.01, kw_only=True)
 
@@ -272,40 +272,40 @@ _RANGES = {
 }
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
-"""By name in lower case."""
+"""Optimizer classes by name in lower case."""
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """The plain form of an optimizer, without its state."""
+    """Return an optimizer as a plain dict, without its state."""
     return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
 
 
 def deserialize(config: Mapping[str, Any]) -> Optimizer:
-    """The optimizer behind `serialize`. TrainingError for anything else."""
-    found = OPTIMIZERS.get(str(config.get("class_name")).lower())
+    """Return the optimizer of a `serialize` result. TrainingError for anything else."""
+    optimizer_class = OPTIMIZERS.get(str(config.get("class_name")).lower())
     inner = config.get("config")
-    if found is None or not isinstance(inner, Mapping):
-        raise TrainingError(f"not a serialized optimizer: {dict(config)!r}; use what serialize gave")
-    return found.from_config(inner)
+    if optimizer_class is None or not isinstance(inner, Mapping):
+        raise TrainingError(f"not a serialized optimizer: {dict(config)!r}; use the result of serialize()")
+    return optimizer_class.from_config(inner)
 
 
 def named(text: str) -> Optimizer:
-    """The optimizer of a spelling such as "adam" or "sgd,learning_rate=0.1,momentum=0.9,nesterov=true".
+    """Parse an optimizer such as "adam" or "sgd,learning_rate=0.1,momentum=0.9,nesterov=true".
 
     `lr` is short for learning_rate. TrainingError for an unknown name, hyperparameter or value.
     """
     name, *settings = [part.strip() for part in text.split(",")]
-    found = OPTIMIZERS.get(name.lower())
-    if found is None:
+    optimizer_class = OPTIMIZERS.get(name.lower())
+    if optimizer_class is None:
         raise TrainingError(f"unknown optimizer {name!r}; use one of {', '.join(OPTIMIZERS)}")
     config: dict[str, Any] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
         key = "learning_rate" if key == "lr" else key
         if key in config:
-            raise TrainingError(f"optimizer {name!r} has {key} twice; give it once")
+            raise TrainingError(f"optimizer {name!r} sets {key} twice; set it once")
         config[key] = _value(name, setting, value)
-    return found.from_config(config)
+    return optimizer_class.from_config(config)
 
 
 def _value(name: str, setting: str, value: str) -> float | bool:
@@ -314,11 +314,11 @@ def _value(name: str, setting: str, value: str) -> float | bool:
     try:
         return float(value)
     except ValueError:
-        raise TrainingError(f"optimizer {name!r}: {setting!r} is no setting; write NAME=NUMBER") from None
+        raise TrainingError(f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER") from None
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """The slots of all variables before the first step."""
+    """Return the slots of all variables before the first step."""
     return {
         name: {slot: np.full(array.shape, value, np.float32) for slot, value in optimizer.slots().items()}
         for name, array in variables.items()
@@ -334,10 +334,10 @@ def applied(
     step: int,
     learning_rate: float | np.float32 | None = None,
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
-    """Variables and slots after step number `step` (from 1 on); the arguments are not changed.
+    """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
 
-    All float32. A variable whose gradient is None stays, its slots too. Sparse gradients count as zeros where they
-    have no rows: slots decay there as well (Keras's Adam does so, its momentum does not).
+    All arrays are float32. A variable with gradient None keeps its value and slots. A sparse gradient is zero in
+    absent rows, so slots decay there too (as in Keras's Adam, unlike its momentum).
     """
     by = Numpy()
     rate = np.array(optimizer.learning_rate if learning_rate is None else learning_rate, np.float32)
@@ -345,7 +345,7 @@ def applied(
     dense = [_dense(gradients[name], variables[name]) for name in names]
     new_variables = {name: np.array(array) for name, array in variables.items()}
     new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
-    with np.errstate(all="ignore"):  # a fixed loss scale lets infinities in, and then they are meant
+    with np.errstate(all="ignore"):  # a fixed loss scale lets nonfinite gradients through on purpose
         for name, gradient in zip(names, optimizer.clipped(by, dense), strict=True):
             new_variables[name], after = optimizer.updated(
                 by, variables[name], gradient, slots[name], rate, np.array(step, np.int64)
@@ -355,17 +355,23 @@ def applied(
 
 
 def _dense(gradient: Gradient, variable: Array) -> Array:
-    """A gradient as a float32 array of the variable's shape. TrainingError where it does not fit."""
+    """Return a gradient as a float32 array of the variable's shape. TrainingError if it does not fit."""
     assert gradient is not None
     if isinstance(gradient, IndexedSlices):
         rows = np.asarray(gradient.indices)
         wrong = rows[(rows < 0) | (rows >= (len(variable) if variable.ndim else 0))]
         if wrong.size:
-            raise TrainingError(f"a sparse gradient has row {wrong[0]}, and the variable has shape {variable.shape}")
-        found = np.zeros(variable.shape, np.float32)
-        np.add.at(found, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))
-        return found
+            raise TrainingError(
+                f"a sparse gradient has row {wrong[0]}, out of range for a variable of shape {variable.shape};"
+                " correct its indices"
+            )
+        dense = np.zeros(variable.shape, np.float32)
+        np.add.at(dense, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))
+        return dense
     array = np.asarray(gradient, np.float32)
     if array.shape != variable.shape:
-        raise TrainingError(f"a gradient of shape {array.shape} was given for a variable of shape {variable.shape}")
+        raise TrainingError(
+            f"a gradient has shape {array.shape}, but its variable has shape {variable.shape}; pass one gradient per"
+            " variable, in order"
+        )
     return array

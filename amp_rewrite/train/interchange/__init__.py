@@ -1,0 +1,1 @@
+"""Models from other tools: parameters as inputs, gradients already computed, training operators of the standard."""

@@ -1,0 +1,1 @@
+"""Data-parallel training: replicas, and a trainer that averages their gradients."""

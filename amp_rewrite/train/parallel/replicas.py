@@ -1,0 +1,182 @@
+"""Replicas: processes that train together, the exchange between them, and the rows of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.update.loss_scale import Array
+
+TIMEOUT = 300.0
+"""Default seconds that a replica waits for the others."""
+
+
+@runtime_checkable
+class Replicas(Protocol):
+    """Processes that train together, as seen by one of them: number `rank` of `world`, counted from 0."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def total(self, bucket: Array) -> Array:
+        """Return the sum of the float32 vectors of all replicas, with the same bits on each; may overwrite `bucket`.
+
+        TrainingError if a replica does not answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A single replica, which never waits."""
+
+    rank: int = 0
+    world: int = 1
+
+    def total(self, bucket: Array) -> Array:
+        return bucket
+
+
+@dataclass(frozen=True, slots=True)
+class TorchReplicas:
+    """Replicas of torch.distributed's current process group. `device`: the device that adds buckets."""
+
+    rank: int
+    world: int
+    device: str
+    timeout: float
+
+    def total(self, bucket: Array) -> Array:
+        import torch
+        import torch.distributed
+
+        carried = torch.from_numpy(bucket).to(self.device)
+        try:
+            torch.distributed.all_reduce(carried)
+        except RuntimeError as cause:  # torch's own errors are RuntimeErrors too
+            raise TrainingError(
+                f"replica {self.rank} of {self.world} got no answer from the others (timeout {self.timeout:g} s): one"
+                " has ended, or has fewer batches; restart all of them, each with the last checkpoint"
+            ) from cause
+        total: Array = carried.cpu().numpy()
+        return total
+
+
+@contextmanager
+def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> Iterator[Replicas]:
+    """Join the replicas of this process; `torchrun --nproc-per-node 2 train.py` starts two.
+
+    A process started without torchrun is `Alone`. `backend`: "gloo" or "nccl"; by default nccl if PyTorch has a GPU,
+    else gloo. A replica that waits longer than `timeout` seconds raises an error.
+
+    TrainingError if PyTorch is missing, a replica does not join, or a process with nccl does not see exactly one GPU.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        yield Alone()
+        return
+    torch = _torch()
+    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = _device(chosen, torch.cuda.device_count())
+    try:
+        torch.distributed.init_process_group(chosen, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as cause:
+        reason = str(cause).splitlines()[0]
+        raise TrainingError(f"the replicas could not connect: {reason}; start all of them with torchrun") from cause
+    try:
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        yield TorchReplicas(rank, world, device, timeout)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _torch() -> Any:
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as cause:
+        raise TrainingError(
+            "replicas need torch.distributed, but PyTorch is not installed; pip install 'amp-rewrite[parallel]'"
+        ) from cause
+    return torch
+
+
+def _device(backend: str, gpus: int) -> str:
+    """Return the device for buckets of a backend. TrainingError for nccl unless the process sees exactly one GPU."""
+    if backend != "nccl":
+        return "cpu"
+    if gpus != 1:
+        raise TrainingError(
+            f"nccl needs one GPU per process, but this process sees {gpus}; set CUDA_VISIBLE_DEVICES to its own"
+            " (LOCAL_RANK), or use the backend gloo"
+        )
+    return "cuda:0"
+
+
+def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) -> list[Array | None]:
+    """Return float32 means over all replicas, weighted by `rows`, in one exchange; for custom loops. None stays None.
+
+    Average gradients before they reach the loss scale (`LossScaleOptimizer.apply_gradients`), so that all replicas
+    decide alike.
+    """
+    present = [np.asarray(a, np.float32) for a in arrays if a is not None]
+    ends = np.cumsum([a.size for a in present])
+    with np.errstate(over="ignore", invalid="ignore"):  # nonfinite values must reach all replicas
+        bucket = np.empty(sum(a.size for a in present) + 1, np.float32)
+        for array, end in zip(present, ends, strict=True):
+            np.multiply(array.ravel(), np.float32(rows), out=bucket[end - array.size : end])
+        bucket[-1] = rows
+        total = replicas.total(bucket)
+        mean = total[:-1] / total[-1]
+    means = iter([mean[end - a.size : end].reshape(a.shape) for a, end in zip(present, ends, strict=True)])
+    return [None if a is None else next(means) for a in arrays]
+
+
+def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterator[dict[str, Array]]:
+    """Yield this replica's rows of each batch: contiguous parts of nearly equal size, in the order of ranks.
+
+    TrainingError for a batch with fewer rows than replicas.
+    """
+    for number, batch in enumerate(batches):
+        mine = {n: np.array_split(a, replicas.world)[replicas.rank] if a.ndim else a for n, a in batch.items()}
+        if min((len(a) for a in batch.values() if a.ndim), default=replicas.world) < replicas.world:
+            raise TrainingError(
+                f"batch {number} has fewer rows than there are replicas ({replicas.world}); use larger batches"
+            )
+        yield mine
+
+
+def check_strategy(strategy: object) -> None:
+    """Raise TrainingError unless `strategy` is a `Replicas`; for strategies of other libraries say what to use.
+
+    TensorFlow, too, scales losses only under strategies that keep a copy of each variable on each replica.
+    """
+    if isinstance(strategy, Replicas):
+        return
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    known = next((reason for part, reason in _REFUSED.items() if part in name), None)
+    raise TrainingError(f"{name!r} cannot train a step: {known or 'it is not a Replicas; use join_replicas()'}")
+
+
+_MIRRORED = "use join_replicas(), which does the same through torch.distributed"
+_SHARDED = "it splits parameters among replicas; use join_replicas(), with a copy on each"
+_REFUSED = {
+    "TPU": "TPUs compute in bfloat16 and need no loss scale; remove the loss scale and train with their own tools",
+    "CentralStorage": "it keeps one copy of each parameter for all replicas; use join_replicas(), with a copy on each",
+    "ParameterServer": "its replicas step at different times, so they cannot skip together; use join_replicas()",
+    "FullyShardedDataParallel": _SHARDED,
+    "FSDP": _SHARDED,
+    "Mirrored": _MIRRORED,
+    "CollectiveAllReduce": _MIRRORED,
+    "OneDevice": "one device needs no strategy; use a Trainer without it",
+    "DistributedDataParallel": _MIRRORED,
+}
