@@ -95,7 +95,7 @@ class _Part:
 def _parts(source: Model, low: DType) -> Iterator[_Part]:
     """The model as a conversion looks at it, functions inlined, or its widened twin if it has low values; then what
     is inside of the functions of the standard that a conversion with the default lists inlines for CUDA."""
-    view = View.of(inline_functions(source)[0])
+    view = inline_functions(View.of(source))[0]
     if view.low_types:
         widened = View.of(emulate(source, rounding=False, io="float32"))
         yield _Part(widened, Taps.of(widened))

@@ -31,7 +31,7 @@ Arrays = Mapping[str, Array]
 _FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 
 
-def doubt(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
+def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
     """Why two runs differ, result by result, by more than ROUNDINGS · UNIT of a magnitude; None if none does."""
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import onnx.checker
 import onnx.defs
@@ -27,11 +26,11 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.schema import normal_domain
-from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Opset, Target
 
 
@@ -94,7 +93,7 @@ class _Judge:
 def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
     """The ops that some opset has one op for, and what that computes."""
     if target is not Target.TENSORRT:
-        for _, site in sites(view, to, cache(lambda: known_dims(view))):
+        for _, site in sites(view, Context(to)):
             if not isinstance(site, str):
                 yield from ((op, ATTENTION) for op in site.form.ops)
     for cluster in clusters(view):

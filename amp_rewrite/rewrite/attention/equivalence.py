@@ -13,7 +13,7 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run, runs_of
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.build import Written
@@ -24,7 +24,7 @@ _SPREADS = (1.0, 1e-3, 4.0)
 _BATCH, _HEADS, _QUERIES, _KEYS, _WIDTH, _VALUES = 2, 2, 3, 5, 4, 6
 
 
-def doubt_of(site: Site, written: Written) -> str | None:
+def mismatch_of(site: Site, written: Written) -> str | None:
     """Why the written nodes may not compute what the ops compute; None where both agree.
 
     The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
@@ -38,7 +38,7 @@ def doubt_of(site: Site, written: Written) -> str | None:
         before = [array.reshape(-1, site.heads, *array.shape[1:]) for array in before]
     nodes = [*written.ahead, written.node, *written.behind]
     after = run(nodes, site.last.node.output[0], [after for _, after, _ in trials], view.opsets)
-    return doubt(before, after, [np.array(magnitude) for _, _, magnitude in trials])
+    return mismatch(before, after, [np.array(magnitude) for _, _, magnitude in trials])
 
 
 def _trials(site: Site, written: Written) -> Iterator[tuple[Arrays, Arrays, float]]:

@@ -7,7 +7,7 @@ query of zeros weighs all keys alike, and where the model makes 0 of such a row,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,19 +26,19 @@ from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
-from amp_rewrite.rewrite.contrib.attention_equivalence import Base, Trial, doubt_of
+from amp_rewrite.rewrite.contrib.attention_equivalence import Base, Trial, mismatch_of
 from amp_rewrite.rewrite.contrib.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, alone
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, alone
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 
 
-def fuse_attentions(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
+def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Each attention that is still written out, as one node, or why not. What `attention` refuses is told there."""
-    for last, site in sites(view, to, dims):
+    for last, site in sites(view, context):
         if not isinstance(site, str):
-            found = _written(site, dims())
+            found = _written(site, context.dims(view))
             yield Refusal(KIND, last, found) if isinstance(found, str) else found
 
 
@@ -112,11 +112,11 @@ class _Writer:
         node.metadata_props.extend(last.node.metadata_props)
         parts = (tuple(self.ahead), node, tuple(self.behind))
         trial = Trial(site, parts, tuple(self.weights), self.bases, (self.heads, self.width, self.depth), bool(moves))
-        why = doubt_of(trial, made)
+        why = mismatch_of(trial, made)
         if why is not None:
             return Refusal(KIND, form.last.id, why)
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        return Fusion(KIND, ops, last.id, node, tuple(self.weights), ahead=parts[0], behind=parts[2])
+        return Replacement(KIND, ops, last.id, node, tuple(self.weights), ahead=parts[0], behind=parts[2])
 
     # -- what it gives -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.attention.equivalence import double, masks_of
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.contrib.reference import computed
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run, runs_of
 
 _SPREADS = (1.0, 1e-3, 4.0)
 _BATCH, _QUERIES, _KEYS = 2, 3, 5
@@ -45,7 +45,7 @@ class Trial:
     packed: bool
 
 
-def doubt_of(trial: Trial, made: str) -> str | None:
+def mismatch_of(trial: Trial, made: str) -> str | None:
     """Why the nodes may not give `made` as the ops do; None where both agree, in units of values and scores."""
     view, form = trial.site.view, trial.site.form
     trials = list(_feeds(trial))
@@ -55,7 +55,7 @@ def doubt_of(trial: Trial, made: str) -> str | None:
     after = _after(trial, made, [after for _, after, _ in trials])
     if trial.packed and not isinstance(before, str):
         before = [_packed(array) for array in before]
-    return doubt(before, after, [np.array(magnitude) for _, _, magnitude in trials])
+    return mismatch(before, after, [np.array(magnitude) for _, _, magnitude in trials])
 
 
 def _after(trial: Trial, made: str, feeds: Sequence[Arrays]) -> list[Array] | str:

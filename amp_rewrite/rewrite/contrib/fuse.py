@@ -8,57 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import onnx.helper
 from onnx import ValueInfoProto
 
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.shapes.infer import in_numbers, known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, Shapes
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
 from amp_rewrite.ir.view import MAIN, ScopeId, View
 from amp_rewrite.rewrite.contrib.attention import fuse_attentions
 from amp_rewrite.rewrite.contrib.recognize import MATCHERS, Match, Site
 from amp_rewrite.rewrite.contrib.reference import computed
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, mismatch, runs_of
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, outside
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside
 
 _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
 
 
-def fuse_contrib(view: View, to: DType) -> Iterator[Outcome]:
+def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     """Each place where an operator of onnxruntime stands for several, fused, or why not; the largest ones first.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
-
-    @cache
-    def dims() -> Mapping[tuple[ScopeId, str], Dims]:
-        return known_dims(view)
-
-    @cache
-    def shapes() -> Shapes:
-        return in_numbers(dims())
-
-    whole = [o for o in fuse_clusters(view, clusters(view), shapes, _LATEST) if isinstance(o, Fusion)]
-    for outcome in fuse_attentions(view, to, dims):
-        yield _declaring(view, dims(), outcome)
-    site = Site.of(view, whole, dims)
+    whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
+    for outcome in fuse_attentions(view, context):
+        yield _declaring(view, context.dims(view), outcome)
+    site = Site.of(view, whole, lambda: context.dims(view))
     for matcher in MATCHERS:
         for found in matcher(site):
             yield found if isinstance(found, Refusal) else _proved(site, found)
 
 
 def _proved(site: Site, match: Match) -> Outcome:
-    why = _doubt(site.view, match)
+    why = _mismatch(site.view, match)
     if why is not None:
         return Refusal(match.kind, match.last, why)
-    fusion = Fusion(match.kind, match.ops, match.last, match.node, place=match.place)
+    fusion = Replacement(match.kind, match.ops, match.last, match.node, place=match.place)
     return _declaring(site.view, site.dims(), fusion)
 
 
@@ -81,7 +69,7 @@ _SPREADS = (1.0, 1e-3, 30.0)
 """Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
 
 
-def _doubt(view: View, match: Match) -> str | None:
+def _mismatch(view: View, match: Match) -> str | None:
     """Why the node may not compute what the ops compute; None where both agree on random inputs."""
     rng = np.random.default_rng(0)
     constants = _constants(view, match)
@@ -98,7 +86,7 @@ def _doubt(view: View, match: Match) -> str | None:
         after = [results[result] for results in made]
         pairs = zip(given, after, strict=True)
         magnitudes = [_of_input(match, arrays, y) if match.elementwise else np.abs(y).max() for arrays, y in pairs]
-        why = doubt(runs_of(view, match.ops, result, feeds), after, magnitudes)
+        why = mismatch(runs_of(view, match.ops, result, feeds), after, magnitudes)
         if why is not None:
             return why
     return None

@@ -19,8 +19,8 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, alone
+from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, alone
 
 KIND = "batch_normalization"
 _TRIED = 15
@@ -29,12 +29,12 @@ Nothing that is folded changed from then to opset 15 but in the types that it ta
 _CARRIERS = ("Conv", "ConvTranspose", "Gemm")
 
 
-def fold_batch_norms(view: View, to: DType) -> Iterator[Outcome]:
+def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     """Each BatchNormalization after a linear op that only it reads, folded, or why not. Reads what it folds."""
     for op in view.ops:
         linear = view.producer(op.inputs[0]) if op.kind == "BatchNormalization" else None
         if linear is not None and linear.kind in _CARRIERS:
-            outcome = _folded(view, linear, op, to)
+            outcome = _folded(view, linear, op, context.to)
             yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome
 
 
@@ -52,7 +52,7 @@ class _Parts:
     shift: Array
 
 
-def _folded(view: View, linear: Op, norm: Op, to: DType) -> Fusion | str:
+def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     refused = _unfit(view, linear, norm)
     if refused:
         return refused
@@ -72,8 +72,8 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Fusion | str:
     del node.output[:]
     node.output.append(norm.node.output[0])
     tensors = tuple(onnx.numpy_helper.from_array(a, n) for a, n in zip(stored, names, strict=True))
-    fusion = Fusion(KIND, (linear.id, norm.id), norm.id, node, tensors)
-    return _doubt(view, linear, norm, fusion, parts.read) or fusion
+    fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, tensors)
+    return _mismatch(view, linear, norm, fusion, parts.read) or fusion
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
@@ -165,7 +165,7 @@ def _names(view: View, linear: Op) -> list[str]:
 # -- proof -----------------------------------------------------------------------------------------
 
 
-def _doubt(view: View, linear: Op, norm: Op, fusion: Fusion, read: Arrays) -> str | None:
+def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Arrays) -> str | None:
     """Why folded and unfolded may differ; None if they agree on random inputs.
 
     The bound is that of each product rounded once: |W' x + b'| taken with absolute values throughout (Higham, Accuracy
@@ -183,7 +183,7 @@ def _doubt(view: View, linear: Op, norm: Op, fusion: Fusion, read: Arrays) -> st
     after = run([fusion.node], result, [{**x, **new}], opsets)
     absolute = {name: np.abs(array) for name, array in {**x, **new}.items()}
     magnitudes = run([fusion.node], result, [absolute], opsets)
-    return magnitudes if isinstance(magnitudes, str) else doubt(before, after, magnitudes)
+    return magnitudes if isinstance(magnitudes, str) else mismatch(before, after, magnitudes)
 
 
 _MOST = 1 << 18  # elements of a weight that is tried whole

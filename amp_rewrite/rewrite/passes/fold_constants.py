@@ -18,7 +18,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.equivalence import run
-from amp_rewrite.rewrite.replacement import Fusion
+from amp_rewrite.rewrite.replacement import Context, Replacement
 
 LARGEST = 1 << 12
 """Elements of what is folded, and of what it is computed from."""
@@ -30,7 +30,7 @@ EXACT = frozenset((*_COPIES, *_SELECTIONS, *_ROUNDED, "Shape"))
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
-def fold_constants(view: View) -> Iterator[Fusion]:
+def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
     """For each float32 value that is computed from constants, and that not only another such value is made of: itself.
 
     The ops before it stay, as far as others read them; `apply` takes away what no one reads. O(nodes).
@@ -49,7 +49,7 @@ def fold_constants(view: View) -> Iterator[Fusion]:
             continue
         tensor = onnx.numpy_helper.from_array(known[result])
         node = onnx.helper.make_node("Constant", [], [op.node.output[0]], name=op.node.name, value=tensor)
-        yield Fusion("constant", (op.id,), op.id, node)
+        yield Replacement("constant", (op.id,), op.id, node)
 
 
 _MAKING = frozenset((*_ROUNDED, "Cast", "CastLike", "Expand", "Where"))

@@ -10,29 +10,28 @@ import numpy as np
 import onnx.helper
 from onnx import NodeProto
 
+from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, outside, too_old
+from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run, runs_of
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside, too_old
 
 
-def fuse_clusters(
-    view: View, found: tuple[Cluster, ...], shapes: Callable[[], Shapes], opset: int | None = None
-) -> Iterator[Outcome]:
+def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
     """Each cluster that the standard has one operator for, fused, or why not.
 
-    `shapes` is asked only where it matters. `opset`: that of the operators, by default the model's.
+    `opset`: that of the operators, by default the model's.
     """
     opset = view.opsets.get("", 1) if opset is None else opset
-    for cluster in found:
+    for cluster in clusters(view):
         row = _FORMULAS.get(cluster.kind)
         if row is not None:
-            outcome = _fused(_Case(view, cluster, shapes, opset), row)
+            outcome = _fused(_Case(view, cluster, context, opset), row)
             yield Refusal(cluster.kind, max(cluster.ops), outcome) if isinstance(outcome, str) else outcome
 
 
@@ -40,7 +39,7 @@ def fuse_clusters(
 class _Case:
     view: View
     cluster: Cluster
-    shapes: Callable[[], Shapes]
+    context: Context
     opset: int
 
     @property
@@ -57,9 +56,7 @@ class _Case:
 
     def shape(self, value: ValueId | None) -> Shape | None:
         """The shape of a value as far as it is known."""
-        if value is None:
-            return None
-        return self.shapes().get((self.view.values[value].scope, self.view.value_name(value)))
+        return self.context.shape(self.view, value)
 
     def number(self, value: ValueId | None) -> float | None:
         """The one number that a constant holds."""
@@ -89,7 +86,7 @@ class _Formula:
     magnitude: Callable[[Array, Array], Array] = field(default=lambda _, y: np.abs(y).max())
 
 
-def _fused(case: _Case, formula: _Formula) -> Fusion | str:
+def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     view, ops = case.view, case.cluster.ops
     first = FIRST_FUSED[formula.op_type]
     if case.opset < first:
@@ -108,7 +105,7 @@ def _fused(case: _Case, formula: _Formula) -> Fusion | str:
     node = onnx.helper.make_node(formula.op_type, reads, [case.last.node.output[0]], case.last.node.name)
     node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in candidate.attributes.items())
     node.metadata_props.extend(case.last.node.metadata_props)
-    return _doubt(case, formula, candidate, node) or Fusion(case.cluster.kind, ops, case.last.id, node)
+    return _mismatch(case, formula, candidate, node) or Replacement(case.cluster.kind, ops, case.last.id, node)
 
 
 def _unfit(case: _Case) -> str | None:
@@ -228,7 +225,7 @@ _SPREADS = (1.0, 1e-3, 30.0)
 """Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
 
 
-def _doubt(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
+def _mismatch(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
     """Why the node may not compute what the cluster computes; None where both agree on random inputs."""
     view, entry = case.view, node.input[0]
     rng = np.random.default_rng(0)
@@ -246,4 +243,4 @@ def _doubt(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProt
     }
     after = run([node], result, [{**constants, **feed} for feed in feeds], {**view.opsets, "": case.opset})
     pairs = zip(feeds, before, strict=True) if not isinstance(before, str) else ()
-    return doubt(before, after, [formula.magnitude(feed[entry], y) for feed, y in pairs])
+    return mismatch(before, after, [formula.magnitude(feed[entry], y) for feed, y in pairs])
