@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
@@ -14,6 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
     DTYPE_ATTRIBUTES,
@@ -51,7 +51,7 @@ class _Emitter:
     def __init__(self, view: View, plan: Plan) -> None:
         self.view = view
         self.plan = plan
-        self.in_words = view.opsets.get("", FIRST_CAST_BY_CODE) < FIRST_CAST_BY_CODE
+        self.opset = view.opsets.get("", FIRST_CAST_BY_CODE)
         self.casts: dict[ValueId, list[Cast]] = {}
         for cast in plan.casts:
             self.casts.setdefault(cast.value, []).append(cast)
@@ -98,20 +98,20 @@ class _Emitter:
             if cast.saturates:
                 clamped = f"{cast.name}_clamped"
                 yield from self._clamp(source, clamped, cast.to)
-            yield _cast(clamped, cast.name, self._node_name(name), cast.to, in_words=self.in_words)
+            yield new_cast(clamped, cast.name, cast.to, name=self._node_name(name), opset=self.opset)
 
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
         """float32 values held within the range of the low type."""
         name = self._node_name(clamped)
         if self.view.opsets.get("", 1) < FIRST_CLIP_WITH_INPUTS:
-            yield onnx.helper.make_node("Clip", [source], [clamped], name=name, min=-to.max, max=to.max)
+            yield new_node("Clip", [source], clamped, name=name, min=-to.max, max=to.max)
             return
         bounds = []
         for side, bound in (("min", -to.max), ("max", to.max)):
             bounds.append(f"{clamped}_{side}")
             value = onnx.helper.make_tensor("value", TensorProto.FLOAT, (), [bound])
-            yield onnx.helper.make_node("Constant", [], [bounds[-1]], name=self._node_name(bounds[-1]), value=value)
-        yield onnx.helper.make_node("Clip", [source, *bounds], [clamped], name=name)
+            yield new_node("Constant", [], bounds[-1], name=self._node_name(bounds[-1]), value=value)
+        yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _node_name(self, name: str) -> str:
         """Made from a value name that is unique in the model, so unique itself but for a user's own choice."""
@@ -256,25 +256,6 @@ class _Emitter:
                 info.type.CopyFrom(source)
                 set_element_type(info.type, dtype)
                 yield info
-
-
-def _cast(source: str, result: str, name: str, to: DType, *, in_words: bool = False) -> NodeProto:
-    """A Cast, whose type is a word before opset 6. Large models get as many as they have nodes, and make_node takes
-    ten times as long."""
-    node: NodeProto = NodeProto.FromString(_nameless_cast(to, in_words))
-    node.name = name
-    node.input.append(source)
-    node.output.append(result)
-    return node
-
-
-@cache
-def _nameless_cast(to: DType, in_words: bool) -> bytes:
-    stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
-    if in_words:
-        stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code))
-    serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
-    return serialized
 
 
 def _widen_inside(node: NodeProto) -> None:

@@ -19,10 +19,11 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies, check_imports
+from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined
@@ -127,8 +128,7 @@ class _Twin:
                 f"the model imports ai.onnx opset {self.opset}, which has no Cast to bfloat16; import opset "
                 f"{FIRST_BFLOAT16_CAST} or later"
             )
-        code: int | str = to.code if self.opset >= FIRST_CAST_BY_CODE else TensorProto.DataType.Name(to.code)
-        return onnx.helper.make_node("Cast", [source], [target], name=self._fresh(f"{target}_cast"), to=code)
+        return new_cast(source, target, to, name=self._fresh(f"{target}_cast"), opset=self.opset)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
         """Casts from a float32 name to the value's low type, and from there to its twin."""
@@ -219,8 +219,8 @@ class _Twin:
                 node.input[slot] = ""
         half, halves = self._fresh(f"{total}_half"), self._fresh(f"{total}_halves")
         number = onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5])
-        yield onnx.helper.make_node("Constant", [], [half], half, value=number)
-        yield onnx.helper.make_node("Mul", [total, half], [halves], halves)
+        yield new_node("Constant", [], half, half, value=number)
+        yield new_node("Mul", [total, half], halves, halves)
         node.input[0] = node.input[1] = halves
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:

@@ -22,6 +22,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
@@ -219,7 +220,7 @@ class _Rewriter:
         node = op.node
         total = unused(f"{node.output[0]}_biased", self.view.names)
         reads = [node.input[1 - mask.slot], self.view.value_name(mask.bias)]
-        add = onnx.helper.make_node("Add", reads, [total], f"{node.name}_biased" if node.name else "")
+        add = new_node("Add", reads, total, f"{node.name}_biased" if node.name else "")
         condition, fill = self._read_by(mask.where, mask.shows)
         words = "its bias is, and it selects, which gives the same numbers in any type"
         return _selected(op, mask.slot, words, _selection(op, condition, total, fill, mask.shows), ahead=(add,))
