@@ -131,15 +131,9 @@ class Model:
         is replaced, not the file that it leads to. `progress(done, total)` is called with bytes.
         ModelError for whatever is in the way.
         """
-        store.save(
-            self.proto,
-            Path(path),
-            read=self.path,
-            total=self.nbytes,
-            overwrite=overwrite,
-            external_data=external_data,
-            progress=progress,
-        )
+        external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
+        saving = store.Saving(Path(path), self.path, overwrite=overwrite, external=external)
+        saving.save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:
         """A copy with every tensor in memory. ModelError over 2 GB, which protobuf cannot hold."""

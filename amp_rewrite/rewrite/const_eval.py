@@ -25,7 +25,7 @@ def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
         yield op, value
 
 
-def cone(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
+def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
     """The ops that make a value of the entries and of constants, in order; None where anything else is read.
 
     None also where there are more than 64, one has bodies or is no function, or a constant is a large weight.
@@ -54,7 +54,7 @@ def numbers(view: View, value: ValueId) -> Array | None:
     tensor = view.constant(value)
     if tensor is not None:
         return view.model.array(tensor) if math.prod(tensor.dims) <= _MOST_ELEMENTS else None
-    ops = cone(view, value)
+    ops = ops_behind(view, value)
     return computed(view, ops, value, {}) if ops else None
 
 

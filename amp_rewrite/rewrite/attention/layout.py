@@ -18,7 +18,7 @@ from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import names_in, over, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import computed, cone, moves_behind
+from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind
 
 _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes that stand for free dimensions: no two alike, no product one of them
 _LARGEST = 1 << 24  # elements that are moved to see where they go
@@ -113,7 +113,7 @@ def _sources(
         if known is not None and len(known) in ((RANK, RANK - 1) if heads else (RANK,)):
             steps = tuple(_step(view, dims, op) for op in moves)
             made = _carried(known, steps, heads)
-            if made is None and (ops := cone(view, value, (entry,))) is not None:
+            if made is None and (ops := ops_behind(view, value, (entry,))) is not None:
                 x = _marked(known, _sizes((known,)))
                 result = computed(view, ops, value, {view.value_name(entry): x}) if x is not None else None
                 made = _made(x, result, heads) if x is not None and result is not None else None

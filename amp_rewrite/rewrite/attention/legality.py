@@ -1,6 +1,6 @@
-"""Whether one operator can compute an attention that is written out: what it would read, and what its mask says.
+"""The sites where one operator can compute an attention that is written out: its operands and its mask.
 
-Structure and shapes decide here; that the operator computes the same is `attention_proof`.
+Structure and shapes decide here; `equivalence` proves that the operator computes the same.
 """
 
 from __future__ import annotations

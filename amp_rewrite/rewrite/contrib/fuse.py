@@ -1,6 +1,6 @@
 """Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation, a scaled product.
 
-Each is found on the model in standard form, written out as its document says (`contrib_formula`), and proved: the ops
+Each is found on the model in standard form, written out as its document says (`reference`), and proved: the ops
 that go and that formula are run in float64. Nothing here needs onnxruntime.
 """
 
