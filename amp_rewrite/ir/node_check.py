@@ -13,7 +13,7 @@ from functools import cache
 import onnx
 from onnx import AttributeProto
 
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas, onnx_schema
 
 _ANY = 1 << 31
 
@@ -34,9 +34,8 @@ class NodeCheck:
 @cache
 def node_check(domain: str, op_type: str, since: int) -> NodeCheck:
     """What the schema of that version demands; of an operator that only the runtime knows, its inputs alone."""
-    try:
-        schema = onnx.defs.get_schema(op_type, since, domain)
-    except onnx.defs.SchemaError:
+    schema = onnx_schema(domain, op_type, since)
+    if schema is None:
         row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
         needed = [i for i, p in enumerate(row["inputs"]) if p[2] == "Single"] if row else []
         return NodeCheck((max(needed, default=-1) + 1, _ANY), needed_inputs=frozenset(needed))

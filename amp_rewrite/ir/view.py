@@ -79,6 +79,14 @@ class View(Index):
         return self._fits[value, to]
 
     @cached_property
+    def values_of(self) -> tuple[tuple[Value, ...], ...]:
+        """For each scope its own values, in order."""
+        own: tuple[list[Value], ...] = tuple([] for _ in self.scopes)
+        for value in self.values:
+            own[value.scope].append(value)
+        return tuple(map(tuple, own))
+
+    @cached_property
     def yielded(self) -> frozenset[ValueId]:
         """Values that are an output of their scope."""
         return frozenset(v for scope in self.scopes for v in scope.outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import onnx
@@ -24,7 +24,7 @@ from amp_rewrite.ir.schema import (
     set_element_type,
 )
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Value, ValueId, View
 
 
 def apply(view: View, plan: Plan) -> Model:
@@ -61,22 +61,19 @@ class _Emitter:
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
         unknown = (op for op in view.ops if op.signature is None and not op.bodies)
         self.strange = {result for op in unknown for result in op.outputs}
-        self.in_scope: dict[ScopeId, list[Value]] = {}
-        for value in view.values:
-            self.in_scope.setdefault(value.scope, []).append(value)
 
     # -- one graph -----------------------------------------------------------------------------------
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Rewrite a copied graph in place; `scope` is its original's index."""
-        values = self.in_scope.get(scope.id, [])
+        values = self.view.values_of[scope.id]
         nodes = list(self._nodes(graph, scope, values))
         self._initializers(graph, values)
         types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
         self._value_infos(graph, values, types)
         refill(graph, "node", nodes)
 
-    def _nodes(self, graph: GraphProto, scope: Scope, values: list[Value]) -> Iterator[NodeProto]:
+    def _nodes(self, graph: GraphProto, scope: Scope, values: Sequence[Value]) -> Iterator[NodeProto]:
         for value in values:
             if value.producer is None and value.id in self.casts:
                 yield from self._casts_of(value)
@@ -175,7 +172,7 @@ class _Emitter:
 
     # -- initializers, declarations ------------------------------------------------------------------
 
-    def _initializers(self, graph: GraphProto, values: list[Value]) -> None:
+    def _initializers(self, graph: GraphProto, values: Sequence[Value]) -> None:
         low: dict[str, Bake] = {
             value.name: self.bakes[value.id]
             for value in values
@@ -204,7 +201,7 @@ class _Emitter:
             if bake is not None and not bake.keeps_original:
                 set_element_type(formal.type, bake.to)
 
-    def _value_infos(self, graph: GraphProto, values: list[Value], types: dict[str, TypeProto]) -> None:
+    def _value_infos(self, graph: GraphProto, values: Sequence[Value], types: dict[str, TypeProto]) -> None:
         """Declared types follow the plan; a new value is declared where its source was."""
         by_name = {v.name: v for v in values}
         for formal in (*graph.input, *graph.output):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 import onnx
 import onnx.checker
 import onnx.defs
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, TypeProto
+from onnx import ModelProto, TypeProto
 
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.schema import Signature, type_of_proto
+from amp_rewrite.ir.graphs import all_graphs
+from amp_rewrite.ir.schema import Signature, onnx_schema, type_of_proto
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
 
@@ -133,7 +133,7 @@ def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
     if inferred.functions or not all(_inferred(schema) for schema in {op.signature for op in view.ops}):
         return {}
     told: dict[ScopeId, dict[str, DType]] = {}
-    for number, graph in enumerate(_graphs(inferred.graph, len(view.scopes) > 1)):
+    for number, graph in enumerate(all_graphs(inferred.graph) if len(view.scopes) > 1 else (inferred.graph,)):
         types = told[ScopeId(number)] = {}
         for tensor in chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer)):
             _note(types, tensor.name, DType.of(tensor.data_type))
@@ -163,21 +163,8 @@ def _tells(told: _Types, wanted: _Types) -> bool:
 
 def _inferred(schema: Signature | None) -> bool:
     """Whether onnx itself infers what an operator gives: not for those of others, nor for some old versions."""
-    if schema is None or schema.domain:
-        return False
-    try:
-        found = onnx.defs.get_schema(schema.op_type, schema.since, schema.domain)
-    except onnx.defs.SchemaError:
-        return False
-    return bool(found.has_type_and_shape_inference_function)
-
-
-def _graphs(graph: GraphProto, nested: bool) -> Iterator[GraphProto]:
-    """A graph and, where there are any, those inside it, in the order of scopes."""
-    yield graph
-    for node in graph.node if nested else ():
-        for _, body in bodies(node):
-            yield from _graphs(body, nested)
+    known = onnx_schema("", schema.op_type, schema.since) if schema is not None and not schema.domain else None
+    return known is not None and bool(known.has_type_and_shape_inference_function)
 
 
 def _told_by_view(result: View) -> _Types:

@@ -24,7 +24,7 @@ from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
-from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -89,9 +89,6 @@ class _Twin:
         self.kept = frozenset(v for v in self.fed | given if view.dtype(v) in kept)
         apart = self.kept | self.fed if rounding else self.kept
         self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
-        self.in_scope: dict[ScopeId, list[Value]] = {}
-        for value in view.values:
-            self.in_scope.setdefault(value.scope, []).append(value)
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class _Twin:
         nodes = list(self._entries()) if scope.id == MAIN else []
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
-        self._initializers(graph, {v.name: v for v in self.in_scope.get(scope.id, ())})
+        self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
         self._declarations(graph, scope)
         refill(graph, "node", nodes)
 

@@ -25,6 +25,9 @@ ROUNDINGS = 4
 """Constants rounded to float32 that any of the formulas has, at most: √2, √(2/π), 0.044715 and one factor; an error of
 UNIT in one of them moves the result by no more than UNIT of its magnitude."""
 
+SPREADS = (1.0, 1e-3, 30.0)
+"""Of the random inputs: usual ones, ones so small that an epsilon decides, and ones far out."""
+
 Arrays = Mapping[str, Array]
 
 # What numpy and onnx's reference raise for shapes or attributes that they cannot take.
@@ -42,6 +45,12 @@ def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnit
         if not bool((np.abs(a - b) <= bound).all()):  # a NaN is within no bound
             return f"on random inputs the results differ by up to {_worst(a, b)}"
     return None
+
+
+def gate_magnitude(x: Array, y: Array) -> Array:
+    """Return |x|, or |y| where that is more: an error of a gate, which is at most 1, is an error of x times as much."""
+    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
+    return magnitude
 
 
 def _worst(a: Array, b: Array) -> str:

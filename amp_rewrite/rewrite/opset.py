@@ -15,7 +15,7 @@ import onnx.defs
 import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto
 from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
@@ -25,7 +25,7 @@ from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.schema import normal_domain
+from amp_rewrite.ir.schema import normal_domain, onnx_schema
 from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
@@ -166,7 +166,7 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
 
 def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
     """What tells two opsets apart for a model."""
-    schemas = (_schema(op_type, opset) for op_type in types)
+    schemas = (onnx_schema("", op_type, opset) for op_type in types)
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
 
@@ -235,7 +235,7 @@ class _Mover:
         return None
 
     def _node(self, node: NodeProto) -> str | None:
-        old, new = _schema(node.op_type, self.current), _schema(node.op_type, self.opset)
+        old, new = onnx_schema("", node.op_type, self.current), onnx_schema("", node.op_type, self.opset)
         if new is None or new.deprecated:
             return f"does not exist at opset {self.opset}"
         if old is None or old.since_version == new.since_version:
@@ -274,7 +274,11 @@ def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
         if a.name in new.attributes:
             continue
         default = old.attributes[a.name].default_value if a.name in old.attributes else None
-        if default is None or not default.name or _value(default) != _value(a):
+        if (
+            default is None
+            or not default.name
+            or onnx.helper.get_attribute_value(default) != onnx.helper.get_attribute_value(a)
+        ):
             return f"states {a.name}, which is none of its attributes there"
         _without(node, a.name)
     return None
@@ -289,14 +293,3 @@ def _misfit(node: NodeProto, new: OpSchema) -> str | None:
 
 def _without(node: NodeProto, name: str) -> None:
     refill(node, "attribute", [a for a in node.attribute if a.name != name])
-
-
-def _value(stated: AttributeProto) -> object:
-    return onnx.helper.get_attribute_value(stated)
-
-
-def _schema(op_type: str, opset: int) -> OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -62,16 +62,8 @@ def _declare(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
         proto.opset_import.add(domain=domain, version=1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Ops to drop, the replaced ones included, and inputs and constants to drop that no op makes."""
-
-    ops: frozenset[OpId]
-    values: frozenset[ValueId]
-
-
-def _unread(view: View, replacements: Sequence[Replacement]) -> _Unread:
-    """Return the replaced ops, and the constants and ops without effect that only they read. O(ops visited)."""
+def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
+    """Return the replaced ops with the ops without effect that only they read, and the initializers. O(ops visited)."""
     gone = {op for each in replacements for op in each.ops}
     kept = {name for each in replacements for node in each.nodes for name in node.input}
     kept |= _named_elsewhere(view.model.proto)
@@ -92,7 +84,7 @@ def _unread(view: View, replacements: Sequence[Replacement]) -> _Unread:
         ):
             gone.add(made_by.id)
             pending.extend(v for v in made_by.inputs if v is not None)
-    return _Unread(frozenset(gone), frozenset(values))
+    return gone, values
 
 
 def _pure(op: Op) -> bool:
@@ -118,10 +110,10 @@ def _removable(view: View, value: ValueId, gone: Collection[OpId], kept: Collect
 class _Writer:
     def __init__(self, view: View, replacements: Sequence[Replacement]) -> None:
         self.view = view
-        self.unread = unread = _unread(view, replacements)
+        self.gone, initializers = _unread(view, replacements)
         self.places = {each.last if each.place is None else each.place: each for each in replacements}
-        self.lost = {(view.values[v].scope, view.value_name(v)) for v in unread.values}
-        for op in (view.ops[op_id] for op_id in unread.ops):
+        self.lost = {(view.values[v].scope, view.value_name(v)) for v in initializers}
+        for op in (view.ops[op_id] for op_id in self.gone):
             self.lost.update((op.scope, view.value_name(v)) for v in op.outputs if v is not None)
         self.lost -= {(view.ops[r.last].scope, name) for r in replacements for node in r.nodes for name in node.output}
 
@@ -134,7 +126,7 @@ class _Writer:
                 replacement = self.places[op_id]
                 nodes += [n for n in replacement.nodes if n is replacement.node or not ahead.intersection(n.output)]
                 ahead.update(name for n in replacement.ahead for name in n.output)
-            elif op_id not in self.unread.ops:
+            elif op_id not in self.gone:
                 for body, (_, inner) in zip(self.view.ops[op_id].bodies, bodies(node), strict=True):
                     self.graph(inner, self.view.scopes[body])
                 nodes.append(node)

@@ -33,7 +33,7 @@ from amp_rewrite.ir.versions import (
     FIRST_CLIP_WITH_INPUTS,
     FIRST_IR_WITH_FREE_INITIALIZERS,
 )
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
 
 Vertex = tuple[OpId, str]
 """A type variable of an op."""
@@ -124,9 +124,6 @@ class _Builder:
         self.new_initializers: list[TensorProto] = []
         self.rounded: dict[ValueId, str] = {}
         self.head: list[NodeProto] = []
-        self.in_scope: dict[ScopeId, list[Value]] = {}
-        for value in view.values:
-            self.in_scope.setdefault(value.scope, []).append(value)
 
     def build(self) -> Switchboard:
         proto = clone(self.view.model.proto)
@@ -174,7 +171,7 @@ class _Builder:
 
     def _graph(self, graph: GraphProto, scope: Scope) -> None:
         nodes: list[NodeProto] = []
-        for value in self.in_scope.get(scope.id, ()):
+        for value in self.view.values_of[scope.id]:
             if value.producer is None:
                 nodes.extend(self._versions(value))
         for op_id, node in zip(scope.ops, graph.node, strict=True):

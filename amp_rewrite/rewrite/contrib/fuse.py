@@ -20,7 +20,7 @@ from amp_rewrite.ir.view import MAIN, ScopeId, View
 from amp_rewrite.rewrite.contrib.attention import fuse_attentions
 from amp_rewrite.rewrite.contrib.recognize import MATCHERS, Match, Site
 from amp_rewrite.rewrite.contrib.reference import computed
-from amp_rewrite.rewrite.equivalence import Arrays, mismatch, runs_of
+from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, runs_of
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside
 
@@ -65,9 +65,6 @@ def _declared(name: str, dims: Dims) -> ValueInfoProto:
 
 # -- proof -----------------------------------------------------------------------------------------
 
-_SPREADS = (1.0, 1e-3, 30.0)
-"""Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
-
 
 def _mismatch(view: View, match: Match) -> str | None:
     """Why the node may not compute what the ops compute; None where both agree on random inputs."""
@@ -75,7 +72,7 @@ def _mismatch(view: View, match: Match) -> str | None:
     constants = _constants(view, match)
     feeds: list[Arrays] = [
         {view.value_name(v): spread * (rng.standard_normal(shape) + 0.5) for v, shape in match.tried.items()}
-        for spread in _SPREADS
+        for spread in SPREADS
     ]
     given = [{**constants, **feed} for feed in feeds]
     try:
@@ -85,18 +82,18 @@ def _mismatch(view: View, match: Match) -> str | None:
     for result in (name for name in match.node.output if name):
         after = [results[result] for results in made]
         pairs = zip(given, after, strict=True)
-        magnitudes = [_of_input(match, arrays, y) if match.elementwise else np.abs(y).max() for arrays, y in pairs]
+        magnitudes = [_magnitude(match, arrays, y) for arrays, y in pairs]
         why = mismatch(runs_of(view, match.ops, result, feeds), after, magnitudes)
         if why is not None:
             return why
     return None
 
 
-def _of_input(match: Match, arrays: Arrays, y: Array) -> Array:
-    """|x|, or |y| where that is more: an error of the gate, which is at most 1, is an error of x times as much."""
-    x = sum((arrays[name] for name in match.node.input if name), np.zeros(()))
-    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
-    return magnitude
+def _magnitude(match: Match, arrays: Arrays, y: Array) -> Array:
+    """The magnitude of the result; for an activation, that of each element, whose input is the sum of what is read."""
+    if not match.elementwise:
+        return np.array(np.abs(y).max())
+    return gate_magnitude(sum((arrays[name] for name in match.node.input if name), np.zeros(())), y)
 
 
 def _constants(view: View, match: Match) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run, runs_of
+from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, run, runs_of
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside, too_old
 
 
@@ -204,25 +204,16 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
     return read
 
 
-def _of_input(x: Array, y: Array) -> Array:
-    """|x|, or |y| where that is more: an error of the gate, which is at most 1, is an error of x times as much."""
-    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
-    return magnitude
-
-
 _FORMULAS: Mapping[str, _Formula] = {
     "layer_normalization": _Formula("LayerNormalization", _norm),
     "rms_normalization": _Formula("RMSNormalization", _norm),
     "softmax": _Formula("Softmax", _softmax),
-    "gelu_erf": _Formula("Gelu", _gelu("none"), _of_input),
-    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), _of_input),
+    "gelu_erf": _Formula("Gelu", _gelu("none"), gate_magnitude),
+    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), gate_magnitude),
 }
 
 
 # -- proof -----------------------------------------------------------------------------------------
-
-_SPREADS = (1.0, 1e-3, 30.0)
-"""Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
 
 
 def _mismatch(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
@@ -231,7 +222,7 @@ def _mismatch(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeP
     rng = np.random.default_rng(0)
     fed = [v for v in candidate.reads if view.constant(v) is None]
     feeds: list[Arrays] = []
-    for spread in _SPREADS:
+    for spread in SPREADS:
         x = spread * (rng.standard_normal((2,) * (candidate.rank - 1) + (candidate.width,)) + 0.5)
         feeds.append({entry: x, **{view.value_name(v): rng.standard_normal(candidate.width) for v in fed}})
     result = node.output[0]
