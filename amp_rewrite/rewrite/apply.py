@@ -227,7 +227,7 @@ class _Emitter:
         refill(graph, "value_info", listed)
 
     def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
-        """What an unknown op gives is declared if only its readers told: they may read a Cast of it now."""
+        """Declare the result of an unknown op if only its readers told its type: they may read a Cast of it now."""
         vtype = self.view.types[value.id]
         if vtype is not None and vtype.dtype is not None and vtype.container == TENSOR:
             yield onnx.helper.make_tensor_value_info(value.name, vtype.dtype.code, None)

@@ -114,7 +114,7 @@ class _Twin:
         return name if value in self.kept else self._fresh(f"{name}_{self.view.dtype(value).spelling}")  # type: ignore[union-attr]
 
     def _wanted(self, value: ValueId) -> bool:
-        """Whether anyone reads the twin: of an output that keeps its low type that may be no one."""
+        """True if the twin of a value is read; an output that keeps its low type may have no reader."""
         return value not in self.kept or bool(self.view.uses[value])
 
     # -- casts ---------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class _Twin:
         refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
-        """What stands between the model's inputs, and initializers that are its outputs, and their twins."""
+        """The Casts between the model's inputs, and initializers that are its outputs, and their twins."""
         for value in sorted(self.fed):
             name = self.view.value_name(value)
             if value in self.kept:
@@ -259,7 +259,7 @@ class _Twin:
             yield from self._computed(op, cast)
 
     def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
-        """Whether a Cast of the model, from or to a low type, casts nothing any more."""
+        """True if a Cast of the model, from or to a low type, is a copy in the twin."""
         was, becomes = self.view.dtype(before), self.view.dtype(after)
         if not (self._low(before) or self._low(after)):
             return False
@@ -268,7 +268,7 @@ class _Twin:
         return {was, becomes} <= _FLOAT32_IN_TWIN
 
     def _stays_low(self, op: Op) -> bool:
-        """Whether no float32 kernel can stand for the op."""
+        """True if no float32 kernel can stand for the op."""
         if op.bodies or not any(self._low(v) for v in (*op.inputs, *op.outputs)):
             return False
         if op.signature is None or op.kind == "BitCast":

@@ -1,4 +1,4 @@
-"""Whether a fused node computes what the ops that it replaces compute: both are run, by onnx's reference, on numbers.
+"""Proof that a fused node computes what the ops that it replaces compute: onnx's reference runs both on numbers.
 
 Everything is run in float64 on the model's own constants, so that the two may differ only where the mathematics does,
 or where a constant of the node was rounded to float32. Both are measured in units of what float32 could tell apart.
@@ -35,7 +35,7 @@ _FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 
 
 def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
-    """Why two runs differ, result by result, by more than ROUNDINGS · UNIT of a magnitude; None if none does."""
+    """Return how two runs differ, if by more than ROUNDINGS · UNIT of a result's magnitude; None if they agree."""
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)
     for a, b, magnitude in zip(before, after, magnitudes, strict=True):
@@ -59,9 +59,9 @@ def _worst(a: Array, b: Array) -> str:
 
 
 def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays]) -> list[Array] | str:
-    """What ops of a view give as `result` in float64, for each feed; or why they cannot be run.
+    """Run ops of a view in float64; return `result` for each feed, or why they cannot be run.
 
-    A feed names every value that the ops read and that is no constant. A constant that it names is not read.
+    A feed names every value that the ops read and that is not a constant. A constant that it names is not read.
     """
     made = [view.ops[op] for op in ops]
     nodes = [_plain(view, op.id) for op in made if op.kind != "Constant"]
@@ -77,7 +77,7 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
 def run(
     nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
 ) -> list[Array] | str:
-    """What nodes give as `result` for each feed of all that they read; or why onnx's reference cannot run them."""
+    """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them."""
     shifted = [moved(nodes, result, feed) for feed in feeds]
     made = [array for array in shifted if array is not None]
     return made if len(made) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)

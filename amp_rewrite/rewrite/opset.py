@@ -77,7 +77,7 @@ class _Judge:
         return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
 
     def covers(self, view: View) -> _Coverage:
-        """How the target serves each op: once for the types that it has, once more for the low type."""
+        """Return how the target serves each op: once for the types that it has, once more for the low type."""
         gate = Gate.of(self.target, self.to)
         served, kinds = [], []
         for op in view.ops:
@@ -109,11 +109,11 @@ class _Coverage:
     kinds: tuple[str, ...]
 
     def lost(self, then: _Coverage) -> list[str]:
-        """What is served less then."""
+        """The kinds of ops that are served less then."""
         return _kinds(self.kinds, (a > b for a, b in zip(self.served, then.served, strict=True)))
 
     def gained(self, then: _Coverage) -> list[str]:
-        """What is served more then."""
+        """The kinds of ops that are served more then."""
         return _kinds(self.kinds, (a < b for a, b in zip(self.served, then.served, strict=True)))
 
 
@@ -165,7 +165,7 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
 
 
 def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """What tells two opsets apart for a model."""
+    """The schema versions of op types at an opset, and the steps that it has passed."""
     schemas = (onnx_schema("", op_type, opset) for op_type in types)
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
@@ -248,7 +248,7 @@ class _Mover:
         return _drop_defaults(node, old, new) or _misfit(node, new)
 
     def _spell_out(self, node: NodeProto, new: OpSchema) -> None:
-        """What opset 18 wants said in another way: axes as an input, and into how many parts to split."""
+        """State for opset 18: axes as an input, and into how many parts to split."""
         stated = {a.name: a for a in node.attribute}
         if node.op_type.startswith("Reduce") and "axes" in stated and "axes" not in new.attributes:
             name = self._fresh(f"{node.output[0]}_axes")
@@ -279,7 +279,7 @@ def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
             or not default.name
             or onnx.helper.get_attribute_value(default) != onnx.helper.get_attribute_value(a)
         ):
-            return f"states {a.name}, which is none of its attributes there"
+            return f"states {a.name}, which is not one of its attributes there"
         _without(node, a.name)
     return None
 

@@ -88,7 +88,7 @@ class _Writer(Surroundings):
         return self.before("Reshape", (name, shape), f"{name}_{heads}_heads_split")
 
     def _ended(self, result: str, seeing: str | None) -> str:
-        """What the operator gives, of which the nodes behind it make the result."""
+        """The name of the operator's output, of which the nodes behind it make the result."""
         site, steps = self.site, list[Callable[[str, str], None]]()
         if seeing is not None:
             steps.append(lambda given, made: self.after("Where", (seeing, given, self._zero(seeing)), made))
@@ -117,7 +117,7 @@ class _Writer(Surroundings):
     # -- the mask ----------------------------------------------------------------------------------
 
     def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
-        """What the operator reads as a mask, and, where a row may see no key, which rows see one."""
+        """The mask that the operator reads and, if a row may see no key, a bool for each row that sees one."""
         form, seeing = self.site.form, None
         mask = self._biased([self._laid(bias) for bias in form.biases])
         if self.site.hides:

@@ -22,7 +22,7 @@ KIND = "attention"
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
-    """Each attention that is written out, as one operator, or why not."""
+    """Replace each attention that is written out by one operator, or refuse it."""
     opset = view.opsets.get("", 1)
     first = FIRST_FUSED["Attention"]
     if opset < first:
@@ -34,7 +34,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
-    """Each attention that is written out, by its last op: what one operator would read, or why it cannot.
+    """Yield each attention that is written out, by its last op: its site, or why one operator cannot compute it.
 
     Whatever the opset; nothing is proved yet.
     """
@@ -43,7 +43,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
 
 
 def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
-    """Each attention that is written out, by its last op, as far as structure tells; or why it is none."""
+    """Yield each attention that is written out, by its last op, as far as structure tells; or why it is not one."""
     for op in view.ops:
         form = form_of(view, op) if op.kind == "Softmax" else None
         if form is not None:

@@ -34,7 +34,7 @@ _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Each attention that is still written out, as one node, or why not. What `attention` refuses is told there."""
+    """Replace each attention that is still written out by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
             found = _written(site, context.dims(view))
@@ -60,7 +60,7 @@ def _written(site: Site, dims: AllDims) -> Outcome | str:
 
 
 def _stated(site: Site, dims: AllDims) -> bool:
-    """Whether what is added to the scores, or selects them, has four axes."""
+    """True if the mask and the biases have four axes."""
     read = [site.form.hiding.value] if site.hides and site.form.hiding is not None else []
     return all(len(dims_at(site.view, dims, value) or ()) == RANK for value in (*read, *site.form.biases))
 
@@ -133,7 +133,7 @@ class _Writer(Surroundings):
         return reader if reader is not None and reader.kind == kind and alone(view, made, reader) else None
 
     def _ended(self, made: str, seeing: str | None, *, packed: bool) -> str:
-        """What the node gives, from which the nodes behind it make the result."""
+        """The name of the node's output, from which the nodes behind it make the result."""
         if packed and seeing is None:
             return made
         given = result = self.name(f"{made}_attended")
@@ -195,7 +195,7 @@ class _Writer(Surroundings):
     # -- its mask ----------------------------------------------------------------------------------
 
     def _added(self) -> str:
-        """What is added to the scores; "" for nothing."""
+        """The name of the value to add to the scores; "" for none."""
         view, form, hiding = self.site.view, self.site.form, self.site.form.hiding
         bias, *more = [view.value_name(value) for value in form.biases] or [""]
         for other in more:
@@ -211,7 +211,7 @@ class _Writer(Surroundings):
         return self.before("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
 
     def _seeing(self) -> str:
-        """Which rows see a key, one bool for each token."""
+        """One bool for each token: true if its row sees a key."""
         hiding = self.site.form.hiding
         assert hiding is not None
         stem = self.site.view.value_name(hiding.value)
@@ -234,13 +234,13 @@ class _Writer(Surroundings):
 
 
 def _swaps(op: Op) -> bool:
-    """Whether an op changes heads for tokens."""
+    """True if an op swaps heads and tokens."""
     perm = attribute(op.node, "perm") if op.kind == "Transpose" else None
     return perm is not None and tuple(perm.ints) == _SWAP
 
 
 def _splits(before: Dims, after: Dims) -> bool:
-    """Whether a Reshape from one to the other splits the last of three axes in two, and that alone."""
+    """True if a Reshape from one to the other splits the last of three axes in two, and does nothing else."""
     if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
         return False
     whole, *parts = before[2], *after[2:]

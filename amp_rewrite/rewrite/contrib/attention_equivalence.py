@@ -1,4 +1,4 @@
-"""Whether one MultiHeadAttention gives what the ops that it replaces give: both are run on small random operands."""
+"""Proof that one MultiHeadAttention gives what the ops that it replaces give: both run on small random operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCH, _QUERIES, _KEYS = 2, 3, 5
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """How one of "queries", "keys" and "values" lies where it is read.
+    """The layout of one of "queries", "keys" and "values" where it is read.
 
     "packed": tokens by features; "heads": heads, tokens, width; "turned": heads, width, tokens.
     """
@@ -46,7 +46,7 @@ class Trial:
 
 
 def mismatch_of(trial: Trial, made: str) -> str | None:
-    """Why the nodes may not give `made` as the ops do; None where both agree, in units of values and scores."""
+    """Return how the nodes differ from the ops in `made`; None if both agree, in units of values and scores."""
     view, form = trial.site.view, trial.site.form
     trials = list(_feeds(trial))
     before = runs_of(
@@ -59,7 +59,7 @@ def mismatch_of(trial: Trial, made: str) -> str | None:
 
 
 def _after(trial: Trial, made: str, feeds: Sequence[Arrays]) -> list[Array] | str:
-    """What the nodes give."""
+    """Run the nodes."""
     ahead, node, behind = trial.nodes
     opsets = trial.site.view.opsets
     read: list[dict[str, Array]] = [dict(feed) for feed in feeds]
@@ -81,7 +81,7 @@ def _after(trial: Trial, made: str, feeds: Sequence[Arrays]) -> list[Array] | st
 
 
 def _feeds(trial: Trial) -> Iterator[tuple[Arrays, Arrays, float]]:
-    """What the ops read, what the nodes read, and the magnitude of the result, in float64."""
+    """Yield feeds of the ops, feeds of the nodes, and the magnitude of the result, in float64."""
     site, form, rng = trial.site, trial.site.form, np.random.default_rng(0)
     names = [site.view.value_name(v) for v in (form.queries, form.keys, form.values)]
     heads, width, depth = trial.sizes

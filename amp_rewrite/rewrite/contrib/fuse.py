@@ -29,7 +29,7 @@ _LATEST = 23
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Each place where an operator of onnxruntime stands for several, fused, or why not; the largest ones first.
+    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; the largest ones first.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
@@ -67,7 +67,7 @@ def _declared(name: str, dims: Dims) -> ValueInfoProto:
 
 
 def _mismatch(view: View, match: Match) -> str | None:
-    """Why the node may not compute what the ops compute; None where both agree on random inputs."""
+    """Return how the node differs from the ops; None if both agree on random inputs."""
     rng = np.random.default_rng(0)
     constants = _constants(view, match)
     feeds: list[Arrays] = [

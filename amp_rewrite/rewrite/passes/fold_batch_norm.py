@@ -30,7 +30,7 @@ _CARRIERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Each BatchNormalization after a linear op that only it reads, folded, or why not. Reads what it folds."""
+    """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights that it folds."""
     for op in view.ops:
         linear = view.producer(op.inputs[0]) if op.kind == "BatchNormalization" else None
         if linear is not None and linear.kind in _CARRIERS:
@@ -77,7 +77,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
-    """What of the structure forbids to fold; None if nothing does."""
+    """Return what in the structure forbids folding; None if nothing does."""
     mode = attribute(norm.node, "training_mode")
     if (mode is not None and mode.i) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
@@ -107,7 +107,7 @@ def _parts(view: View, linear: Op, norm: Op) -> _Parts | str:
     for value in (*read, *([bias] if bias is not None else [])):
         tensor = view.constant(value)
         if tensor is None:
-            return f"{view.value_name(value) if value is not None else 'an operand'} is no constant"
+            return f"{view.value_name(value) if value is not None else 'an operand'} is not a constant"
         arrays.append(view.model.array(tensor).astype(np.float64))
         names.append(tensor.name if value is None else view.value_name(value))
     weight, gamma, beta, mean, variance, *rest = arrays
@@ -136,7 +136,7 @@ def _along_channels(linear: Op, rank: int) -> tuple[int, ...]:
 
 
 def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType) -> str | None:
-    """What of the numbers forbids to fold.
+    """Return what in the numbers forbids folding.
 
     Rounding to subnormals is off by half the least of them; beside a largest weight of `tiny` or more that is no more
     than half an epsilon. So each channel has to keep one weight of that size, if it had one.
@@ -166,7 +166,7 @@ def _names(view: View, linear: Op) -> list[str]:
 
 
 def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Arrays) -> str | None:
-    """Why folded and unfolded may differ; None if they agree on random inputs.
+    """Return how folded and unfolded differ; None if they agree on random inputs.
 
     The bound is that of each product rounded once: |W' x + b'| taken with absolute values throughout (Higham, Accuracy
     and Stability of Numerical Algorithms, 2nd edition, section 3.1). Of large weights the first channels are tried:
@@ -190,7 +190,7 @@ _MOST = 1 << 18  # elements of a weight that is tried whole
 
 
 def _channels_tried(linear: Op, weight: Array) -> int | None:
-    """How many channels of a weight are tried; None: all of them, as always where channels come in groups."""
+    """The number of channels of a weight to try; None for all, as always where channels come in groups."""
     group = attribute(linear.node, "group")
     if weight.size <= _MOST or (group is not None and group.i != 1):
         return None

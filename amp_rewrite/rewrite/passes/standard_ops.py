@@ -23,7 +23,7 @@ from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replaceme
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
-    """Each cluster that the standard has one operator for, fused, or why not.
+    """Replace each cluster for which the standard has one operator, or refuse it.
 
     `opset`: that of the operators, by default the model's.
     """
@@ -59,7 +59,7 @@ class _Case:
         return self.context.shape(self.view, value)
 
     def number(self, value: ValueId | None) -> float | None:
-        """The one number that a constant holds."""
+        """Return the one number that a constant holds."""
         tensor = self.view.constant(value)
         if tensor is None or math.prod(tensor.dims) != 1:
             return None
@@ -109,7 +109,7 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
 
 
 def _unfit(case: _Case) -> str | None:
-    """What of a cluster's types forbids to fuse it. That nothing else reads its values is what makes it a cluster."""
+    """Return which types of a cluster forbid fusing it. Nothing else reads its values, or it would not be a cluster."""
     view = case.view
     for op_id in case.cluster.ops:
         op = view.ops[op_id]
@@ -120,7 +120,7 @@ def _unfit(case: _Case) -> str | None:
 
 
 def _scalar(case: _Case, value: ValueId) -> bool:
-    """Whether a value is one constant number, or the axes of a reduction."""
+    """True if a value is one constant number, or the axes of a reduction."""
     tensor = case.view.constant(value)
     return tensor is not None and math.prod(tensor.dims) == 1
 
@@ -151,7 +151,7 @@ def _norm(case: _Case) -> _Candidate | str:
 
 
 def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
-    """Why the reductions of a cluster are not over the last axis, that one kept; None if they are."""
+    """Return why the reductions of a cluster are not over the last axis, keeping it; None if they are."""
     reductions = case.body("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
     for op in reductions:
         keeps = attribute(op.node, "keepdims")
@@ -217,7 +217,7 @@ _FORMULAS: Mapping[str, _Formula] = {
 
 
 def _mismatch(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
-    """Why the node may not compute what the cluster computes; None where both agree on random inputs."""
+    """Return how the node differs from the cluster; None if both agree on random inputs."""
     view, entry = case.view, node.input[0]
     rng = np.random.default_rng(0)
     fed = [v for v in candidate.reads if view.constant(v) is None]

@@ -47,7 +47,11 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         ),
         (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
         (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
-        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores by what is no mask"),
+        (
+            SCORES + "m = Where (mask, z, modest)  " + WEIGHTS,
+            MASK,
+            "the_m replaces scores by something that is not a mask",
+        ),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
         (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
         (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),

@@ -102,7 +102,7 @@ def with_fed(model: ModelProto, name: str) -> ModelProto:
     ("model", "why"),
     [
         (with_reader(conv()), "others read what linear gives, or it lies in another graph"),
-        (with_fed(conv(), "mean"), "mean is no constant"),
+        (with_fed(conv(), "mean"), "mean is not a constant"),
         (changed(conv(), "gamma", [9e9] * 6), "its folded weights would reach 1.97e+10, beyond the range of float16"),
         (changed(conv(), "gamma", [1e-9] * 6), "the folded weights of 6 channels would be subnormal in float16"),
         (changed(conv(), "var", [-1] * 6), "its folded weights are not finite"),
