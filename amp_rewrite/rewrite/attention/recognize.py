@@ -229,9 +229,7 @@ class _Found:
         if op.kind == "Add":
             return self._add(view, op.inputs[1 - slot])
         hiding = selected(view, op, slot)
-        return (
-            self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by something that is not a mask"
-        )
+        return self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by what is not a mask"
 
     def _add(self, view: View, value: ValueId | None) -> str | None:
         """Take what is added to scores: a mask, a bias, or the sum of both."""

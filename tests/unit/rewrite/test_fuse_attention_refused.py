@@ -50,7 +50,7 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (
             SCORES + "m = Where (mask, z, modest)  " + WEIGHTS,
             MASK,
-            "the_m replaces scores by something that is not a mask",
+            "the_m replaces scores by what is not a mask",
         ),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
         (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
