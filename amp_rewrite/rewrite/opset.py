@@ -22,10 +22,11 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.schema import normal_domain, onnx_schema
+from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
@@ -48,7 +49,8 @@ def at_opset(
     if wanted == current or not current:
         return view, ()
     if isinstance(wanted, int):
-        moved = _moved(view, wanted)
+        model = _moved(view, wanted)
+        moved = model if isinstance(model, str) else _indexed(model)
         if isinstance(moved, str):
             raise ModelError(
                 f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again"
@@ -129,21 +131,22 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
     """The view at the opset that serves most; of several such the nearest, and its own before any other."""
     current = view.opsets[""]
     own = judge.covers(view)
-    best, most = view, sum(own.served)
+    best: Model | None = None
+    most = sum(own.served)
     barred: list[str] = []
     for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
         moved = _moved(view, opset)
         if isinstance(moved, str):
             barred += [f"opset {opset}: {moved}"] if opset > current else []
             continue
-        then = judge.covers(moved)
+        then = judge.covers(_relabelled(view, opset))
         gained, lost = own.gained(then), own.lost(then)
         if gained and lost:
             barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
         elif sum(then.served) > most:  # nothing is lost, or the sum would be less
             best, most = moved, sum(then.served)
-    if best is not view:
-        return best, (_told(view, best, judge),)
+    if best is not None and not isinstance(after := _indexed(best), str):
+        return after, (_told(view, after, judge),)
     note = f"opset {current} stays: no other serves more without serving something less"
     return view, (Finding("opset", "ai.onnx", "; ".join((note, *barred[:_SHOWN]))),)
 
@@ -188,8 +191,14 @@ def _listed(names: Sequence[str]) -> str:
 # -- the move --------------------------------------------------------------------------------------
 
 
-def _moved(view: View, opset: int) -> View | str:
-    """The view at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
+def _relabelled(view: View, opset: int) -> View:
+    """The view with the schemas of another opset: its ids, values and types suffice to ask the target."""
+    ops = tuple(op if op.domain else op._replace(signature=signature("", op.op_type, opset)) for op in view.ops)
+    return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
+
+
+def _moved(view: View, opset: int) -> Model | str:
+    """The model at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
     current = view.opsets[""]
     if current < OLDEST_MOVED:
         return f"opset {current} is older than {OLDEST_MOVED}"
@@ -209,9 +218,20 @@ def _moved(view: View, opset: int) -> View | str:
     try:
         onnx.checker.check_model(skeleton)
         onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
-        return View.of(moved)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, ModelError) as cause:
-        return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as cause:
+        return _refused(cause)
+    return moved
+
+
+def _indexed(model: Model) -> View | str:
+    try:
+        return View.of(model)
+    except ModelError as cause:
+        return _refused(cause)
+
+
+def _refused(cause: Exception) -> str:
+    return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
 
 
 @dataclass(slots=True)
