@@ -70,7 +70,7 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
         for value in op.inputs:
             tensor = view.constant(value)
             if value is not None and tensor is not None and view.value_name(value) not in feeds[0]:
-                constants[view.value_name(value)] = _double(view.model.array(tensor))
+                constants[view.value_name(value)] = double(view.model.array(tensor))
     return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
 
 
@@ -114,7 +114,8 @@ def _plain(view: View, op_id: OpId) -> NodeProto:
     return node
 
 
-def _double(array: Array) -> Array:
+def double(array: Array) -> Array:
+    """Return the numbers, floats in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy else array
 
 

@@ -13,7 +13,7 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.build import Written
@@ -130,8 +130,3 @@ def _random_mask(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) 
     if site.empty:
         shown[(0,) * (len(shape) - 1)] = False
     return shown
-
-
-def double(array: Array) -> Array:
-    """Return the numbers, floats in float64."""
-    return array.astype(np.float64) if array.dtype.kind == "f" else array

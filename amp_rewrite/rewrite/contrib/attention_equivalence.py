@@ -10,10 +10,10 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.attention.equivalence import double, masks_of
+from amp_rewrite.rewrite.attention.equivalence import masks_of
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.contrib.reference import computed
-from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 
 _SPREADS = (1.0, 1e-3, 4.0)
 _BATCH, _QUERIES, _KEYS = 2, 3, 5

@@ -122,10 +122,5 @@ def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
     """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
     given = dict(zip([name for name in op.node.input if name], operands, strict=True))
     made = run([op.node], op.node.output[0], [given], view.opsets)
-    dtype = view.dtype(_result(op))
+    dtype = view.dtype(op.outputs[0]) if op.outputs[0] is not None else None
     return made[0] if not isinstance(made, str) and dtype is not None and made[0].dtype == dtype.numpy else None
-
-
-def _result(op: Op) -> ValueId:
-    assert op.outputs[0] is not None
-    return op.outputs[0]
