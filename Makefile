@@ -24,7 +24,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check conformance lint format types dev extras wheel lowest gpu fuzz clean rules-docs
+.PHONY: help demo test quick check conformance lint format types dev extras wheel lowest gpu fuzz clean rules-docs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -35,6 +35,9 @@ demo: $(RUNTIME) ## convert three trained models, run them, print the accuracy b
 
 test: $(DEV) ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+quick: $(DEV) ## run the small tests that cover most, in about a minute: between two edits
+	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
 
 check: lint types test ## lint, types and tests: what has to be green before a commit
 

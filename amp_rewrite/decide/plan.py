@@ -10,6 +10,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, TENSOR, attribute
 from amp_rewrite.ir.view import Op, OpId, Role, ScopeId, Use, ValueId, View
@@ -316,7 +317,7 @@ class _Planner:
     def _outlives(self, op: Op) -> bool:
         """Whether the op's first result is named by an edge of a graph, so that the op cannot go."""
         result = op.outputs[0]
-        return result is not None and (self.view.values[result].public or result in self.view.yielded)
+        return result is not None and exposed(self.view, result)
 
     def _dropped(self, op: OpId | None) -> bool:
         return op is not None and op in self.folds and not self._outlives(self.view.ops[op])

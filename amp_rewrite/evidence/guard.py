@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
+from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
@@ -35,9 +36,7 @@ Elsewhere what is flushed is smaller than the rounding of the largest element, a
 Paint = Callable[[Sequence[Pin]], Coloring]
 
 # Where small elements count for as much as large ones: by operator, the inputs.
-_MAGNIFIES: Mapping[str, Sequence[int]] = {"Div": (1,), **dict.fromkeys(("Log", "Reciprocal", "Sqrt"), (0,))}
 _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
-_READ_NO_ELEMENT = ("Shape", "Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ def _magnified(view: View) -> Collection[ValueId]:
     starts = {
         value: None
         for op in view.ops
-        for slot in _MAGNIFIES.get(op.kind, ())
+        for slot in MAGNIFIES.get(op.kind, ())
         if slot < len(op.inputs) and (value := op.inputs[slot]) is not None
     }
     return Flow.of(view, COPIES).back(starts)
@@ -239,7 +238,7 @@ def _unfit(
             yield made_by.id, Pin(made_by.id, fault.rule, None, f"its result {name!r} {_worded(fault)}", raises=True)
         for use in view.uses[value]:
             reader = view.ops[use.op]
-            if reader.kind not in _READ_NO_ELEMENT and read_low(view, coloring, reader, use.slot):
+            if reader.kind not in ELEMENTLESS and read_low(view, coloring, reader, use.slot):
                 told.setdefault(value, fault)
                 because = made_by.id if made_by is not None and made_by.id != use.op else None
                 yield use.op, Pin(use.op, fault.rule, because, f"its operand {name!r} {_worded(fault)}", raises=True)

@@ -18,7 +18,7 @@ from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.ports import Port
@@ -136,7 +136,7 @@ def drawing(model: Model, name: str) -> Iterator[str]:
 def _draws(view: View, op: Op) -> bool:
     """Whether an op gives other numbers each time; Dropout does so in training, which its third input says."""
     if op.op_type != "Dropout":
-        return op.op_type in RANDOM_OPS
+        return op.op_type in RANDOM
     mode = op.inputs[2] if len(op.inputs) > 2 else None
     tensor = view.constant(mode)
     return mode is not None and (tensor is None or bool(view.model.array(tensor).any()))

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ModelError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.names import numbered, unused
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_CAST_BY_CODE, FIRST_REDUCTION_AXES_INPUT
 from amp_rewrite.ir.view import MAIN, Op, View
 
@@ -175,7 +175,7 @@ class Builder:
         outputs = [node.name] if results == 1 else [self.fresh(f"{node.name}_{i}") for i in range(results)]
         node.output.extend(outputs)
         self.append(node)
-        if node.op_type not in RANDOM_OPS | {"Dropout"}:
+        if node.op_type not in UNREPEATABLE:
             self._known[key] = tuple(outputs)
         return tuple(outputs)
 

@@ -14,6 +14,7 @@ from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.names import normal_domain as normal_domain
+from amp_rewrite.ir.op_classes import GENERATORS, RANDOM
 
 TENSOR = "tensor"
 
@@ -227,10 +228,6 @@ def contrib_schemas() -> Mapping[str, Any]:
     return ops
 
 
-RANDOM_OPS = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
-
 # Variables that name one element type twice: once bare, once inside a container.
 _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("", "SequenceAt"): {"S": "T"},
@@ -260,10 +257,8 @@ KEPT_VARIABLES: Mapping[tuple[str, str], frozenset[str]] = {
 
 # The attribute that states the element type of the output, by operator; all hold a DataType code.
 DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
-    **{("", op): "dtype" for op in ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")},
-    **{("", op): "dtype" for op in ("EyeLike", "Bernoulli", "Multinomial", "SequenceEmpty")},
-    **{("", op): "output_datatype" for op in ("HannWindow", "HammingWindow", "BlackmanWindow")},
-    ("", "MelWeightMatrix"): "output_datatype",
+    **{("", op): "output_datatype" for op in GENERATORS},
+    **{("", op): "dtype" for op in (*RANDOM, "EyeLike", "SequenceEmpty")},
     ("", "Cast"): "to",
     ("", "BitCast"): "to",
     ("", "DequantizeLinear"): "output_dtype",

@@ -11,6 +11,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.evidence.guard import made_low, read_low
 from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.op_lists import Color
@@ -72,7 +73,7 @@ def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
 
 def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
     """Whether an op computes in a low type, or reads weights in it."""
-    if op.signature is None or op.bodies or op.kind in ("Cast", "CastLike", "Constant"):
+    if op.signature is None or op.bodies or op.kind in CASTS or op.kind == "Constant":
         return False
     reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]
     makes = any(made_low(view, coloring, op, v) for v in op.outputs if v is not None)

@@ -17,6 +17,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.op_classes import CASTS, HEAVY
 from amp_rewrite.ir.schema import Signature, ValueType
 from amp_rewrite.ir.view import Op, ScopeId, ValueId, View
 from amp_rewrite.reports.key import key_of
@@ -24,21 +25,6 @@ from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
 from amp_rewrite.settings.op_lists import Color, OpLists
-
-COMPUTE = frozenset(
-    (
-        *("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "LSTM", "GRU", "RNN", "Attention"),
-        *(
-            f"com.microsoft::{name}"
-            for name in (
-                *("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"),
-                *("PackedAttention", "PackedMultiHeadAttention", "FusedMatMul", "FusedGemm", "FusedConv"),
-                *("MatMulNBits", "GemmFastGelu", "NhwcConv", "QAttention", "MoE", "QMoE"),
-            )
-        ),
-    )
-)
-"""What counts as a compute op where no list says so."""
 
 
 def report_of(
@@ -358,7 +344,7 @@ class _Stock:
         )
 
     def _computes(self, row: Row) -> bool:
-        return row.color == _COLORS[Color.ALLOW] if row.color else row.op in COMPUTE
+        return row.color == _COLORS[Color.ALLOW] if row.color else row.op in HEAVY
 
 
 def _retyped(found: ValueType | None, dtype: DType | None) -> ValueType | None:
@@ -374,7 +360,7 @@ def _main_dtype(
 ) -> str:
     """The type that stands for the op: what a Cast casts to, else a lowered variable, else the first float."""
     written = next((t for t in outputs if t is not None), None)
-    if op.kind in ("Cast", "CastLike") and written is not None:
+    if op.kind in CASTS and written is not None:
         return str(written)
     floating = list(variables.values()) or [
         t.dtype for t in (*outputs, *inputs) if t is not None and t.dtype is not None and t.dtype.floating

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from amp_rewrite.ir.dataflow import casts_floats, keeps_type
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.reports.rows import NO_ROW
 
@@ -20,15 +22,16 @@ class Lineage:
     @cached_property
     def casts(self) -> frozenset[OpId]:
         """The casts of the model between floats."""
-        return frozenset(op.id for op in self._casting if self._between_floats(op))
+        return frozenset(op.id for op in self._casting if casts_floats(self.view, op))
 
     @cached_property
     def source(self) -> Sequence[ValueId]:
         """What a value is a cast of, through casts between floats and those that copy; mostly itself."""
         source = [value.id for value in self.view.values]
         for op in self._casting:
-            if (op.id in self.casts or self._copies(op)) and op.inputs[0] is not None and op.outputs[0] is not None:
-                source[op.outputs[0]] = source[op.inputs[0]]
+            read, made = op.inputs[0], op.outputs[0]
+            if (op.id in self.casts or keeps_type(self.view, op)) and read is not None and made is not None:
+                source[made] = source[read]
         return source
 
     @cached_property
@@ -46,13 +49,4 @@ class Lineage:
 
     @cached_property
     def _casting(self) -> Sequence[Op]:
-        return [op for op in self.view.ops if op.kind in ("Cast", "CastLike") and op.id not in self.identities]
-
-    def _between_floats(self, op: Op) -> bool:
-        types = [self.view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0])]
-        return all(t is not None and t.floating for t in types)
-
-    def _copies(self, op: Op) -> bool:
-        """Whether a cast does nothing in the model as it is given."""
-        types = {self.view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0])}
-        return len(types) == 1 and None not in types
+        return [op for op in self.view.ops if op.kind in CASTS and op.id not in self.identities]

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, Row
 
@@ -42,7 +43,7 @@ def compared(report: Report) -> tuple[int, ...]:
 def _passed_over(row: Row) -> bool:
     if row.op == "Constant":
         return True
-    if row.op not in ("Cast", "CastLike") or not row.inputs or not row.outputs:
+    if row.op not in CASTS or not row.inputs or not row.outputs:
         return False
     return row.inputs[0] == row.outputs[0] or (row.inputs[0] in _FLOATS and row.outputs[0] in _FLOATS)
 

@@ -6,23 +6,20 @@ import math
 from collections.abc import Collection, Iterator
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.dataflow import behind, first_input_of
+from amp_rewrite.ir.op_classes import MOVES, UNREPEATABLE
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, runs_of
 
-MOVES = ("Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze")
-"""Ops that only move or repeat what they read."""
+TRACED_MOVES = MOVES - {"Flatten"}
+"""The moves that attentions are looked for through."""
 _MOST_OPS = 64
 _MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is computed from constants
-UNREPEATABLE = RANDOM_OPS | {"Dropout"}
-"""Ops that give something else each time."""
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
     """The moves that a value comes through, the nearest first, each with what it moves."""
-    while (op := view.producer(value)) is not None and op.kind in MOVES and op.inputs[0] is not None:
-        value = op.inputs[0]
-        yield op, value
+    return behind(view, value, first_input_of(TRACED_MOVES))
 
 
 def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:

@@ -22,6 +22,7 @@ from amp_rewrite.ir.build import bodies, check_imports
 from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
@@ -191,7 +192,7 @@ class _Twin:
             self.graph(graph, self.view.scopes[body])
         if self._stays_low(op):
             yield from self._island(op, node)
-        elif op.kind in ("Cast", "CastLike"):
+        elif op.kind in CASTS:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)

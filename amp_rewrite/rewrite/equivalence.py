@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.movement import moved
 
@@ -107,8 +108,7 @@ def _plain(view: View, op_id: OpId) -> NodeProto:
     """The node, a Cast between floats as the copy that it is here: float64 is not to lose its digits there."""
     op = view.ops[op_id]
     node = clone(op.node)
-    types = [view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None]
-    if op.kind == "Cast" and all(dtype is not None and dtype.floating for dtype in types):
+    if op.kind == "Cast" and casts_floats(view, op):
         node.op_type = "Identity"
         del node.attribute[:]
     return node

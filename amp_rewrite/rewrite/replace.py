@@ -10,9 +10,9 @@ from onnx import GraphProto, ModelProto, NodeProto
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
-from amp_rewrite.rewrite.const_eval import UNREPEATABLE
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Refusal, Replacement
 
 Objection = Callable[[View, Replacement], str | None]

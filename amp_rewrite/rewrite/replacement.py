@@ -11,7 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,3 @@ def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
     made = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in made)
-
-
-def alone(view: View, value: ValueId | None, reader: Op) -> bool:
-    """True if one op of the same graph is the only reader of a value, and reads it once."""
-    if value is None or view.values[value].public or value in view.yielded:
-        return False
-    return [use.op for use in view.uses[value]] == [reader.id] and view.values[value].scope == reader.scope

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.errors import PatternError
+from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
@@ -87,9 +88,8 @@ def overrides(
 # which inputs carry it: a Reshape's shape and a Where's condition do not.
 _ALL: tuple[int, ...] | None = None
 _CONDUITS: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Neg", "Sum"), _ALL),
-    **dict.fromkeys(("Cast", "CastLike", "Identity", "Dropout"), (0,)),
-    **dict.fromkeys(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"), (0,)),
+    **dict.fromkeys(AFFINE, _ALL),
+    **dict.fromkeys(MOVES - {"Tile"} | CASTS | {"Dropout"}, (0,)),
     "Where": (1, 2),
 }
 _KEY_VALUE = re.compile(r"\s*(\w+)\s*(~?=)(.*)", re.DOTALL)

@@ -12,11 +12,11 @@ import onnx.helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.train.builder import Builder, Shape
 
 REGION = "amp.loss"
-_LABELLED = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _SPEC = re.compile(r"\s*(\w+)\s*\((.+)\)\s*", re.DOTALL)
 
 
@@ -79,7 +79,7 @@ def _labels(b: Builder) -> Target | None:
     A class out of range makes onnxruntime's CPU kernel fail without a name, and others read what is beside the array.
     """
     fed = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
-    found = [n for n in b.graph.node if n.op_type in _LABELLED and not n.domain and n.input[1] in fed]
+    found = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in fed]
     if len(found) != 1 or any(a.name == "ignore_index" for a in found[0].attribute):
         return None
     shape = b.shape(found[0].input[0])

@@ -11,6 +11,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
+from amp_rewrite.ir.op_classes import LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
 from amp_rewrite.train.loss_scale import Array
 from amp_rewrite.train.paths import Paths, paths
@@ -24,10 +25,8 @@ _LARGEST = 1e4
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
 # What computes with weights: here even a single number is one.
-_RECURRENT = ("LSTM", "GRU", "RNN")
-_WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
-_WEIGHTED |= {*_RECURRENT}
-_STATE = {"BatchNormalization": (3, 4), **dict.fromkeys(_RECURRENT, (5, 6))}
+_WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
+_STATE = {"BatchNormalization": (3, 4), **dict.fromkeys(RECURRENT, (5, 6))}
 """Inputs that hold running statistics, or what a layer begins with: zeros for each row, as exporters write."""
 
 

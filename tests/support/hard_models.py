@@ -19,6 +19,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from support.cases import build
 
 Array = NDArray[Any]

@@ -7,6 +7,8 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
+from amp_rewrite.ir.op_classes import SEEN_THROUGH
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.settings.list_entry import Color
@@ -108,9 +110,6 @@ def fuses(view: View, cluster: Cluster, low: DType) -> bool:
     return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
 
 
-LOOKED_PAST = ("Cast", "Identity", "Dropout")
-
-
 def _seen_low(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> bool:
     """Whether the fusion sees a value of the low type, past a Cast, Identity or Dropout that only `readers` read."""
     if canvas.view.dtype(value) is canvas.to:
@@ -119,12 +118,12 @@ def _seen_low(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> bool:
     if op is None:
         return False
     made_low = any(v in canvas.low for v in canvas.vertices.by_op.get(op.id, ()))
-    named = canvas.view.values[value].public or value in canvas.view.yielded
+    named = exposed(canvas.view, value)
     others = [use for use in canvas.view.uses[value] if use.op not in readers]
     if named or not all(canvas.reads_low(use.op, use.slot) for use in others):
-        return made_low and op.kind in LOOKED_PAST
+        return made_low and op.kind in SEEN_THROUGH
     # Whoever reads the low version of a widened value reads it before the Cast, so those are no readers of the Cast.
-    source = op.inputs[0] if op.kind == "Cast" or (op.kind in LOOKED_PAST and not others) else None
+    source = op.inputs[0] if op.kind == "Cast" or (op.kind in SEEN_THROUGH and not others) else None
     return made_low if source is None else _seen_low(canvas, source, frozenset((op.id,)))
 
 
@@ -142,10 +141,10 @@ def _lower_tail(canvas: Canvas, cluster: Cluster, tail: list[OpId]) -> bool:
 
 def _raise_entry(canvas: Canvas, cluster: Cluster) -> None:
     """What cannot be lowered at the end is not lowered at the start either."""
-    op = canvas.view.producer(cluster.entry)
-    while op is not None and op.kind in LOOKED_PAST:
-        canvas.raise_ops((op.id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0]))
-        op = canvas.view.producer(op.inputs[0])
+    passed, source = trail(canvas.view, cluster.entry, first_input_of(SEEN_THROUGH))
+    for op_id in (op.id for op in passed):
+        canvas.raise_ops((op_id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0]))
+    op = canvas.view.producer(source)
     if op is not None:
         note = f"{cluster.kind} after it stays float32, and onnxruntime fuses it only in one type"
         canvas.raise_ops((op.id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0], note))

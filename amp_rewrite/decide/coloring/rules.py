@@ -13,14 +13,13 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.dataflow import exposed
+from amp_rewrite.ir.op_classes import ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import Level
 
-# They make constants out of nothing, and no provider has a half kernel for them.
-_GENERATORS = {"EyeLike", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
-_NEVER_FORCED = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", *RANDOM_OPS, *_GENERATORS}
+_NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
 
 
 def freeze(canvas: Canvas) -> None:
@@ -194,7 +193,7 @@ def shapes_follow(canvas: Canvas) -> None:
     """Shape and Size read no element: they take their input as it comes, and no Cast or copy is made for them."""
     for v, vertex in enumerate(canvas.vertices.all if canvas.shapes_follow else ()):
         op = canvas.view.ops[vertex.op]
-        if op.kind not in _ELEMENTLESS or vertex.refusal is not None:
+        if op.kind not in ELEMENTLESS or vertex.refusal is not None:
             continue
         source = op.inputs[0]
         due = next((s for s in canvas.vertices.sources[v] if s in canvas.low), None)
@@ -205,16 +204,13 @@ def shapes_follow(canvas: Canvas) -> None:
             canvas.low.pop(v)
 
 
-_ELEMENTLESS = ("Shape", "Size")
-
-
 def _wanted_low_alone(canvas: Canvas, value: ValueId | None) -> bool:
     """Whether a value is a constant that is read for its elements in the low type alone."""
     if value is None or canvas.view.constant(value) is None:
         return False
-    if canvas.view.values[value].public or value in canvas.view.yielded:
+    if exposed(canvas.view, value):
         return False
-    uses = [use for use in canvas.view.uses[value] if canvas.view.ops[use.op].kind not in _ELEMENTLESS]
+    uses = [use for use in canvas.view.uses[value] if canvas.view.ops[use.op].kind not in ELEMENTLESS]
     return bool(uses) and all(canvas.reads_low(use.op, use.slot) for use in uses)
 
 
@@ -227,10 +223,9 @@ def existing_casts(canvas: Canvas) -> None:
         out = op.outputs[0]
         if canvas.view.dtype(out) is not DType.FLOAT or "T2" not in vertex.variables:
             continue
-        value = canvas.view.values[out]
         readers = canvas.vertices.readers[v]
         uses = canvas.view.uses[out]
-        if value.public or out in canvas.view.yielded or not uses:
+        if exposed(canvas.view, out) or not uses:
             continue
         if all(canvas.reads_low(use.op, use.slot) for use in uses):
             canvas.low[v] = Paint(canvas.to, reasons.EXISTING_CAST, canvas.vertices.all[readers[0]].op)

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.groups import LOOKED_PAST, fuses
+from amp_rewrite.decide.coloring.groups import fuses
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.hazards.cluster import clusters
-from amp_rewrite.decide.hazards.flow import COPIES
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed, trail
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _LOW = tuple(dtype for dtype in DType if dtype.low)
-_TAKE_ANYTHING = ("Cast", "Shape", "Size")
+_TAKE_ANYTHING = ELEMENTLESS | {"Cast"}
 """They read a value in whatever type it is made: no number that they give depends on it."""
 
 
@@ -131,7 +132,7 @@ def _sharing(canvas: Canvas, start: OpId) -> tuple[set[OpId], bool]:
         sealed = sealed or op.signature is None or bool(op.bodies) or not _liftable(canvas, op)
         for value in _low_sequences(view, op):
             made_by = view.values[value].producer
-            sealed = sealed or made_by is None or view.values[value].public or value in view.yielded
+            sealed = sealed or made_by is None or exposed(view, value)
             near = {use.op for use in view.uses[value]} | ({made_by} if made_by is not None else set())
             pending.extend(near - members)
             members |= near
@@ -164,8 +165,8 @@ def _seen(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> DType | N
     if made is not wanted and any(_read_as(canvas, use) is wanted for use in others):
         return wanted
     op = view.producer(value)
-    alone = not others and not view.values[value].public and value not in view.yielded
-    if op is not None and alone and op.kind in LOOKED_PAST and op.inputs[0] is not None:
+    alone = not others and not exposed(view, value)
+    if op is not None and alone and op.kind in SEEN_THROUGH and op.inputs[0] is not None:
         return _seen(canvas, op.inputs[0], frozenset((op.id,)))
     return made
 
@@ -220,15 +221,14 @@ def _move_along(canvas: Canvas, op: Op) -> None:
 
 def _moves(view: View, op: Op) -> bool:
     """Whether an op moves or selects elements of its first input, a low tensor, and does nothing else."""
-    copies = COPIES.get(op.kind) == (0,) and op.kind not in ("Cast", "CastLike")
+    copies = COPIES.get(op.kind) == (0,) and op.kind not in CASTS
     return copies and low_type(view, op) is not None and not _low_sequences(view, op)
 
 
 def _cast_to_low(view: View, op: Op) -> bool:
     """Whether what an op moves was cast to a low type from another."""
-    source: Op | None = op
-    while source is not None and _moves(view, source):
-        source = view.producer(source.inputs[0]) if source.inputs[0] is not None else None
+    _, moved = trail(view, op.outputs[0], lambda step: step.inputs[0] if _moves(view, step) else None)
+    source = view.producer(moved)
     if source is None or source.kind != "Cast" or source.inputs[0] is None:
         return False
     before = view.dtype(source.inputs[0])
@@ -237,12 +237,12 @@ def _cast_to_low(view: View, op: Op) -> bool:
 
 def _kept(view: View, value: ValueId | None) -> bool:
     """Whether a value keeps its type: others than ops read it."""
-    return value is not None and (view.values[value].public or value in view.yielded)
+    return value is not None and exposed(view, value)
 
 
 def _shapes(canvas: Canvas) -> None:
     """Shape and Size read no element: they take a raised value as it comes."""
     for op in canvas.view.ops:
-        source = op.inputs[0] if op.kind in ("Shape", "Size") else None
+        source = op.inputs[0] if op.kind in ELEMENTLESS else None
         if source is not None and canvas.made_raised(source):
             canvas.raised[op.id, "T"] = canvas.high(reasons.SHAPE_FOLLOWS, canvas.view.values[source].producer)

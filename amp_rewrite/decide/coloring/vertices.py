@@ -10,6 +10,7 @@ import onnx
 
 from amp_rewrite.decide.coloring.gate import Gate, Refusal, computes_float32_inside
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, Variable, View
 from amp_rewrite.settings.list_entry import Entry
@@ -172,7 +173,7 @@ class _Builder:
             joined = [v for v in (source, *sinks) if v is not None]
             for v in joined[1:]:
                 parent[_root(parent, v)] = _root(parent, joined[0])
-            if value.public or value.role is Role.INPUT or value.id in self.view.yielded or None in (source, *sinks):
+            if value.role is Role.INPUT or exposed(self.view, value.id) or None in (source, *sinks):
                 open_ended.update(joined)
         clusters = self._clusters(parent)
         return clusters, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in clusters)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.small_sums import axes_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import axes_of, computes_float32, multiples, trail
+from amp_rewrite.ir.op_classes import PAIR_SUMS, SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
@@ -44,7 +44,7 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
     """What an op subtracts from what, either way round: the sign of a variance does not matter."""
-    if op.kind not in ("Add", "Sub") or len(op.inputs) != 2:
+    if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
         return
     first, second = op.inputs
     if op.kind == "Sub":
@@ -95,27 +95,14 @@ class _Made(NamedTuple):
 
 
 def _made(view: View, value: ValueId | None) -> _Made:
-    passed: list[OpId] = []
-    while (op := view.producer(value)) is not None and len(passed) < _FAR:
-        passed.append(op.id)
-        before = _before(view, op)
-        if before is None:
-            break
-        value = before
-    return _Made(tuple(passed), op, value)
-
-
-def _before(view: View, op: Op) -> ValueId | None:
-    """What an op copies, or multiplies by a constant."""
-    if op.kind in COPIES and op.kind != "Concat":
-        return op.inputs[0]
-    varying = [v for v in op.inputs if v is not None and view.constant(v) is None]
-    scales = op.kind == "Mul" or (op.kind == "Div" and varying == [op.inputs[0]])
-    return varying[0] if scales and len(varying) == 1 else None
+    passed, source = trail(view, value, multiples(view), most=_FAR)
+    op = view.producer(source)
+    last = [op] if op is not None and len(passed) < _FAR else []
+    return _Made(tuple(step.id for step in (*passed, *last)), op, source)
 
 
 def _factors(op: Op | None) -> tuple[ValueId | None, ...]:
     """The two factors of a product or square."""
-    if op is None or op.kind not in ("Mul", "Pow"):
+    if op is None or op.kind not in SQUARES:
         return ()
     return op.inputs[:2] if op.kind == "Mul" else op.inputs[:1] * 2

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from amp_rewrite.decide.hazards.flow import computes
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _GATE_DEPTH = 8

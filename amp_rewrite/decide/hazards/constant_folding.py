@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, computes_float32
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, QUANTIZES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 # Folded in any type. A quantized weight is not folded: its op is fused with the product that reads it.
 _MOVES = frozenset({*COPIES, "ConstantOfShape", "Where"})
-_NEVER_FOLDED = frozenset({*RANDOM_OPS, "DequantizeLinear", "QuantizeLinear"})
+_NEVER_FOLDED = RANDOM | {kind for kind in QUANTIZES | DEQUANTIZES if "::" not in kind}
 
 
 @rule(reasons.FOLDED, "Arithmetic on constants alone stays foldable at load time.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import COPIES, MAGNIFIES
 from amp_rewrite.ir.schema import KEPT_VARIABLES, float_attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
@@ -156,11 +157,9 @@ def _positive(view: View, value: ValueId) -> bool:
 
 
 def _ends(view: View, op: Op, slot: int) -> bool:
-    if op.kind == "Div":
-        return slot == 1
     if op.kind == "Pow":
         return slot == 0 and _shrinks(view, op)
-    return op.kind in ("Sqrt", "Reciprocal", "Log")
+    return slot in MAGNIFIES.get(op.kind, ())
 
 
 def _shrinks(view: View, op: Op) -> bool:

@@ -9,16 +9,15 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, computes_float32, float32
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, origin
+from amp_rewrite.ir.op_classes import COPIES, LAYERS, PAIR_SUMS, RECURRENT, SCALINGS, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_SUMS = ("Add", "Sub")
-_LAYERS = ("Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul")
-_SCORED = ("LogSoftmax", "Softmax", "com.microsoft::BiasSoftmax")
+_LAYERS = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
 _LEAST = 16
 """Of different positions in a grid: fewer are told apart well enough in any type."""
 _MOST = 1 << 22
@@ -47,7 +46,7 @@ def places(view: View, to: DType) -> Iterator[Pin]:
     learned = plain.forth(layers, float32(view))
     positions = plain.forth(counted, float32(view)) if counted else {}
     for op in view.ops:
-        if op.kind not in _SUMS or not computes_float32(view, op):
+        if op.kind not in PAIR_SUMS or not computes_float32(view, op):
             continue
         given = [v for v in op.inputs if v is not None]
         ranged = next((v for v in given if v in positions and v not in learned), None)
@@ -64,17 +63,14 @@ def _counted(view: View) -> dict[ValueId, OpId]:
 
 def _grid_of(view: View, op: Op) -> ValueId | None:
     """The operand of a sum that is a constant grid, or a copy of one."""
-    if op.kind not in _SUMS or not computes_float32(view, op):
+    if op.kind not in PAIR_SUMS or not computes_float32(view, op):
         return None
     return next((v for v in op.inputs if v is not None and _grid(view, v)), None)
 
 
 def _grid(view: View, value: ValueId) -> bool:
     """Whether a constant counts: 16 or more numbers, of which most that stand in a row with equal steps are there."""
-    source: ValueId | None = value
-    while source is not None and (made_by := view.producer(source)) is not None and made_by.kind in COPIES:
-        source = made_by.inputs[0]
-    tensor = view.constant(source)
+    tensor = view.constant(origin(view, value, first_input_of(COPIES)))
     if tensor is None or not _LEAST <= math.prod(tensor.dims) <= _MOST or tensor.data_type == TensorProto.STRING:
         return False
     if not _even(next(view.model.chunks(tensor, _LOOK)), least=1):
@@ -94,11 +90,11 @@ def _even(values: Array, *, least: int) -> bool:
     return bool(steps[-1] < 2 * known.size and np.abs(steps - np.round(steps)).max() < 1e-2)
 
 
-_ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(("Add", "Div", "Mul", "Sub"), range(2))}
+_ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(PAIR_SUMS | SCALINGS, range(2))}
 
 
 def _scored(elementwise: Flow, op: Op) -> bool:
     """Whether a softmax reads a result, elementwise ops between."""
     view = elementwise.view
     reached = elementwise.forth({v: None for v in op.outputs if v is not None}, float32(view))
-    return any(view.ops[use.op].kind in _SCORED for value in reached for use in view.uses[value])
+    return any(view.ops[use.op].kind in SOFTMAXES for value in reached for use in view.uses[value])

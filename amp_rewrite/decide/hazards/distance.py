@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, Flow, Slots, computes_float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, makers, multiples, origin, sums_squares
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SUMS, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_PRODUCTS = ("Gemm", "MatMul", "com.microsoft::FusedMatMul")
-_SCALES = ("Div", "Mul", "Neg")
-_SUMS: Slots = {**COPIES, **dict.fromkeys(("Add", "Sub"), (0, 1)), **dict.fromkeys(_SCALES, (0, 1)), "Gemm": (2,)}
+_PRODUCTS = PRODUCTS - {"Einsum"}
+_SCALES = AFFINE - SUMS
+_SUMS: Slots = {**COPIES, **dict.fromkeys(PAIR_SUMS | _SCALES, (0, 1)), "Gemm": (2,)}
+_MEETING = PAIR_SUMS | {"Gemm"}
 
 
 @rule(reasons.DISTANCE, "A distance written as |x|² − 2x·c + |c|² is computed in float32.")
@@ -27,11 +29,12 @@ def distance(view: View, to: DType) -> Iterator[Pin]:
     How to override: `--lower 'op=MatMul,feeds=Sub'` or the name of the product.
     Source: Catastrophic cancellation, as for `cancellation`.
     """
+    roots = multiples(view, signs=True)
     squared: dict[ValueId, dict[ValueId, OpId]] = {}
     for op in view.ops:
         source = _squared(view, op)
         if source is not None and op.outputs[0] is not None:
-            squared.setdefault(_root(view, source), {})[op.outputs[0]] = op.id
+            squared.setdefault(origin(view, source, roots), {})[op.outputs[0]] = op.id
     if not squared:
         return
     flow = Flow.of(view, _SUMS)
@@ -39,7 +42,7 @@ def distance(view: View, to: DType) -> Iterator[Pin]:
     for product in view.ops:
         if product.kind not in _PRODUCTS or not computes_float32(view, product):
             continue
-        for root in {_root(view, v) for v in product.inputs[:2] if v is not None} & squared.keys():
+        for root in {origin(view, v, roots) for v in product.inputs[:2] if v is not None} & squared.keys():
             for op_id in _met(view, flow, product, squared[root]):
                 pins.setdefault(op_id, next(iter(squared[root].values())))
     for op_id, cause in sorted(pins.items()):
@@ -57,7 +60,7 @@ def _met(view: View, flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> s
     lengths = flow.forth(squares, floating)
     scores = flow.forth(made, floating)
     both = {v: product.id for v in scores if v in lengths}
-    meetings = [op for op in map(view.ops.__getitem__, makers(view, both)) if op.kind in ("Add", "Gemm", "Sub")]
+    meetings = [op for op in map(view.ops.__getitem__, makers(view, both)) if op.kind in _MEETING]
     if not meetings:
         return set()
     between = flow.back(both, scores.__contains__)
@@ -68,20 +71,4 @@ def _squared(view: View, op: Op) -> ValueId | None:
     """What an op sums the squares of."""
     if op.kind == "ReduceSumSquare":
         return op.inputs[0]
-    square = view.producer(op.inputs[0]) if op.kind == "ReduceSum" else None
-    if square is not None and square.kind == "Cast":
-        square = view.producer(square.inputs[0])
-    if square is None or square.kind not in ("Mul", "Pow"):
-        return None
-    return square.inputs[0] if square.kind == "Pow" or len(set(square.inputs)) == 1 else None
-
-
-def _root(view: View, value: ValueId) -> ValueId:
-    """What a value is a copy of, or a multiple by a constant."""
-    while (op := view.producer(value)) is not None:
-        given = [v for v in op.inputs if v is not None]
-        scaled = op.kind in _SCALES and sum(view.constant(v) is None for v in given) == 1
-        if not (scaled or op.kind in COPIES) or op.kind == "Concat":
-            break
-        value = next(v for v in given if view.constant(v) is None) if scaled else given[0]
-    return value
+    return sums_squares(view, op, cast=True) if op.kind == "ReduceSum" else None

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
-from amp_rewrite.decide.hazards.flow import COPIES, Flow, computes_float32, float32
-from amp_rewrite.decide.hazards.small_sums import axes_of, of_squares, small_sums, terms_of
+from amp_rewrite.decide.hazards.small_sums import small_sums, terms_of
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, only_reader, sums_squares
+from amp_rewrite.ir.op_classes import COPIES, LAYERS
 from amp_rewrite.ir.shapes.onnx_shapes import Shapes, shapes_of
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, View
 
 
 def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, str]:
@@ -45,11 +46,12 @@ def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[tuple[OpId, str]]:
     """
     for group in groups:
         for op in (view.ops[op_id] for op_id in group.ops if group.kind == "gelu_tanh"):
-            scaled = _only_reader(view, op, "Mul") if op.kind == "Pow" and _number(view, op.inputs[1]) == 3 else None
-            summed = _only_reader(view, scaled, "Add") if scaled is not None else None
+            cube = op.kind == "Pow" and number(view, op.inputs[1]) == 3
+            scaled = only_reader(view, op.outputs[0], "Mul") if cube else None
+            summed = only_reader(view, scaled.outputs[0], "Add") if scaled is not None else None
             if scaled is None or summed is None or op.inputs[0] not in summed.inputs:
                 continue
-            factors = [number for value in scaled.inputs if (number := _number(view, value)) is not None]
+            factors = [factor for value in scaled.inputs if (factor := number(view, value)) is not None]
             if len(factors) == 1 and factors[0] > 0:
                 yield op.id, _CUBE
 
@@ -69,12 +71,12 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
             yield op.id
 
 
-_LAYERS = ("Conv", "Gemm", "MatMul")
+_LAYERS = LAYERS - {"ConvTranspose"}  # that read pooled maps
 
 
 def _squares(view: View, op: Op) -> bool:
     """Whether a reduction reads squares, or along the last axis products, as gradients of norms do."""
-    if of_squares(view, op):
+    if sums_squares(view, op) is not None:
         return True
     made_by = view.producer(op.inputs[0])
     if made_by is None or made_by.kind != "Mul" or list(axes_of(view, op)) != [-1]:
@@ -88,16 +90,3 @@ def _readers(copies: Flow, op: Op) -> Sequence[Op]:
     reached = copies.forth({result: None}, float32(view)) if result is not None else {}
     readers = [view.ops[use.op] for value in reached for use in view.uses[value]]
     return [reader for reader in readers if not copies.through(reader)]
-
-
-def _only_reader(view: View, op: Op, kind: str) -> Op | None:
-    """The op of this kind that alone reads what an op gives."""
-    result = op.outputs[0]
-    readers = list(view.readers(result)) if result is not None and result not in view.yielded else []
-    return readers[0] if len(readers) == 1 and readers[0].kind == kind else None
-
-
-def _number(view: View, value: ValueId | None) -> float | None:
-    """The one number that a constant holds."""
-    tensor = view.constant(value)
-    return float(view.model.array(tensor).item()) if tensor is not None and set(tensor.dims) <= {1} else None

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, computes_float32
 from amp_rewrite.decide.hazards.placeholders import Placeholder, number_throughout, placeholders
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.op_classes import BOUNDED, CONTRACTS, COPIES, LAYERS, SELECTIONS, SUMS
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 
@@ -191,18 +192,12 @@ def _divisor(reading: Reading) -> float | None:
     return 1 / least if least else None
 
 
-_BOUNDED = ("Cos", "Erf", "HardSigmoid", "Sigmoid", "Sin", "Softmax", "Softsign", "Tanh")
-_KEPT = (
-    *("Abs", "AveragePool", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSwish", "MaxPool", "Mish", "Neg"),
-    *("ReduceMax", "ReduceMean", "ReduceMin", "Relu", "Swish"),
-)
-
 RULES: Mapping[str, Bound] = {
     **{kind: _together(max, slots) for kind, slots in {**COPIES, **SELECTIONS}.items()},
-    **dict.fromkeys(_KEPT, _together(max, (0,))),
-    **dict.fromkeys(("Add", "Sub", "Sum"), _together(sum)),
-    **dict.fromkeys(_BOUNDED, lambda reading: 1.0),
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _layer),
+    **dict.fromkeys(CONTRACTS, _together(max, (0,))),
+    **dict.fromkeys(SUMS, _together(sum)),
+    **dict.fromkeys(BOUNDED, lambda reading: 1.0),
+    **dict.fromkeys(LAYERS, _layer),
     "BatchNormalization": _normalized,
     "Clip": _clipped,
     "ConstantOfShape": _filled,

@@ -1,58 +1,41 @@
 """Shapes, sizes, indices and counters held in floats.
 
 Marks walk back from where such a number is used, through copies, arithmetic and small reductions only
-(`flow.ANY`), so that a network's own products never become float32 because an index is made of them.
+(`op_classes.CARRIERS`), so that a network's own products never become float32 because an index is made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import (
-    COPIES,
-    INTEGERS,
-    REDUCTIONS,
-    SELECTIONS,
-    Flow,
-    Slots,
-    computes_float32,
-    float32,
-    makers,
-)
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import (
+    ALL,
+    COPIES,
+    ELEMENTLESS,
+    PAIR_SUMS,
+    REDUCTIONS,
+    ROUNDS,
+    SCALINGS,
+    SELECTIONS,
+    SHAPE_SLOTS,
+    SUMS,
+    Slots,
+)
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
-# The inputs that say a shape, an axis, a size, a scale, a count or a position.
-SHAPE_SLOTS: Mapping[str, Sequence[int]] = {
-    **dict.fromkeys(("Expand", "Reshape", "Split", "SplitToSequence", "Squeeze", "Tile", "Unsqueeze"), (1,)),
-    **dict.fromkeys(("AffineGrid", "CenterCropPad", "CumSum", "OneHot", "TopK", "Trilu"), (1,)),
-    **dict.fromkeys(("SequenceAt", "SequenceErase", "ReverseSequence"), (1,)),
-    **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
-    "ReduceSumSquare": (1,),
-    **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow", "Loop"), (0,)),
-    **dict.fromkeys(("MelWeightMatrix", "Range"), (0, 1, 2)),
-    **dict.fromkeys(("Col2Im", "DFT"), (1, 2)),
-    **dict.fromkeys(("MaxUnpool", "NonMaxSuppression", "SequenceInsert", "TensorScatter"), (2,)),
-    "Pad": (1, 3),
-    # Scales stand in slot 1 at opset 10, and behind the region of interest from 11 on; sizes follow.
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4),
-    "Upsample": (1,),
-    "com.microsoft::ConvTransposeWithDynamicPads": (2,),
-    "com.microsoft::CropAndResize": (3,),
-    "com.microsoft::GroupQueryAttention": (5, 6),
-}
+INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
 _COUNTING: Slots = {
     **COPIES,
-    **dict.fromkeys(("Add", "Div", "Mul", "Neg", "Reciprocal", "ReduceProd", "Sub"), range(2)),
+    **dict.fromkeys((*PAIR_SUMS, *SCALINGS, "Neg", "Reciprocal", "ReduceProd"), range(2)),
 }
-_ROUNDING = ("Ceil", "Equal", "Floor", "Mod", "Round")
-_SUMS = {"Add": range(1 << 16), "Sum": range(1 << 16), "Sub": (0,)}
+_ROUNDING = ROUNDS | {"Equal", "Mod"}
+_SUMS = {**dict.fromkeys(SUMS, ALL), "Sub": (0,)}
 
 
 @rule(reasons.SHAPE_TAINT, "Shapes, sizes, axes and scales are computed in float32.")
@@ -146,7 +129,7 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
     sizes: set[ValueId] = set()
     counts: dict[ValueId, OpId] = {}
     for op in view.ops:
-        born = op.kind in ("Shape", "Size")
+        born = op.kind in ELEMENTLESS
         if not born and sizes.isdisjoint(op.inputs):
             continue
         slots = _COUNTING.get(op.kind, ())

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import ANY, Flow, computes_float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, makers
+from amp_rewrite.ir.op_classes import CARRIERS, PAIR_SUMS, SQUEEZES
 from amp_rewrite.ir.view import Op, ValueId, View
 
 _LOGARITHMS = ("Log", "Atanh")
-_SQUEEZES = frozenset({"Exp", "HardSigmoid", "Sigmoid", "Softmax", "Softplus", "Tanh", "com.microsoft::BiasSoftmax"})
-"""Operators that bring what lies apart near 0 or 1."""
 
 
 @rule(reasons.LOGARITHM, "From a softmax or sigmoid to the logarithm of its result all ops are float32.")
@@ -31,8 +30,8 @@ def logarithm(view: View, to: DType) -> Iterator[Pin]:
     ends = {op.inputs[0]: op.id for op in reversed(view.ops) if op.kind in _LOGARITHMS and op.inputs[0] is not None}
     if not ends:
         return
-    flow = Flow.of(view, {kind: slots for kind, slots in ANY.items() if kind not in _SQUEEZES})
-    squeezes = {op.outputs[0]: op.id for op in view.ops if op.kind in _SQUEEZES and op.outputs[0] is not None}
+    flow = Flow.of(view, {kind: slots for kind, slots in CARRIERS.items() if kind not in SQUEEZES})
+    squeezes = {op.outputs[0]: op.id for op in view.ops if op.kind in SQUEEZES and op.outputs[0] is not None}
     squeezed = flow.forth(squeezes, lambda value: view.dtype(value) is DType.FLOAT)
     marked = flow.back(ends, lambda value: value in squeezed or _shifted(view, value))
     pins = {**makers(view, marked), **{ends[v]: ends[v] for v in ends if v in marked}}
@@ -45,6 +44,6 @@ def logarithm(view: View, to: DType) -> Iterator[Pin]:
 def _shifted(view: View, value: ValueId) -> bool:
     """Whether a value is a float32 sum or difference of one value and constants."""
     op: Op | None = view.producer(value)
-    if op is None or op.kind not in ("Add", "Sub") or view.dtype(value) is not DType.FLOAT:
+    if op is None or op.kind not in PAIR_SUMS or view.dtype(value) is not DType.FLOAT:
         return False
     return any(view.constant(v) is not None for v in op.inputs if v is not None)

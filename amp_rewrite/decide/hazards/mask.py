@@ -14,21 +14,20 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, reads_low, underflow
-from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import AFFINE, ALL, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
-_EVERY = range(1 << 16)
-_PURE_COPIES = {**COPIES, **dict.fromkeys(("Pad", "Scatter", "ScatterElements", "ScatterND"), (0,))}
-_SUMS = ("Add", "Sub", "Sum")
-_CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys((*_SUMS, "Mul", "Div"), _EVERY), "Neg": (0,)}
-_SOFTMAX = ("Softmax", "LogSoftmax", "Exp", "com.microsoft::BiasSoftmax")
-_SELECTING = {**SELECTIONS, "Clip": (1, 2), "Pad": (2,), "Scatter": (2,), "ScatterElements": (2,), "ScatterND": (2,)}
-_BOUNDING = ("Clip", "Max", "Min")
+_PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
+_CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
+_SOFTMAX = SOFTMAXES | {"Exp"}  # written out
+_SELECTING = {**SELECTIONS, "Clip": (1, 2), **dict.fromkeys(FILLS, (2,))}
+_BOUNDING = SELECTIONS.keys() - {"Where"}
 _ATTENTION_MASKS = {
     "Attention": (3,),
     "com.microsoft::Attention": (5,),
@@ -156,7 +155,7 @@ def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding,
             level = fill.absmax if fill.level is None else fill.level
             note = f"fill value {level:g} becomes {to.max if level > 0 else -to.max:g}"
             findings.append(Finding("saturated", view.value_name(value), note))
-    selected = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": _EVERY, "Neg": (0,)})
+    selected = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": ALL, "Neg": (0,)})
     filled = {value: value for value, fill in found.items() if fill.level is not None}
     reached = selected.forth(filled, lambda v: view.dtype(v) is DType.FLOAT and not _bounds_only(view, v, filled))
     return frozenset({*reached, *found}), tuple(findings)
@@ -206,7 +205,7 @@ def _bounds_only(view: View, value: ValueId, sources: Mapping[ValueId, ValueId])
 
 def _added(view: View, op: Op, masked: Mapping[ValueId, ValueId]) -> list[ValueId]:
     """The masked operands of a sum. The maximum that a decomposed softmax subtracts is no operand of this kind."""
-    if op.kind not in _SUMS:
+    if op.kind not in SUMS:
         return []
     subtracted = view.producer(op.inputs[1]) if op.kind == "Sub" else None
     if subtracted is not None and subtracted.kind == "ReduceMax" and subtracted.inputs[0] == op.inputs[0]:

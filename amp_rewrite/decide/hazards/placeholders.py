@@ -12,16 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.decide.hazards.flow import computes_float32
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import computes_float32, first_input_of, origin
+from amp_rewrite.ir.op_classes import MOVES
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, elements, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_MOVED = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-"""Ops that give all that they read, and nothing else."""
-
-
+_MOVED = MOVES - {"Tile"}
 _FAR = 32  # of these in a row
 
 
@@ -57,11 +55,8 @@ def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) ->
 
 def number_throughout(view: View, value: ValueId, to: DType) -> float | None:
     """The finite number that every element of a constant is, or of a ConstantOfShape; None where they differ."""
-    for _ in range(_FAR):
-        made_by = view.producer(value)
-        if made_by is None or made_by.kind not in _MOVED or made_by.inputs[0] is None:
-            break
-        value = made_by.inputs[0]
+    value = origin(view, value, first_input_of(_MOVED), most=_FAR)
+    made_by = view.producer(value)
     if view.dtype(value) is not DType.FLOAT:
         return None
     if made_by is not None and made_by.kind == "ConstantOfShape":

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import COPIES, SELECTIONS, Flow, Slots, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, QUANTIZES, SELECTIONS, Slots
 from amp_rewrite.ir.view import Op, OpId, View
 
-_QUANTIZE = ("QuantizeLinear", "com.microsoft::QuantizeLinear")
-_DEQUANTIZE = ("DequantizeLinear", "com.microsoft::DequantizeLinear")
-_AS_LARGE: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("Identity", "MaxPool", "Relu"), (0,))}
+_QUANTIZERS = QUANTIZES | DEQUANTIZES
+_AS_LARGE: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("MaxPool", "Relu"), (0,))}
 _FLOATS: Mapping[DType, float] = {
     DType.FLOAT8E4M3FN: 448.0,
     DType.FLOAT8E4M3FNUZ: 240.0,
@@ -45,7 +45,7 @@ def quantizers(view: View, to: DType) -> Iterator[Pin]:
     """
     beyond: dict[OpId, str] = {}
     for op in view.ops:
-        note = _beyond(view, op, to) if op.kind in (*_QUANTIZE, *_DEQUANTIZE) and computes_float32(view, op) else None
+        note = _beyond(view, op, to) if op.kind in _QUANTIZERS and computes_float32(view, op) else None
         if note is not None:
             beyond[op.id] = note
             yield Pin(op.id, reasons.QUANTIZER, None, note)
@@ -56,7 +56,7 @@ def quantizers(view: View, to: DType) -> Iterator[Pin]:
 
 def _beyond(view: View, op: Op, to: DType) -> str | None:
     """How far an op's integers or 8-bit floats go, in words, where that is beyond the low type."""
-    value, scale = op.outputs[0] if op.kind in _QUANTIZE else op.inputs[0], op.inputs[1]
+    value, scale = op.outputs[0] if op.kind in QUANTIZES else op.inputs[0], op.inputs[1]
     kind = view.dtype(value) if value is not None else None
     most = _farthest(view, op, kind) if kind is not None else None
     if kind is None or scale is None or most is None:
@@ -86,8 +86,8 @@ def _farthest(view: View, op: Op, kind: DType) -> float | None:
 def _neighbours(view: View, sure: Sequence[Op]) -> dict[OpId, OpId]:
     """The float32 ops that make what is quantized, or read what is dequantized, copies of it included; with the op."""
     flow = Flow.of(view, _AS_LARGE)
-    read = {v: op.id for op in sure if op.kind in _QUANTIZE and (v := op.inputs[0]) is not None}
-    made = {v: op.id for op in sure if op.kind in _DEQUANTIZE and (v := op.outputs[0]) is not None}
+    read = {v: op.id for op in sure if op.kind in QUANTIZES and (v := op.inputs[0]) is not None}
+    made = {v: op.id for op in sure if op.kind in DEQUANTIZES and (v := op.outputs[0]) is not None}
     found = dict(makers(view, flow.back(read, float32(view))))
     for value, cause in flow.forth(made, float32(view)).items():
         for reader in view.readers(value):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.op_classes import ELEMENTLESS, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-
-_SOURCES = ("Shape", "Size")
 
 
 def numbers(view: View) -> frozenset[OpId]:
@@ -16,7 +14,7 @@ def numbers(view: View) -> frozenset[OpId]:
     """
     found: set[OpId] = set()
     for op in view.ops:
-        if op.inputs and not op.bodies and op.kind not in RANDOM_OPS and op.signature is not None:
+        if op.inputs and not op.bodies and op.kind not in RANDOM and op.signature is not None:
             for value in op.inputs:  # mostly the first one is fed
                 if value is not None and not _fixed(view, value, found):
                     break
@@ -30,4 +28,4 @@ def _fixed(view: View, value: ValueId, found: set[OpId]) -> bool:
     op: Op | None = view.producer(value)
     if op is None or op.kind == "Constant":
         return view.constant(value) is not None
-    return op.kind in _SOURCES or op.id in found
+    return op.kind in ELEMENTLESS or op.id in found

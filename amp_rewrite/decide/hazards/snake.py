@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from amp_rewrite.decide.hazards.flow import computes_float32
+from amp_rewrite.ir.dataflow import computes_float32, first_input_of, only_reader, trail
+from amp_rewrite.ir.op_classes import SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _MOST = 16.0
@@ -33,8 +34,8 @@ def snakes(view: View) -> dict[OpId, OpId]:
 
 def _square(view: View, sine: Op) -> Op | None:
     """The op that alone reads a sine, and squares it."""
-    op = _only_reader(view, sine)
-    if op is None or op.kind not in ("Mul", "Pow"):
+    op = only_reader(view, sine.outputs[0], repeated=True, captured=True)
+    if op is None or op.kind not in SQUARES:
         return None
     if op.kind == "Mul":
         return op if op.inputs[0] == op.inputs[1] else None
@@ -44,7 +45,7 @@ def _square(view: View, sine: Op) -> Op | None:
 
 def _scaled(view: View, square: Op) -> Iterator[tuple[Op, ValueId]]:
     """The product that alone reads a square, and its constant factor."""
-    product = _only_reader(view, square)
+    product = only_reader(view, square.outputs[0], repeated=True, captured=True)
     for value in product.inputs if product is not None and product.kind == "Mul" else ():
         if product is not None and value is not None and _constant(view, value) is not None:
             yield product, value
@@ -52,7 +53,7 @@ def _scaled(view: View, square: Op) -> Iterator[tuple[Op, ValueId]]:
 
 def _sums(view: View, sine: Op, scaled: Op, factor: ValueId) -> bool:
     """Whether a scaled square is added to what the sine's angle is a constant multiple of."""
-    angle, total = view.producer(sine.inputs[0]), _only_reader(view, scaled)
+    angle, total = view.producer(sine.inputs[0]), only_reader(view, scaled.outputs[0], repeated=True, captured=True)
     if angle is None or angle.kind != "Mul" or total is None or total.kind != "Add":
         return False
     for slope, x in (angle.inputs, angle.inputs[::-1]):
@@ -65,12 +66,5 @@ def _sums(view: View, sine: Op, scaled: Op, factor: ValueId) -> bool:
 
 def _constant(view: View, value: ValueId | None) -> TensorProto | None:
     """The constant that a value is, or is an Identity of: exporters share equal weights so."""
-    while (op := view.producer(value)) is not None and op.kind == "Identity":
-        value = op.inputs[0]
-    return view.constant(value)
-
-
-def _only_reader(view: View, op: Op) -> Op | None:
-    result = op.outputs[0]
-    readers = {reader.id: reader for reader in view.readers(result)} if result is not None else {}
-    return next(iter(readers.values())) if len(readers) == 1 and result not in view.yielded else None
+    _, source = trail(view, value, first_input_of(("Identity",)))
+    return view.constant(source)

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.flow import Flow, computes_float32, float32, makers
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Shape = tuple[int | None, ...]
 
-_PERIODIC = ("Sin", "Cos")
-_PRODUCTS = ("MatMul", "Gemm", "Einsum", "com.microsoft::FusedMatMul")
 _TENSOR_CORE_STEP = 8
-_SOURCES = {"Constant", "ConstantOfShape", "Range", "Shape", "Size", "EyeLike"}
+_SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
 
 
 @rule(reasons.ANGLE, "The argument of a sine or cosine is computed in float32.")
@@ -40,7 +39,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
     starts = {
         op.inputs[0]: op.id
         for op in reversed(view.ops)
-        if op.kind in _PERIODIC
+        if op.kind in PERIODIC
         and op.id not in activations
         and op.inputs[0] is not None
         and view.dtype(op.inputs[0]) is DType.FLOAT
@@ -50,7 +49,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
     plain = Flow.of(view)
     positions = plain.forth(_positions(view), float32(view))
     lengths = _input_shapes(view)
-    products = {op.id for op in view.ops if op.kind in _PRODUCTS and _angular(view, op, positions, lengths)}
+    products = {op.id for op in view.ops if op.kind in PRODUCTS and _angular(view, op, positions, lengths)}
     learned = plain.forth(dict.fromkeys(_learned(view, plain, products)), float32(view))
     marked: dict[ValueId, OpId] = {}
 
@@ -86,14 +85,14 @@ def _positions(view: View) -> dict[ValueId, OpId]:
 def _learned(view: View, flow: Flow, products: set[OpId]) -> Iterator[ValueId]:
     """What layers give: the results of every op that is neither crossed nor a source of constants."""
     for op in view.ops:
-        if op.id in products or op.op_type in _SOURCES or op.bodies or flow.through(op) or op.kind in _PERIODIC:
+        if op.id in products or op.op_type in _SOURCES or op.bodies or flow.through(op) or op.kind in PERIODIC:
             continue
         yield from (v for v in op.outputs if v is not None)
 
 
 def _private(view: View, value: ValueId) -> bool:
     """Whether sines alone read a value, or one op alone."""
-    readers = {op.id: op.kind in _PERIODIC for op in view.readers(value)}
+    readers = {op.id: op.kind in PERIODIC for op in view.readers(value)}
     return value not in view.yielded and (all(readers.values()) or len(readers) == 1)
 
 

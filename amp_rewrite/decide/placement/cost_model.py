@@ -11,6 +11,7 @@ from onnx import ValueInfoProto
 
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, operations
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 from amp_rewrite.runtime.roofline import START, Roof
@@ -19,11 +20,6 @@ UNKNOWN_SIZE = 1 << 16
 """Elements of a value of which nothing is known, nor of what it is made from."""
 ATTOSECONDS = 1e18
 _START = round(START * ATTOSECONDS)
-
-VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"))
-"""They rename or relabel memory: nothing moves."""
-READ_IN_PART = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
-"""Of their first input they read what the others ask for."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Work:
         """
         if op.kind in VIEWS or op.kind == "Dropout":
             return 0
-        moved = [v for v in values if not (op.kind in READ_IN_PART and v == op.inputs[0])]
+        moved = [v for v in values if not (op.kind in PICKS and v == op.inputs[0])]
         work = self.flops(op) if main else 0.0, sum(map(self.size, moved))
         if work not in self.times:  # most ops of a model are as large as many others
             self.times[work] = self._longer(*work)

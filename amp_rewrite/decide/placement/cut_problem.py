@@ -12,6 +12,8 @@ from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.placement.cost_model import Work
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed
+from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId
 from amp_rewrite.settings.list_entry import Color
@@ -19,9 +21,8 @@ from amp_rewrite.settings.list_entry import Color
 FORCED = (reasons.LOWER, reasons.LOWER_ALL, reasons.FORCE_ALL)
 """The rules of what is low because someone asked for it."""
 
-_ELEMENTLESS = ("Shape", "Size")
-_GROWING = ("Reciprocal", "Log", "Div")
-"""Gray ops of one operand whose result may be far larger."""
+_GROWING = MAGNIFIES.keys() - {"Sqrt"}
+"""Gray ops of one operand whose result may be far larger; the root of a small number is small."""
 _End = Callable[[int], int]
 """A vertex as it stands in the labelling: its place there, or the label that it keeps."""
 _ANY, _CONSTANT = False, True
@@ -75,7 +76,7 @@ class Question:
         return [v for v in range(len(self.canvas.vertices.all)) if v not in self.canvas.low]
 
     def _elementless(self, v: int) -> bool:
-        return self.canvas.shapes_follow and self.canvas.op(v).kind in _ELEMENTLESS
+        return self.canvas.shapes_follow and self.canvas.op(v).kind in ELEMENTLESS
 
     def _may_fall(self, v: int, before: set[int]) -> bool:
         """Whether a gray or clear vertex reads nothing but constants, inputs of the model and what is lowered itself.
@@ -155,7 +156,7 @@ class Question:
         view, of = self.canvas.view, self.canvas.vertices
         for value in view.values:
             outside = value.producer is None or value.producer not in of.by_op
-            if not (outside or value.public or value.id in view.yielded) or not self._varies(value.id):
+            if not (outside or exposed(view, value.id)) or not self._varies(value.id):
                 continue
             ends = (self._maker(value.id), *self._readers(value.id))
             yield from (v for v in ends if v >= 0)
@@ -285,7 +286,7 @@ class Question:
             return None
         if op.signature is None or op.bodies:
             return HIGH
-        if op.kind in _ELEMENTLESS and canvas.shapes_follow:
+        if op.kind in ELEMENTLESS and canvas.shapes_follow:
             return None
         name = op.signature.input_variable(use.slot)
         return canvas.vertices.of.get((op.id, name), HIGH) if name is not None else HIGH
@@ -306,7 +307,7 @@ class Question:
                 continue
             reader = view.ops[uses[0].op]
             summed = PAIRS.get((op.kind, reader.kind))
-            if summed is None or view.values[value].public or value in view.yielded:
+            if summed is None or exposed(view, value):
                 continue
             if summed and not self._with_constant(op if op.kind != "MatMul" else reader):
                 continue
@@ -328,7 +329,7 @@ class Question:
         source = view.dtype(op.inputs[0])
         if source is None or source is DType.FLOAT or source.low or view.dtype(out) is not DType.FLOAT:
             return False
-        named = view.values[out].public or out in view.yielded
+        named = exposed(view, out)
         return not named and self.canvas.vertices.all[v].refusal is None and bool(view.uses[out])
 
     @cached_property

@@ -11,10 +11,11 @@ from math import prod
 
 import onnx.defs
 
-from amp_rewrite.decide.placement.cost_model import READ_IN_PART, VIEWS, Work
+from amp_rewrite.decide.placement.cost_model import Work
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.op_classes import PICKS, VIEWS
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -200,7 +201,7 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
         if op.kind in VIEWS or op.bodies:
             continue
         ops += 1
-        ports = [v for v in (*op.inputs[op.kind in READ_IN_PART :], *op.outputs) if v is not None]
+        ports = [v for v in (*op.inputs[op.kind in PICKS :], *op.outputs) if v is not None]
         moved = {value: _count(_shape(view, value, shapes)) for value in ports}
         if not all(moved.values()):
             continue

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from amp_rewrite.ir.dataflow import casts_floats
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
+from amp_rewrite.ir.view import MAIN, OpId, Role, ValueId, View
 from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.match import match
 
@@ -39,7 +41,7 @@ class Pairing:
         taken: set[ValueId] = set()
         for mine, theirs in self.values.items():
             op = self.candidate.producer(mine)
-            if op is None or is_float_cast(self.candidate, op) or theirs in taken:
+            if op is None or casts_floats(self.candidate, op) or theirs in taken:
                 continue
             if _floating(self.candidate, mine):
                 found[mine] = theirs
@@ -52,17 +54,10 @@ class Pairing:
         return sum(
             1
             for op in self.candidate.ops
-            if op.scope == MAIN and not is_float_cast(self.candidate, op)
+            if op.scope == MAIN and not casts_floats(self.candidate, op)
             for value in op.outputs
             if value is not None and self.candidate.constant(value) is None and _floating(self.candidate, value)
         )
-
-
-def is_float_cast(view: View, op: Op) -> bool:
-    """Whether an op only changes the floating type of a value."""
-    if op.kind not in ("Cast", "CastLike") or op.inputs[0] is None or op.outputs[0] is None:
-        return False
-    return _floating(view, op.inputs[0]) and _floating(view, op.outputs[0])
 
 
 def _floating(view: View, value: ValueId) -> bool:
@@ -81,7 +76,7 @@ def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[
             continue
         op = candidate.producer(value.id)
         other = by_ops.get(value.id)
-        if other is None and op is not None and is_float_cast(candidate, op) and op.inputs[0] in found:
+        if other is None and op is not None and casts_floats(candidate, op) and op.inputs[0] in found:
             other = found[op.inputs[0]]
         if other is None:
             namesake = named.get(value.name)
@@ -114,7 +109,7 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
     if None in made_by:
         return made_by[0] is None
     kinds = {op.kind for op in made_by if op is not None}
-    if len(kinds) == 1 or kinds & {"Cast", "CastLike", "Identity"}:
+    if len(kinds) == 1 or kinds & (CASTS | {"Identity"}):
         return True
     # An op of another type under the same name stands for the old one, as a Where does for the Add of a mask.
     names = {op.node.name for op in made_by if op is not None}

@@ -21,7 +21,7 @@ from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.side_by_side import Measuring, reads, with_candidate, with_shadows, with_shapes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.exact_ops import exact
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.render import count
@@ -110,7 +110,7 @@ class Bench:
 
     def rounds(self, op: Op) -> bool:
         """Whether an op can lose digits by itself: a low one that does more than move or select what it is given."""
-        if not self.is_low(op.id) or op.op_type in RANDOM_OPS:
+        if not self.is_low(op.id) or op.op_type in RANDOM:
             return False
         view = self.pairing.candidate
         weights = (v for v in op.inputs if v is not None and v not in self.pairing.values)

@@ -22,13 +22,13 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import new_cast, new_constant, new_node
+from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 
 # Ops whose result holds the magnitudes of their first input, each as often.
-_MOVED = ("DepthToSpace", "Flatten", "Reshape", "ReverseSequence", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
-_COPIES = frozenset((*_MOVED, "Abs", "Identity", "Neg"))
+_COPIES = PERMUTES | {"Abs", "Neg"}
 _MEASURED_IN = {DType.DOUBLE: DType.DOUBLE}  # every other type in FLOAT, which holds all of its numbers
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of
 from amp_rewrite.ir.shapes.reading import Contents, InventedNames, Reading
@@ -273,23 +274,10 @@ def _attended(reading: Reading) -> Dims | None:
     return (*queries[:3], values[3])
 
 
-_ELEMENTWISE = (
-    *("Abs", "Cast", "CastLike", "Ceil", "Clip", "Cos", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu"),
-    *("HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LayerNormalization", "LeakyRelu", "Log"),
-    *("LogSoftmax", "Neg", "Not", "RMSNormalization", "Reciprocal", "Relu", "Round", "ScatterElements", "ScatterND"),
-    *("Selu", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh", "Trilu"),
-    *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
-)
-_PAIRWISE = (
-    *("Add", "And", "BitwiseAnd", "BitwiseOr", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
-    *("Max", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor"),
-)
-_REDUCTIONS = ("ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
-
 RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
-    **dict.fromkeys(_ELEMENTWISE, _same),
-    **dict.fromkeys(_PAIRWISE, _broadcast),
-    **dict.fromkeys(_REDUCTIONS, _reduced),
+    **dict.fromkeys(SAME_SHAPE, _same),
+    **dict.fromkeys(BROADCASTS, _broadcast),
+    **dict.fromkeys(REDUCTIONS.keys() - {"CumSum"} | {"ReduceL2"}, _reduced),
     "Attention": _attended,
     "Concat": _concatenated,
     "ConstantOfShape": _filled,

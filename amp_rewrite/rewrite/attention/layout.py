@@ -14,6 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import names_in, over, renamed
@@ -201,12 +202,9 @@ def _move(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) ->
         return moved if moved.shape == shape else None
     if kind == "Expand":
         return np.broadcast_to(x, shape) if _broadcasts(x.shape, shape) else None
-    return x.reshape(shape) if kind in _RESHAPES and math.prod(shape) == x.size else None
+    return x.reshape(shape) if kind in RELABELS and math.prod(shape) == x.size else None
 
 
 def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     pairs = zip(reversed(shape), reversed(whole), strict=False)
     return len(shape) <= len(whole) and all(size in (1, other) for size, other in pairs)
-
-
-_RESHAPES = ("Identity", "Reshape", "Squeeze", "Unsqueeze")

@@ -13,15 +13,15 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import number, only_reader
+from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import Dim, times
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, Source, dims_at, keys_source, source, split, ungrouped
-from amp_rewrite.rewrite.attention.masks import number
 from amp_rewrite.rewrite.attention.recognize import Form
-from amp_rewrite.rewrite.const_eval import MOVES, numbers
-from amp_rewrite.rewrite.replacement import alone
+from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def _heads(view: View, form: Form, dims: AllDims) -> int | str:
 def _parted(view: View, form: Form, dims: AllDims, whole: Dims) -> Op | None:
     """The op that alone reads the result, and splits it in batch and heads."""
     result = form.last.outputs[0]
-    reader = next(iter(view.readers(result)), None) if result is not None else None
-    if reader is None or reader.kind != "Reshape" or not alone(view, result, reader) or form.turned:
+    reader = only_reader(view, result, "Reshape")
+    if reader is None or form.turned:
         return None
     made = reader.outputs[0]
     return reader if made is not None and None not in whole and dims_at(view, dims, made) == whole else None
@@ -247,16 +247,14 @@ def _within_bounds(op: Op) -> bool:
     """True if an op gives small numbers for any input."""
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
     held = onnx.numpy_helper.to_array(fill.t) if fill is not None else np.zeros(1)
-    return op.kind in _NORMAL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
+    return op.kind in SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
 
 
 def _bounded(view: View, op: Op) -> bool:
     """True if an op makes finite numbers of small ones, such as constants and the results of a norm."""
-    divisor = number(view, op.inputs[1]) if op.kind == "Div" else None
+    divisor = number(view, op.inputs[1], axes=1) if op.kind == "Div" else None
     return op.kind in _BOUNDED or (divisor is not None and abs(divisor) >= 1)
 
 
 _MOST_VALUES = 64
-_NORMAL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))
-_ARITHMETIC = ("Add", "Cast", "MatMul", "Mul", "Neg", "Sub")
-_BOUNDED = frozenset((*MOVES, *_ARITHMETIC, "Concat", "Gather", "GatherElements", "GatherND", "Slice", "Where"))
+_BOUNDED = frozenset((*TRACED_MOVES, *PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))

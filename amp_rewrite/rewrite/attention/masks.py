@@ -8,8 +8,10 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import number
+from amp_rewrite.ir.op_classes import PAIR_SUMS
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.const_eval import MOVES, moves_behind, numbers
+from amp_rewrite.rewrite.const_eval import TRACED_MOVES, moves_behind, numbers
 
 LOST = -1e30
 """At or below it a float32 number swallows the score that it is added to; it is what −3.4e38 is chosen for."""
@@ -36,7 +38,7 @@ class Hiding:
 
 def selected(view: View, op: Op, slot: int) -> Hiding | None:
     """The mask by which a Where takes scores or a number far below them."""
-    condition, fill = op.inputs[0], number(view, op.inputs[3 - slot])
+    condition, fill = op.inputs[0], number(view, op.inputs[3 - slot], axes=1)
     if condition is None or fill is None or not fill <= OUT_OF_REACH:
         return None
     return Hiding(condition, slot == 1, fill, _seen(view, condition, slot == 1))
@@ -48,7 +50,7 @@ def added(view: View, value: ValueId | None) -> Hiding | None:
     if value is None:
         return None
     if op is not None and op.kind == "Where" and op.inputs[0] is not None:
-        branches = [number(view, branch) for branch in op.inputs[1:]]
+        branches = [number(view, branch, axes=1) for branch in op.inputs[1:]]
         for at, fill in enumerate(branches):
             tested = op.inputs[2] if at == 0 and _tests(view, op.inputs[0], op.inputs[2]) else None
             if fill is not None and fill <= OUT_OF_REACH and (branches[1 - at] == 0 or tested is not None):
@@ -95,7 +97,7 @@ def _tests(view: View, condition: ValueId | None, value: ValueId | None) -> bool
 def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:
     """The mask (1 − m) · fill: a whole number, made of integers or bools, times a number far below scores."""
     for slot in (0, 1):
-        fill = number(view, op.inputs[slot])
+        fill = number(view, op.inputs[slot], axes=1)
         if fill is not None and np.isfinite(fill) and fill <= LOST and _whole(view, op.inputs[1 - slot]):
             return Hiding(value, True, fill, counts=True)
     return None
@@ -106,26 +108,17 @@ def _whole(view: View, value: ValueId | None) -> bool:
     pending, seen = [value], 0
     while pending:
         read, seen = pending.pop(), seen + 1
-        dtype, held = (view.dtype(read), number(view, read)) if read is not None else (None, None)
+        dtype, held = (view.dtype(read), number(view, read, axes=1)) if read is not None else (None, None)
         if held is not None and held.is_integer():
             continue
         if dtype is not None and not dtype.floating:
             continue
         op = view.producer(read)
-        if op is None or seen > _MOST_VALUES or op.kind not in (*MOVES, *_KEEPING):
+        if op is None or seen > _MOST_VALUES or op.kind not in (*TRACED_MOVES, *_KEEPING):
             return False
-        pending += op.inputs[:1] if op.kind in MOVES else op.inputs
+        pending += op.inputs[:1] if op.kind in TRACED_MOVES else op.inputs
     return True
 
 
 _MOST_VALUES = 32
-_KEEPING = ("Add", "Cast", "Mul", "Sub")
-
-
-def number(view: View, value: ValueId | None) -> float | None:
-    """The one number that a constant of at most one axis holds."""
-    tensor = view.constant(value)
-    if tensor is None or list(tensor.dims) not in ([], [1]):
-        return None
-    held = view.model.array(tensor)
-    return float(held.item()) if held.dtype.kind in "fiu" else None
+_KEEPING = PAIR_SUMS | {"Cast", "Mul"}

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader
+from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.attention.masks import Hiding, added, hides, number, selected
-from amp_rewrite.rewrite.replacement import alone
+from amp_rewrite.rewrite.attention.masks import Hiding, added, hides, selected
 
 _DEPTH = 8  # ops between a product and its softmax
 
@@ -107,14 +108,14 @@ def _end(view: View, softmax: Op) -> _End | None:
     readers = {op.kind: op for op in view.readers(weights)}
     if "IsNaN" in readers and "Where" in readers:
         test, choice = readers["IsNaN"], readers["Where"]
-        if choice.inputs[0] != test.outputs[0] or choice.inputs[2] != weights or number(view, choice.inputs[1]) != 0:
+        if choice.inputs[0] != test.outputs[0] or choice.inputs[2] != weights or number(view, choice.inputs[1], 1) != 0:
             return None
         weights, copies = _uncopied(view, choice.outputs[0])
         between = [*between, test, choice, *copies]
-    joining, turning = _mover(view, weights, "Reshape"), None
+    joining, turning = only_reader(view, weights, "Reshape", captured=True, yielded=True), None
     if joining is not None:
         between, weights = [*between, joining], joining.outputs[0]
-    elif (turning := _mover(view, weights, "Transpose")) is not None:
+    elif (turning := only_reader(view, weights, "Transpose", captured=True, yielded=True)) is not None:
         perm = attribute(turning.node, "perm")
         if perm is None or list(perm.ints) not in ([0, 2, 1], [0, 1, 3, 2]):
             return None
@@ -125,30 +126,18 @@ def _end(view: View, softmax: Op) -> _End | None:
     return _End(products[0], products[0].inputs[1 - at], between, turning is not None, joining) if fits else None
 
 
-def _mover(view: View, value: ValueId | None, kind: str) -> Op | None:
-    """The op of a kind that alone reads a value."""
-    readers = list(view.readers(value)) if value is not None else []
-    return readers[0] if len(readers) == 1 and readers[0].kind == kind else None
-
-
 def _uncopied(view: View, value: ValueId | None) -> tuple[ValueId | None, Sequence[Op]]:
-    """Follow a chain of single-reader Identity or no-op Cast ops; return its end and the ops passed."""
+    """Follow a chain of copies that each are the only reader; return the value at its end and the copies."""
     copies = list[Op]()
-    while value is not None:
-        readers = list(view.readers(value))
-        if len(readers) != 1 or not copies_alone(view, readers[0]):
-            break
-        copies.append(readers[0])
-        value = readers[0].outputs[0]
+    while (reader := only_reader(view, value, captured=True, yielded=True)) is not None and _copies(view, reader):
+        copies.append(reader)
+        value = reader.outputs[0]
     return value, copies
 
 
-def copies_alone(view: View, op: Op) -> bool:
-    """True if an op copies its input: Identity, or a Cast to the type that the value has."""
-    if op.kind == "Cast":
-        given, made = (view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0]))
-        return given is not None and given is made
-    return op.kind == "Identity"
+def _copies(view: View, op: Op) -> bool:
+    """True for an Identity, and for a Cast to the type that it reads."""
+    return op.kind == "Identity" or (op.kind == "Cast" and keeps_type(view, op))
 
 
 _Step = tuple[Op, int]
@@ -163,9 +152,9 @@ def _path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, ...] | 
     if op.kind == "MatMul":
         return ((op, 0),)
     for slot in _SCORES.get(op.kind, ()):
-        if op.kind in ("Mul", "Div") and number(view, op.inputs[1 - slot]) is None:
+        if op.kind in SCALINGS and number(view, op.inputs[1 - slot], axes=1) is None:
             continue
-        if op.kind in ("Cast", "Identity") and not copies_alone(view, op):
+        if op.kind in ("Cast", "Identity") and not _copies(view, op):
             continue
         rest = _path(view, op.inputs[slot], depth - 1)
         if rest is not None:
@@ -209,7 +198,7 @@ class _Found:
                 if self.parting is not None:
                     return "its scores are laid out anew twice"
                 self.parting = op
-            elif op.kind in ("Mul", "Div"):
+            elif op.kind in SCALINGS:
                 self.scaled_by(view, op, slot)
             elif op.kind in ("Add", "Where"):
                 fault = self._mask(view, op, slot)
@@ -218,7 +207,7 @@ class _Found:
         return None
 
     def scaled_by(self, view: View, op: Op, slot: int) -> None:
-        factor = number(view, op.inputs[1 - slot])
+        factor = number(view, op.inputs[1 - slot], axes=1)
         assert factor is not None
         with np.errstate(all="ignore"):
             self.scale = float(np.float64(self.scale) / factor if op.kind == "Div" else self.scale * factor)
@@ -264,8 +253,8 @@ class _Found:
 def _scaled(view: View, product: Op, slot: int, found: _Found) -> ValueId | None:
     """An operand of a product without the factors that only this product's operand has."""
     reader, value = product, product.inputs[slot]
-    while value is not None and (op := view.producer(value)) is not None and op.kind in ("Mul", "Div"):
-        at = next((i for i in _SCORES[op.kind] if number(view, op.inputs[1 - i]) is not None), None)
+    while value is not None and (op := view.producer(value)) is not None and op.kind in SCALINGS:
+        at = next((i for i in _SCORES[op.kind] if number(view, op.inputs[1 - i], axes=1) is not None), None)
         if at is None or not alone(view, value, reader):
             return value
         found.ops.append(op.id)

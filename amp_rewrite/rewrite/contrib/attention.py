@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.builder import Surroundings
+from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
@@ -27,7 +28,7 @@ from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.contrib.attention_equivalence import Base, Trial, mismatch_of
 from amp_rewrite.rewrite.contrib.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, alone
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
@@ -117,20 +118,14 @@ class _Writer(Surroundings):
     def _moves(self) -> tuple[Op, ...]:
         """The Transpose and the Reshape that lay the result out as tokens by features; none if it is not so."""
         view, form = self.site.view, self.site.form
-        transpose = self._alone(form.last, "Transpose")
-        reshape = self._alone(transpose, "Reshape") if transpose is not None and _swaps(transpose) else None
-        if transpose is None or reshape is None or reshape.outputs[0] is None:
+        transpose = only_reader(view, form.last.outputs[0], "Transpose")
+        reshape = None if transpose is None else only_reader(view, transpose.outputs[0], "Reshape")
+        if transpose is None or not _swaps(transpose) or reshape is None or reshape.outputs[0] is None:
             return ()
         queries = dims_at(view, self.dims, form.queries) or ()
         laid = dims_at(view, self.dims, reshape.outputs[0])
         fits = laid == (queries[0], queries[2], self.heads * self.depth) and None not in laid
         return (transpose, reshape) if fits else ()
-
-    def _alone(self, op: Op, kind: str) -> Op | None:
-        """The op of a kind that alone reads a result."""
-        view, made = self.site.view, op.outputs[0]
-        reader = next(iter(view.readers(made)), None) if made is not None else None
-        return reader if reader is not None and reader.kind == kind and alone(view, made, reader) else None
 
     def _ended(self, made: str, seeing: str | None, *, packed: bool) -> str:
         """The name of the node's output, from which the nodes behind it make the result."""

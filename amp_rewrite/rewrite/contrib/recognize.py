@@ -11,11 +11,12 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import alone
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.contrib.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Refusal, Replacement, alone
+from amp_rewrite.rewrite.replacement import Refusal, Replacement
 
 DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]
 

@@ -16,14 +16,15 @@ import onnx.helper
 import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
-from amp_rewrite.decide.hazards.flow import COPIES, Flow
 from amp_rewrite.decide.hazards.mask import fills
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import new_node
+from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -34,7 +35,8 @@ _LOST = -1e30
 """At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
 _BOUNDED_FILL = -DType.FLOAT16.max / 2
 """A sum with it stays in range if the score does, and its exponential is 0 beside any score in that range."""
-_CARRY = {**COPIES, "Where": (1, 2), **dict.fromkeys(("Add", "Div", "Mul", "Sub"), (0, 1)), "Neg": (0,)}
+_CARRY = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
+_SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # that has a sum of its own
 
 
 def select_masks(view: View, context: Context) -> Iterator[Replacement]:
@@ -68,7 +70,7 @@ def _scored(view: View) -> list[Op]:
     """
     if view.opsets.get("", 1) < FIRST_WHERE:
         return []
-    read = {value for op in view.ops if op.kind in ("Softmax", "LogSoftmax") for value in op.inputs}
+    read = {value for op in view.ops if op.kind in _SOFTMAXES for value in op.inputs}
     adds = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
     sums = [op for op in adds if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]
     filled = _filled(view, sums) if sums else frozenset()
@@ -81,15 +83,6 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
     levels = fills(view, DType.FLOAT16, among=origins).items()
     return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -_LOST}))
-
-
-def _scalar(view: View, value: ValueId | None) -> float | None:
-    """Return the one finite number that a constant holds."""
-    tensor = view.constant(value)
-    if tensor is None or list(tensor.dims) not in ([], [1]):
-        return None
-    number = float(view.model.array(tensor).item())
-    return number if math.isfinite(number) else None
 
 
 # -- masks -----------------------------------------------------------------------------------------
@@ -153,7 +146,7 @@ def _shows(view: View, value: ValueId) -> bool | None:
     """True if a mask is 0 where its condition holds, False if it is 0 elsewhere; None for what is not a mask."""
     where = _where(view, value)
     if where is not None:
-        branches = [number for branch in where.inputs[1:] if (number := _scalar(view, branch)) is not None]
+        branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
         two = len(branches) == 2 and 0 in branches and min(branches) <= _LOST
         return branches[0] == 0 if two else None
     tensor = view.constant(value)
@@ -184,8 +177,8 @@ def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
         if where is None or where.scope != op.scope:
             continue
         for at, shows in ((2, True), (1, False)):
-            bias, fill = where.inputs[3 - at], _scalar(view, where.inputs[at])
-            if bias is not None and fill is not None and fill <= _LOST and view.constant(bias) is None:
+            bias, fill = where.inputs[3 - at], number(view, where.inputs[at], axes=1)
+            if bias is not None and fill is not None and -math.inf < fill <= _LOST and view.constant(bias) is None:
                 return _BiasedMask(where, slot, bias, shows)
     return None
 

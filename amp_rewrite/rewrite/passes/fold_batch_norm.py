@@ -16,17 +16,19 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.dataflow import alone
+from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, alone
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
 
 KIND = "batch_normalization"
 _TRIED = 15
 """The opset in which both are run, at least: for that of opset 9 onnx's reference computes statistics, as in training.
 Nothing that is folded changed from then to opset 15 but in the types that it takes."""
-_CARRIERS = ("Conv", "ConvTranspose", "Gemm")
+_CARRIERS = LAYERS - {"MatMul"}  # it takes no bias
 
 
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:

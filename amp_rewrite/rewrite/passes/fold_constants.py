@@ -15,6 +15,7 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.equivalence import run
@@ -23,10 +24,7 @@ from amp_rewrite.rewrite.replacement import Context, Replacement
 LARGEST = 1 << 12
 """Elements of what is folded, and of what it is computed from."""
 
-_COPIES = ("Cast", "CastLike", "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Reshape")
-_SELECTIONS = ("Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
-_ROUNDED = ("Abs", "Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub")  # IEEE 754-2019, section 5.4.1
-EXACT = frozenset((*_COPIES, *_SELECTIONS, *_ROUNDED, "Shape"))
+EXACT = MOVES | CASTS | CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
@@ -52,7 +50,7 @@ def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
         yield Replacement("constant", (op.id,), op.id, node)
 
 
-_MAKING = frozenset((*_ROUNDED, "Cast", "CastLike", "Expand", "Where"))
+_MAKING = CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
 def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:

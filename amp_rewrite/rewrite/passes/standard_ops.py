@@ -14,6 +14,7 @@ from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
@@ -57,13 +58,6 @@ class _Case:
     def shape(self, value: ValueId | None) -> Shape | None:
         """The shape of a value as far as it is known."""
         return self.context.shape(self.view, value)
-
-    def number(self, value: ValueId | None) -> float | None:
-        """Return the one number that a constant holds."""
-        tensor = self.view.constant(value)
-        if tensor is None or math.prod(tensor.dims) != 1:
-            return None
-        return float(self.view.model.array(tensor).item())
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +149,15 @@ def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
     reductions = case.body("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
     for op in reductions:
         keeps = attribute(op.node, "keepdims")
-        if op.kind == "GlobalAveragePool" or _axes(case.view, op) not in ([-1], [rank - 1]):
+        if op.kind == "GlobalAveragePool" or list(axes_of(case.view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis alone"
         if keeps is not None and not keeps.i:
             return "it drops the axis that it reduces"
     return None
 
 
-def _axes(view: View, op: Op) -> list[int]:
-    stated = attribute(op.node, "axes")
-    if stated is not None:
-        return list(stated.ints)
-    tensor = view.constant(op.inputs[1]) if len(op.inputs) > 1 else None
-    return [] if tensor is None else [int(axis) for axis in view.model.array(tensor).reshape(-1)]
-
-
 def _epsilon(case: _Case) -> float | None:
-    found = [n for op in case.body("Add") for v in op.inputs if (n := case.number(v)) is not None]
+    found = [n for op in case.body("Add") for v in op.inputs if (n := number(case.view, v)) is not None]
     return found[0] if len(found) == 1 and not case.body("Max", "Clip") else None
 
 

@@ -9,7 +9,7 @@ from onnx import GraphProto
 from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.graphs import names_read, needed
 from amp_rewrite.ir.nodes import ScopeId
-from amp_rewrite.ir.schema import RANDOM_OPS
+from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.train.vjp.row import Call
 
 
@@ -18,7 +18,7 @@ def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
     view = v.b.facts.view
     for op_id in view.scopes[scope].ops:
         op = view.ops[op_id]
-        if op.op_type in RANDOM_OPS or (op.op_type == "Dropout" and len(op.inputs) > 2):
+        if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
             raise v.error(
                 f"its {where} holds {op.op_type} {op.name!r}, which would draw other numbers in the backward pass;"
                 f" move it out of the {where}"

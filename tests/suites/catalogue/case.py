@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,19 @@ _IR = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 
 
 WRONG = r": output 0: (is not finite|is off by|differs|is .* instead of)"
 """What `of_numbers` says, for `Case.fails`."""
+MISMATCH = r"does not match expected type|bound to different types|inconsistent type|element type|Type Error"
+"""What the runtime says of types that do not agree, for `Case.fails`."""
+SQUARE: Mapping[str, Any] = {"w": (8, 8), "w2": (8, 8)}
+TERMS: Mapping[str, Any] = {
+    "np": np,
+    "SQUARE": SQUARE,
+    "POSITIVE": {"w": np.full((8, 8), 0.5), "w2": np.full((8, 8), 0.25)},
+    "LOWEST": float(np.finfo(np.float32).min),
+    "SEEN": np.vstack([np.zeros((1, 8)), np.tri(8)[1:]]).astype(bool),  # which key a query sees: the first sees none
+    "FREQUENCIES": 10000.0 ** (-np.arange(4) / 4),
+}
+"""What the expressions of a table may use."""
+WORDS = ("fails", "lowers", "stays", "exact", "blocked")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +100,28 @@ class Case:
             name: np.asarray(self.feeds.get(name, value), getattr(value, "dtype", None))
             for name, value in found.items()
         }
+
+
+def table(family: str) -> tuple[Case, ...]:
+    """The cases of `FAMILY.onnxtxt`: models in ONNX text, blank lines between them.
+
+    The comment above a model is its row: `# ROW: NAME`, then a line for each field of `Case` that is not at its
+    default. `fails` is a regular expression, in which MISMATCH and WRONG stand for those above; `lowers`, `stays`,
+    `exact` and `blocked` are words; the others are Python, in which `TERMS` are known.
+    """
+    title, *blocks = Path(__file__).with_name(f"{family}.onnxtxt").read_text("utf-8").split("\n\n")
+    assert title.startswith("# ")
+    return tuple(map(_row, blocks))
+
+
+def _row(block: str) -> Case:
+    lines = block.strip().splitlines()
+    count = next(number for number, line in enumerate(lines) if not line.startswith("# "))
+    (row, name), *fields = (line.removeprefix("# ").split(":", 1) for line in lines[:count])
+    said = {key: value.strip() for key, value in fields}
+    values = {key: text if key in WORDS else eval(text, dict(TERMS)) for key, text in said.items()}
+    values["fails"] = said["fails"].replace("MISMATCH", MISMATCH).replace("WRONG", WRONG)
+    return Case(int(row), name.strip(), "\n".join(lines[count:]), **values)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,23 @@ import amp_rewrite
 from amp_rewrite.cli import door
 from amp_rewrite.errors import ModelError
 from amp_rewrite.pipeline.convert import convert
-from suites.catalogue.case import WRONG, Case, converted, every, naive_fails, of_numbers, of_result, rounded
-from suites.catalogue.loud_types import SQUARE
+from suites.catalogue.case import (
+    WRONG,
+    Case,
+    converted,
+    every,
+    naive_fails,
+    of_numbers,
+    of_result,
+    rounded,
+    table,
+)
 from suites.catalogue.naive import naive
-from suites.catalogue.silent_constants import LAYER_NORM
 from support import corpus, objections
 from support.paths import ROOT, TESTS
 
-FUSED = Case(
-    56,
-    "a LayerNormalization in pieces",
-    LAYER_NORM,
-    weights={**SQUARE, "two": 2.0, "eps": 1e-5, "scale": np.ones(8), "bias": np.zeros(8)},
-    blocked="Pow ReduceMean",
-    fails="to its own type",
-)
+PIECES = next(case for case in table("silent_constants") if case.row == 56)
+FUSED = replace(PIECES, name="a LayerNormalization in pieces", fails="to its own type", lowers="", casts=None)
 
 # -- 29: sparse weights ------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from suites.catalogue import loud_edges, loud_kinds, loud_names, loud_scopes, loud_types
-from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_result
+from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_result, table
 
-CASES = (*loud_types.CASES, *loud_names.CASES, *loud_scopes.CASES, *loud_edges.CASES, *loud_kinds.CASES)
+FAMILIES = ("loud_types", "loud_names", "loud_scopes", "loud_edges", "loud_kinds")
+CASES = tuple(case for family in FAMILIES for case in table(family))
 
 
 @every(CASES)

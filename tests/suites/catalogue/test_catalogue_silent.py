@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from suites.catalogue import silent_constants, silent_integers, silent_ranges
-from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_result
+from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_result, table
 
-CASES = (*silent_ranges.CASES, *silent_constants.CASES, *silent_integers.CASES)
+FAMILIES = ("silent_ranges", "silent_constants", "silent_integers")
+CASES = tuple(case for family in FAMILIES for case in table(family))
 
 
 @every(CASES)

@@ -16,8 +16,7 @@ import amp_rewrite
 from amp_rewrite.cli import door
 from amp_rewrite.errors import ConversionError, ModelError
 from amp_rewrite.pipeline.convert import Converted, convert
-from suites.catalogue.case import Case, converted
-from suites.catalogue.loud_types import SQUARE
+from suites.catalogue.case import SQUARE, Case, converted
 from support import objections
 
 ENCODER = Case(

@@ -1,4 +1,4 @@
-"""Names of tests: each fits a line of output, and is defined once in its module."""
+"""Names and places of tests: each name fits a line and is defined once; `make quick` leaves out what exists."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import pytest
 from support.paths import TESTS
 
 LONGEST = 80
+CASES = TESTS / "support" / "train" / "vjp_case.py"
 MODULES = sorted(TESTS.rglob("test_*.py"))
 
 
 def names(path: Path) -> list[str]:
-    """The names of the test functions that a module defines, methods of classes included."""
-    tree = ast.parse(path.read_text("utf-8"))
-    scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
-    functions = [node for scope in scopes for node in scope.body if isinstance(node, ast.FunctionDef)]
+    """The names of the tests that a module defines, methods included."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
     return [function.name for function in functions if function.name.startswith("test_")]
+
+
+INHERITED = set(names(CASES))
+"""The tests that every module of gradient rules takes over."""
 
 
 def test_every_test_module_lies_in_unit_or_suites() -> None:
@@ -37,3 +40,12 @@ def test_names_are_short_and_each_is_defined_once(path: Path) -> None:
     found = names(path)
     assert [name for name in found if len(name) > LONGEST] == []
     assert [name for name, count in Counter(found).items() if count > 1] == []
+
+
+def test_the_quick_selection_names_tests_that_exist() -> None:
+    words = (TESTS / "quick.txt").read_text("utf-8").splitlines()
+    assert "tests/unit" in words  # of every wing
+    for place in (word.rpartition("=")[2] for word in words):
+        path, *parts = place.split("::")
+        assert (TESTS.parent / path).exists(), place
+        assert not parts or parts[-1] in INHERITED | set(names(TESTS.parent / path)), place

@@ -1,0 +1,290 @@
+"""How values travel between ops: the steps that every analysis takes along the graph, and walks in bulk.
+
+The steps: the only reader of a value, the number that a constant holds, what a value is behind copies and casts, the
+value that an op squares. The walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and across
+the edges of bodies, along the tables of `op_classes`. An op in no table stops every walk: products over a long axis,
+attention, normalization, recurrent cells, and what gives an index or a truth value (ArgMax, TopK, comparisons, Shape).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
+from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
+from amp_rewrite.ir.view import Op, OpId, Scope, ValueId, View
+
+Cause = TypeVar("Cause")
+Step = Callable[[Op], ValueId | None]
+"""The input of an op whose numbers its result has, in some sense; None where the op makes other numbers."""
+
+# -- readers -----------------------------------------------------------------------------------------
+
+
+def exposed(view: View, value: ValueId) -> bool:
+    """True if more than ops see a value: it is fed to the model, or is an output of the model or of a body."""
+    return view.values[value].public or value in view.yielded
+
+
+def only_reader(
+    view: View,
+    value: ValueId | None,
+    *kinds: str,
+    repeated: bool = False,
+    captured: bool = False,
+    yielded: bool = False,
+) -> Op | None:
+    """Return the op that alone reads a value, once, in the same graph; None if there is none, or none of `kinds`.
+
+    `repeated`: it may read the value several times. `captured`: it may stand in a body. `yielded`: the value may be
+    exposed, too.
+    """
+    if value is None or (not yielded and exposed(view, value)):
+        return None
+    uses = view.uses[value]
+    if not uses or (len(uses) > 1 and (not repeated or any(use.op != uses[0].op for use in uses))):
+        return None
+    op = view.ops[uses[0].op]
+    if (kinds and op.kind not in kinds) or (not captured and op.scope != view.values[value].scope):
+        return None
+    return op
+
+
+def alone(view: View, value: ValueId | None, reader: Op) -> bool:
+    """True if this op is the only reader of a value, as `only_reader` has it by default."""
+    found = only_reader(view, value)
+    return found is not None and found.id == reader.id
+
+
+# -- constants ---------------------------------------------------------------------------------------
+
+
+def number(view: View, value: ValueId | None, axes: int | None = None) -> float | None:
+    """Return the one number that a constant of at most so many axes holds; None for other values.
+
+    None also for types that numpy lacks, and for bool.
+    """
+    tensor = view.constant(value)
+    if tensor is None or any(dim != 1 for dim in tensor.dims) or (axes is not None and len(tensor.dims) > axes):
+        return None
+    held = view.model.array(tensor)
+    return float(held.item()) if held.dtype.kind in "fiu" else None
+
+
+# -- what a value is behind other ops ----------------------------------------------------------------
+
+
+def behind(view: View, value: ValueId | None, step: Step, most: int | None = None) -> Iterator[tuple[Op, ValueId]]:
+    """Yield the ops that a value comes through, nearest first, `most` at most, and the input that `step` names."""
+    passed = 0
+    while passed != most and (op := view.producer(value)) is not None and (value := step(op)) is not None:
+        yield op, value
+        passed += 1
+
+
+def trail(view: View, value: ValueId | None, step: Step, most: int | None = None) -> tuple[list[Op], ValueId | None]:
+    """Return the ops that `behind` yields, and the value behind all of them: itself if there is none."""
+    passed = list(behind(view, value, step, most))
+    return [op for op, _ in passed], passed[-1][1] if passed else value
+
+
+def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
+    """Return the value behind all ops that `behind` yields; itself if there is none."""
+    _, source = trail(view, value, step, most)
+    assert source is not None
+    return source
+
+
+def first_input_of(kinds: Container[str]) -> Step:
+    """Return the step to the first input of ops of these kinds."""
+    return lambda op: op.inputs[0] if op.kind in kinds else None
+
+
+def multiples(view: View, *, signs: bool = False) -> Step:
+    """Return the step to what an op copies, or multiplies or divides by a constant; a Concat stops it.
+
+    `signs`: also to what a Neg negates, and to x in c / x.
+    """
+
+    def step(op: Op) -> ValueId | None:
+        if op.kind in COPIES:
+            return op.inputs[0] if op.kind != "Concat" else None
+        if op.kind not in SCALINGS and not (signs and op.kind == "Neg"):
+            return None
+        varying = [v for v in op.inputs if v is not None and view.constant(v) is None]
+        return varying[0] if len(varying) == 1 and (op.kind != "Div" or signs or varying[0] == op.inputs[0]) else None
+
+    return step
+
+
+def casts_floats(view: View, op: Op) -> bool:
+    """True if an op only changes the floating type of a value."""
+    ends = (op.inputs[0], op.outputs[0]) if op.kind in CASTS else ()
+    return bool(ends) and all(v is not None and (t := view.dtype(v)) is not None and t.floating for v in ends)
+
+
+def keeps_type(view: View, op: Op) -> bool:
+    """True if the first result of an op has the known type of its first input: a Cast of this kind is a copy."""
+    before, after = (view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0]))
+    return before is not None and before is after
+
+
+# -- reductions and squares ---------------------------------------------------------------------------
+
+
+def axes_of(view: View, op: Op) -> Sequence[int]:
+    """Return the axes of a reduction that are stated or constant; none if it is over all, or they are computed."""
+    stated = attribute(op.node, "axes")
+    if stated is not None:
+        return list(stated.ints)
+    tensor = view.constant(op.inputs[1]) if len(op.inputs) > 1 else None
+    return [int(axis) for axis in view.model.array(tensor).reshape(-1)] if tensor is not None else []
+
+
+def squared(op: Op | None) -> ValueId | None:
+    """Return what an op multiplies by itself or raises to a power, whatever the exponent; None for other ops."""
+    powers = op is not None and (op.kind == "Pow" or (op.kind == "Mul" and len(set(op.inputs)) == 1))
+    return op.inputs[0] if op is not None and powers else None
+
+
+def sums_squares(view: View, op: Op, *, cast: bool = False) -> ValueId | None:
+    """Return the value of which a reduction reads squares, or other powers; None if it reads something else.
+
+    `cast`: a Cast may stand between.
+    """
+    made_by = view.producer(op.inputs[0])
+    if cast and made_by is not None and made_by.kind == "Cast":
+        made_by = view.producer(made_by.inputs[0])
+    return squared(made_by)
+
+
+# -- walks -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Walks over a view along one table of operators. Each walk is O(values touched + their uses)."""
+
+    view: View
+    slots: Slots
+    _origins: Mapping[ValueId, tuple[ValueId, ...]]
+    _fates: Mapping[ValueId, tuple[ValueId, ...]]
+
+    @classmethod
+    def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:
+        """Return the walker for one table; it walks into and out of bodies of If, Loop, Scan and SequenceMap."""
+        origins: dict[ValueId, tuple[ValueId, ...]] = {}
+        fates: dict[ValueId, tuple[ValueId, ...]] = {}
+        for into, source in _seams(view):
+            origins[into] = (*origins.get(into, ()), source)
+            fates[source] = (*fates.get(source, ()), into)
+        return cls(view, slots, origins, fates)
+
+    def through(self, op: Op) -> Sequence[int]:
+        """Return the inputs whose numbers the op's result is made of; none for an op that stops the walk."""
+        return self.slots.get(op.kind, ())
+
+    def sources(self, value: ValueId) -> Iterator[ValueId]:
+        """Yield the values that a value is made of, one step up."""
+        made_by = self.view.producer(value)
+        if made_by is not None:
+            for slot in self.through(made_by):
+                if slot >= len(made_by.inputs):
+                    break
+                read = made_by.inputs[slot]
+                if read is not None:
+                    yield read
+        yield from self._origins.get(value, ())
+
+    def results(self, value: ValueId) -> Iterator[ValueId]:
+        """Yield the values that are made of a value, one step down."""
+        for use in self.view.uses[value]:
+            op = self.view.ops[use.op]
+            if use.slot in self.through(op):
+                yield from (v for v in op.outputs if v is not None)
+        yield from self._fates.get(value, ())
+
+    def back(
+        self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
+    ) -> dict[ValueId, Cause]:
+        """Return every value that the starts are made of, and the starts, each with the cause of its nearest start."""
+        return _reach(starts, self.sources, enter)
+
+    def forth(
+        self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
+    ) -> dict[ValueId, Cause]:
+        """Return every value that is made of a start, and the starts, each with the cause of its nearest start."""
+        return _reach(starts, self.results, enter)
+
+
+def float32(view: View) -> Callable[[ValueId], bool]:
+    """Return the test for values of float32, in any container."""
+    return lambda value: view.dtype(value) is DType.FLOAT
+
+
+def computes_float32(view: View, op: Op) -> bool:
+    """True if an op has a float32 type variable, so that a pin on it has an effect."""
+    return computes(view, op, (DType.FLOAT,))
+
+
+def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
+    """True if an op has a type variable of one of these types."""
+    return any(v.type is not None and v.type.dtype in dtypes for v in view.variables[op.id])
+
+
+def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
+    """Return the ops that make marked values, in order of the ops, each with the cause of its first marked result."""
+    found: dict[OpId, Cause] = {}
+    for value, cause in marked.items():
+        made_by = view.values[value].producer
+        if made_by is not None:
+            found.setdefault(made_by, cause)
+    return dict(sorted(found.items()))
+
+
+def _reach(
+    starts: Mapping[ValueId, Cause],
+    near: Callable[[ValueId], Iterable[ValueId]],
+    enter: Callable[[ValueId], bool],
+) -> dict[ValueId, Cause]:
+    seen = {value: cause for value, cause in starts.items() if enter(value)}
+    queue = deque(seen)
+    while queue:
+        value = queue.popleft()
+        for other in near(value):
+            if other not in seen and enter(other):
+                seen[other] = seen[value]
+                queue.append(other)
+    return seen
+
+
+def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
+    """Yield pairs of a value and its source at the edges of bodies, carried state included."""
+    yield from ((body_input, body_output) for body_output, body_input in view.carried)
+    for scope in view.scopes:
+        if scope.owner is None:
+            continue
+        op = view.ops[scope.owner]
+        into, out = _edges(view, op, scope)
+        yield from ((a, b) for a, b in into if b is not None)
+        yield from ((a, b) for a, b in out if a is not None)
+
+
+def _edges(
+    view: View, op: Op, scope: Scope
+) -> tuple[Iterable[tuple[ValueId, ValueId | None]], Iterable[tuple[ValueId | None, ValueId]]]:
+    """Return pairs (body input, owner's input) and (owner's output, body output), as the operator pairs them."""
+    if op.kind == "If":
+        return (), zip(op.outputs, scope.outputs, strict=False)
+    if op.kind == "Loop":
+        # The body's first two inputs are the iteration number and the condition; its first output the condition.
+        return zip(scope.inputs[2:], op.inputs[2:], strict=False), zip(op.outputs, scope.outputs[1:], strict=False)
+    if op.kind in ("Scan", "SequenceMap"):
+        skip = 1 if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN else 0
+        return zip(scope.inputs, op.inputs[skip:], strict=False), zip(op.outputs, scope.outputs, strict=False)
+    return (), ()

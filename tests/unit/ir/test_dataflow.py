@@ -1,0 +1,129 @@
+"""The steps that analyses take along the graph: only readers, numbers, what a value is behind other ops, squares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.dataflow import (
+    alone,
+    behind,
+    exposed,
+    first_input_of,
+    keeps_type,
+    multiples,
+    number,
+    only_reader,
+    origin,
+    squared,
+    sums_squares,
+    trail,
+)
+from amp_rewrite.ir.view import ValueId, View
+from support import cases
+
+CONSTANTS = {"two": 2.0, "row": np.array([3.0]), "block": np.full((1, 1, 1), 4.0), "pair": np.array([1.0, 2.0])}
+SHAPES = {"x": (2, 2), "y": (2, 2)}
+
+
+class Graph:
+    """A view whose values go by their names."""
+
+    def __init__(self, text: str, outputs: str = "v") -> None:
+        self.view = View.of(Model.load(cases.build(text, outputs.split(), shapes=SHAPES, constants=CONSTANTS)))
+
+    def value(self, name: str) -> ValueId:
+        return next(value.id for value in self.view.values if value.name == name)
+
+    def name(self, value: ValueId | None) -> str | None:
+        return self.view.value_name(value) if value is not None else None
+
+    def reader(self, name: str, *kinds: str, **how: bool) -> str | None:
+        op = only_reader(self.view, self.value(name), *kinds, **how)
+        return op.node.output[0] if op is not None else None
+
+
+def test_the_only_reader() -> None:
+    graph = Graph("a=Exp(x);b=Neg(a);c=Mul(b,b);d=Neg(c);e=Abs(c);v=Add(d,e)")
+    assert graph.reader("a") == "b"
+    assert graph.reader("a", "Neg", "Abs") == "b"
+    assert graph.reader("a", "Abs") is None
+    assert graph.reader("b") is None
+    assert graph.reader("b", repeated=True) == "c"
+    assert graph.reader("c", repeated=True) is None
+    assert graph.reader("v") is None
+    assert only_reader(graph.view, None) is None
+
+
+def test_an_exposed_value_has_a_reader_that_is_not_alone() -> None:
+    graph = Graph("a=Exp(x);v=Neg(a)", "a v")
+    assert exposed(graph.view, graph.value("a"))
+    assert exposed(graph.view, graph.value("x"))
+    assert graph.reader("a") is None
+    assert graph.reader("a", yielded=True) == "v"
+    neg = next(op for op in graph.view.ops if op.kind == "Neg")
+    assert not alone(graph.view, graph.value("a"), neg)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "expected"),
+    [("two", None, 2.0), ("two", 0, 2.0), ("row", 1, 3.0), ("row", 0, None), ("block", None, 4.0), ("block", 1, None)],
+)
+def test_the_number_of_a_constant(name: str, axes: int | None, expected: float | None) -> None:
+    graph = Graph("a=Add(x,two);b=Add(a,row);c=Add(b,block);v=Add(c,pair)")
+    assert number(graph.view, graph.value(name), axes) == expected
+    assert number(graph.view, graph.value("pair")) is None
+    assert number(graph.view, graph.value("a")) is None
+    assert number(graph.view, None) is None
+
+
+def test_what_a_value_is_behind_copies() -> None:
+    graph = Graph("a=Exp(x);b=Identity(a);c=Transpose(b);d=Identity(c);v=Neg(d)")
+    step, start = first_input_of(("Identity", "Transpose")), graph.value("d")
+    assert [(op.kind, graph.name(v)) for op, v in behind(graph.view, start, step)] == [
+        ("Identity", "c"),
+        ("Transpose", "b"),
+        ("Identity", "a"),
+    ]
+    assert graph.name(origin(graph.view, start, step)) == "a"
+    assert graph.name(origin(graph.view, start, step, most=2)) == "b"
+    assert graph.name(origin(graph.view, start, first_input_of({"Transpose"}))) == "d"
+    ops, source = trail(graph.view, start, step, most=1)
+    assert ([op.kind for op in ops], graph.name(source)) == (["Identity"], "c")
+
+
+@pytest.mark.parametrize(
+    ("op", "plain", "signed"),
+    [
+        ("Mul(two,a)", "a", "a"),
+        ("Div(a,two)", "a", "a"),
+        ("Div(two,a)", "v", "a"),
+        ("Neg(a)", "v", "a"),
+        ("Mul(a,x)", "v", "v"),
+        ("Add(a,two)", "v", "v"),
+        ("Transpose(a)", "a", "a"),
+        ("Concat[axis=0](a)", "v", "v"),
+    ],
+)
+def test_what_a_value_is_a_multiple_of(op: str, plain: str, signed: str) -> None:
+    graph = Graph(f"a=Exp(x);v={op}")
+    found = [origin(graph.view, graph.value("v"), multiples(graph.view, signs=signs)) for signs in (False, True)]
+    assert [graph.name(value) for value in found] == [plain, signed]
+
+
+def test_a_cast_that_keeps_its_type() -> None:
+    graph = Graph("a=Cast[to=1](x);v=Cast[to=10](a)")
+    assert [keeps_type(graph.view, op) for op in graph.view.ops] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [("Mul(a,a)", "a"), ("Mul(a,x)", None), ("Pow(a,two)", "a"), ("Add(a,a)", None)]
+)
+def test_what_is_squared(op: str, expected: str | None) -> None:
+    graph = Graph(f"a=Exp(x);q={op};k=Cast[to=1](q);v=ReduceMean[axes=-1](q);w=ReduceMean[axes=-1](k)", "v w")
+    ops = {op.node.output[0]: op for op in graph.view.ops}
+    assert graph.name(squared(ops["q"])) == expected
+    assert graph.name(sums_squares(graph.view, ops["v"])) == expected
+    assert sums_squares(graph.view, ops["w"]) is None
+    assert graph.name(sums_squares(graph.view, ops["w"], cast=True)) == expected
