@@ -82,7 +82,7 @@ lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml al
 
 gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
 	code=0; $(BIN)/python -m pytest -m gpu $(ARGS) || code=$$?; \
-	$(BIN)/python benchmarks/gpu.py --out $(OUT) && exit $$code
+	$(BIN)/python benchmarks/run.py gpu --out $(OUT) && exit $$code
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
 	@set -e; for target in model emulated stepped text batches lists config report pattern; do \

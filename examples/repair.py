@@ -4,7 +4,7 @@
 
 NAME is one of the models of `tests/support/hard_models.py`; by default `llama_outlier`, a small decoder that writes
 70 000 into one channel of its residual stream, as trained ones of that kind do. Every command is printed before it
-runs, and what it prints follows. docs/hard_models.md has all of them; docs/repair.md says how the repair works.
+runs, followed by its output. docs/evidence/hard_models.md lists all models; docs/how-to/repair.md describes the repair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel and `lists/`; see docs/tables.md.
+"""Rebuild `amp_rewrite/runtime/_tables` from the onnxruntime wheel and `lists/`; see docs/reference/tables.md.
 
 python tools/build_tables.py lists                    writes lists.json, from lists/*.yaml
 python tools/build_tables.py schemas                  writes contrib_schemas.json

@@ -60,7 +60,7 @@ class Reason:
 
 
 REASONS: dict[str, Reason] = {}
-"""All reasons by id, in the order of the table in docs/report.md."""
+"""All reasons by id, in the order of the table in docs/reference/report.md."""
 
 
 def _reason(rule: str, words: str, strength: Strength) -> str:

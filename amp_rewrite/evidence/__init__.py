@@ -1,1 +1,1 @@
-"""What is measured on data: what a model is fed, ranges, verdicts. Everything here runs models."""
+"""Measurements on data: input data, ranges, errors, verdicts. This wing runs models."""

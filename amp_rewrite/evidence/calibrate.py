@@ -1,4 +1,4 @@
-"""Runs a model on data and gives the ranges of its values."""
+"""Calibration: run a model on data and measure the ranges of its values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import Policy, low_type
 
 CHUNK = 2000
-"""Taps in one session. They hold no memory, as each runs and is done, but opening a session takes time with them."""
+"""Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""
 
 Progress = Callable[[int, int], None]
 
@@ -41,7 +41,7 @@ def calibrate(
     folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
-    """The range of every floating value of a model over data: see `Ranges` and docs/calibration.md.
+    """The range of every floating value of a model over data: see `Ranges` and docs/how-to/calibration.md.
 
     `model`: what `Model.load` takes (`folder`: where its external data lies). What is in a low type
     already is measured in its widened twin, so that its true ranges are seen. `data`: what `Feed.of` takes, or a Feed;
@@ -56,9 +56,9 @@ def calibrate(
     low = low_type(to)
     size = CHUNK if chunk is None else chunk
     if size < 1:
-        raise PolicyError(f"{size} taps in a session measure nothing; use a chunk of 1 or more")
+        raise PolicyError(f"{size} is not a valid number of taps per session; use a chunk of 1 or more")
     if threads is not None and threads < 1:
-        raise PolicyError(f"{threads} threads compute nothing; use 1 or more, or leave it out for one per core")
+        raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
     feed = Feed.of(data, parts[0].view.model, allow_nonfinite=allow_nonfinite)
@@ -86,15 +86,17 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A view, and what of it is measured."""
+    """A view and its measured values."""
 
     view: View
     taps: Taps
 
 
 def _parts(source: Model, low: DType) -> Iterator[_Part]:
-    """The model as a conversion looks at it, functions inlined, or its widened twin if it has low values; then what
-    is inside of the functions of the standard that a conversion with the default lists inlines for CUDA."""
+    """Yield the model with functions inlined as in a conversion, or its widened twin if it has low values.
+
+    Then yield the bodies of the standard's functions that a conversion with the default lists inlines for CUDA.
+    """
     view = inline_functions(View.of(source))[0]
     if view.low_types:
         widened = View.of(emulate(source, rounding=False, io="float32"))
@@ -110,7 +112,7 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
 def _measured(
     parts: Sequence[_Part], feed: Feed, to: DType, chunk: int, threads: int, progress: Progress | None
 ) -> tuple[list[dict[ValueId, Range]], int]:
-    """The ranges of the tapped values of each part, and how many batches there were. One session is open at a time."""
+    """Return the ranges of the tapped values of each part, and the number of batches. One session is open at a time."""
     pieces = [(i, part.taps.taps[at : at + chunk]) for i, part in enumerate(parts) for at in _starts(part, chunk)]
     total = len(feed) * len(pieces) if progress else 0
     measured: list[dict[ValueId, Range]] = [{} for _ in parts]
@@ -132,7 +134,7 @@ def _starts(part: _Part, chunk: int) -> range:
 
 
 def _by_key(view: View, found: Mapping[ValueId, Range]) -> dict[str, Range]:
-    """In topological order; values of one key are merged."""
+    """Return ranges by key in topological order; values with equal keys are merged."""
     named: dict[str, Range] = {}
     for value in sorted(found):
         name = key(view, value)

@@ -1,8 +1,8 @@
-"""The guard: measured ranges against the low type, and the ops that must stay float32 because of them.
+"""The guard: compare measured ranges with the low type, and pin ops to float32 whose values do not fit.
 
-A value that does not fit is kept away from the low type: the op that makes it, every op that computes with it
-and what only moves it on the way are pinned. Which values those are depends on the colors, so the guard paints,
-pins what does not fit, and paints again until nothing low is left that does not fit.
+A value that does not fit stays out of the low type: its producer, every op that computes with it, and ops that only
+move it in between are pinned. The affected values depend on the colors, so the guard paints, pins, and paints again
+until every low value fits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Elsewhere what is flushed is smaller than the rounding of the largest element, a
 
 Paint = Callable[[Sequence[Pin]], Coloring]
 
-# Where small elements count for as much as large ones: by operator, the inputs.
+# Inputs by operator whose small elements matter as much as large ones.
 _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """The ops that stay float32, those that the caller pinned first, and what a person should know."""
+    """Pins of ops that stay float32, the caller's pins first, and findings for the report."""
 
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -49,7 +49,7 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a value may not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number."""
+    """Reason why a value must not be low: the rule ("overflow", "underflow", "nonfinite", "unseen") and the number."""
 
     rule: str
     note: str
@@ -103,7 +103,7 @@ def _calibrated(ranges: Ranges, headroom: float) -> Finding:
 
 
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, Fault]]:
-    """Every floating value that data may change and that does not fit, and why."""
+    """Return the fault of every floating value that depends on data and does not fit."""
     from amp_rewrite.evidence.ranges import key
 
     seen = _seen(view, ranges)
@@ -125,10 +125,10 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
 
 
 def _seen(view: View, ranges: Ranges) -> dict[ValueId, Range]:
-    """The range of each value: its own, or that of what it is a copy of where nothing was measured at it.
+    """Return the range of each value: its own, or that of its source for a copy that was not measured.
 
-    What fusing has brought was not there to be measured. It has the range of what it picks from, or of what is picked
-    from it, where nothing else becomes of it.
+    Values that fusion introduced were not measured. Each gets the range of the value that it is selected from, or of
+    the only value that is selected from it.
     """
     flow, picks = Flow.of(view, COPIES), Flow.of(view, _PICKS)
     found: dict[ValueId, Range] = {}
@@ -152,13 +152,13 @@ _PICKS = {**COPIES, "Where": SELECTIONS["Where"]}
 
 
 def _merged(ranges: Sequence[Range | None]) -> Range | None:
-    """One range for all; None if one is not known."""
+    """Return the merged range; None if one of them is unknown."""
     known = [r for r in ranges if r is not None]
     return reduce(lambda a, b: a.merge(b), known) if known and len(known) == len(ranges) else None
 
 
 def _brought(view: View, ranges: Ranges, value: ValueId) -> bool:
-    """Whether the model that was measured has no such value: neither was it, nor is it told why not."""
+    """True if the measured model does not contain the value, neither tapped nor listed as untapped."""
     from amp_rewrite.evidence.ranges import key
 
     name = key(view, value)
@@ -166,7 +166,7 @@ def _brought(view: View, ranges: Ranges, value: ValueId) -> bool:
 
 
 def _of_constants(view: View, picks: Flow, value: ValueId) -> bool:
-    """Whether a value picks from constants alone, whose numbers are looked at where they stand."""
+    """True if a value is selected from constants only, which are checked themselves."""
     sources = list(picks.sources(value))
     return bool(sources) and all(view.constant(source) is not None for source in sources)
 
@@ -196,7 +196,7 @@ def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | 
 
 
 def _magnified(view: View) -> Collection[ValueId]:
-    """Values whose small elements count: of which, moved or not, a root, logarithm or quotient is taken."""
+    """Return values whose small elements matter: a root, logarithm or quotient reads them, directly or after a move."""
     starts = {
         value: None
         for op in view.ops
@@ -207,7 +207,7 @@ def _magnified(view: View) -> Collection[ValueId]:
 
 
 def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
-    """Whether infinities are made here. Those that a mask or the data brings are infinite in every type."""
+    """True if infinities arise at this value. Those from a mask or from the data are infinite in every type."""
     op = view.producer(value)
     if op is None or op.bodies:
         return False
@@ -229,7 +229,7 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
 def _unfit(
     view: View, coloring: Coloring, found: Mapping[ValueId, Fault], told: dict[ValueId, Fault]
 ) -> Iterator[tuple[OpId, Pin]]:
-    """A pin for each op that would make or read a faulty value in the low type. Adds such values to `told`."""
+    """Yield a pin for each op that would write or read a faulty value in the low type; add the value to `told`."""
     for value, fault in found.items():
         name = view.value_name(value)
         made_by = view.producer(value)
@@ -251,7 +251,7 @@ def _worded(fault: Fault) -> str:
 
 
 def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
-    """Whether an op makes a value in a low type, by the coloring or as the model has it."""
+    """True if an op writes a value in a low type, by the coloring or in the model."""
     if op.signature is None or op.bodies:
         return False
     name = op.signature.output_variable(op.outputs.index(value))
@@ -260,7 +260,7 @@ def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
 
 
 def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
-    """Whether an op reads an input in a low type, by the coloring or as the model has it."""
+    """True if an op reads an input in a low type, by the coloring or in the model."""
     value = op.inputs[slot]
     if op.signature is None or op.bodies or value is None:
         return False
@@ -272,7 +272,7 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
 
 
 def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[Pin]:
-    """Pins on low ops around pinned ones that no one asked to lower, where float32 needs fewer Casts."""
+    """Yield pins on low ops next to pinned ones if float32 needs fewer Casts and no option lowered them."""
     for group, edge in _movable(view, coloring, held):
         if _casts(view, coloring, group, low=False) < _casts(view, coloring, group, low=True):
             note = f"between float32 ops: lowering {'it' if len(group) == 1 else 'them'} would cost Casts"
@@ -280,7 +280,7 @@ def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator
 
 
 def _movable(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[tuple[frozenset[OpId], OpId]]:
-    """Groups of neighbouring low ops that are low for their neighbours' sake alone, beside a pinned op; and that op."""
+    """Yield groups of connected ops that are low only because of neighbors, each with an adjacent pinned op."""
     taken: set[OpId] = set()
     for start in sorted({near for op in held for near in _neighbours(view, op)}):
         if start in taken or not _follows(coloring, start):
@@ -304,7 +304,7 @@ def _follows(coloring: Coloring, op: OpId) -> bool:
 
 
 def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
-    """The ops that make what an op reads, and those that read what it makes."""
+    """Yield the producers of an op's inputs and the readers of its outputs."""
     op = view.ops[op_id]
     for value in op.inputs:
         made_by = view.producer(value)
@@ -316,13 +316,13 @@ def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
 
 
 def _casts(view: View, coloring: Coloring, group: Collection[OpId], *, low: bool) -> int:
-    """How many Casts the values at the ops of a group need if these are all low, or all float32."""
+    """Return the number of Casts at the values of a group if its ops are all low, or all float32."""
     values = {v for op in group for v in (*view.ops[op].inputs, *view.ops[op].outputs) if v is not None}
     return sum(_cast(view, coloring, value, group, low) for value in values)
 
 
 def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId], low: bool) -> bool:
-    """Whether a value is made in one type and read in another."""
+    """True if a value is written in one type and read in another."""
     if view.dtype(value) is not DType.FLOAT or view.constant(value) is not None:
         return False
     op = view.producer(value)
@@ -337,9 +337,9 @@ def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId
 
 
 def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
-    """Pins for the low ops that only move what pinned ops make: left low, they would round it after all. O(uses).
+    """Yield pins for low ops that only move results of pinned ops, which would otherwise be rounded. O(uses).
 
-    They have the rule of the pin that they follow. A sequence would be raised with all ops that touch it, and is not.
+    Each has the rule of the pin that it follows. Sequences are not raised, since all ops on them would have to follow.
     """
     rules = {pin.op: pin.rule for pin in pins}
     for op in view.ops:
@@ -354,6 +354,6 @@ def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
 
 
 def _low_tensor(view: View, value: ValueId) -> bool:
-    """Whether a value is a tensor of a low type."""
+    """True if a value is a tensor of a low type."""
     found = view.types[value]
     return found is not None and found.container == TENSOR and found.dtype is not None and found.dtype.low

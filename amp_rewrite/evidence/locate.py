@@ -1,4 +1,4 @@
-"""Where the error comes in: what each op adds, and how far each value has drifted from the reference."""
+"""Local error of each op, and accumulated error of each value against the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.instrument.error_nodes import Apart
+from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads
 from amp_rewrite.evidence.verdict import Fed
@@ -21,18 +21,18 @@ from amp_rewrite.rewrite.emulate import emulate
 
 SCHEMA = 1
 JUMP = 10.0
-"""An error that grows by this factor in one op has jumped."""
+"""Factor by which an error grows in one op to count as a jump."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
     """One op of the candidate, by the name that it has in the reference.
 
-    Errors are sqrt(sum (value - reference)^2 / sum reference^2) over all batches; of several outputs the worst.
-    `own`: what the op adds, fed with the reference's values; 0 if it only moves or selects values; None where it has
-    no low type or could not be measured alone. `accumulated`: how far its output is off in the candidate as it runs.
+    Errors are sqrt(sum (value - reference)^2 / sum reference^2) over all batches, the largest over all outputs.
+    `own`: the local error, of the op fed with the reference's values; 0 if it only moves or selects values; None if it
+    has no low type or cannot be measured alone. `accumulated`: the error of its output in the candidate as it runs.
     `max_abs` is the largest accumulated error, `absmax` the largest value in the reference. `overflows`: fed with the
-    reference's values, it makes values infinite or NaN that are finite there.
+    reference's values, it gives infinity or NaN for values that are finite there.
     """
 
     op: str
@@ -47,11 +47,11 @@ class Spot:
 
 @dataclass(frozen=True)
 class Located:
-    """The ops whose outputs could be compared, in topological order, and the first where the error jumps.
+    """Compared ops in topological order, and the first at which the error jumps.
 
-    `first_jump`: the first op whose accumulated error is more than `JUMP` times the largest of those that its inputs
-    have (at least the low type's epsilon); None if there is none. `matched` of `matchable` floating values of the
-    candidate were found in the reference.
+    `first_jump`: the first op whose accumulated error is more than `JUMP` times the largest error of its inputs (or of
+    the low type's epsilon); None without a jump. `matched` of `matchable` floating values of the candidate match a
+    value of the reference.
     """
 
     reference: str
@@ -65,12 +65,12 @@ class Located:
     notes: tuple[str, ...] = ()
 
     def top(self, number: int) -> tuple[Spot, ...]:
-        """The ops that add most, the first of equals first."""
+        """Return the ops with the largest local error, in topological order among equals."""
         adding = [row for row in self.rows if row.own]
         return tuple(sorted(adding, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
-        """For people: the first jump, and the ops that add most. Ends with a newline."""
+        """Return a text of the first jump and of the ops with the largest local error; it ends with a newline."""
         shown = self.top(top)
         facts = (
             ("reference", self.reference),
@@ -92,7 +92,7 @@ class Located:
             yield from table([_cells(self.first_jump)], head=_HEAD, right="   >>>>")
 
     def to_json(self, *, top: int | None = None) -> str:
-        """As JSON, one op per line, in topological order, or the `top` that add most; infinities are "inf"."""
+        """Return JSON, one op per line in topological order, or the `top` largest local errors; infinity is "inf"."""
         head = {
             "schema": SCHEMA,
             "reference": self.reference,
@@ -127,7 +127,7 @@ def locate(
     reference. `data`: what `Feed.of` takes for `a`, or a Feed, with NaN and infinity only if `allow_nonfinite`. `names`
     are what the result calls the two. Ops and values are matched by structure and name, so `b` need not be a conversion
     of `a` by this package. Low ops are emulated, on every machine. Nothing but a few numbers per value leaves the
-    runtime; `chunk` and `progress` as for `own_errors`.
+    runtime; `chunk` and `progress` as for `local_errors`.
 
     Ops of the main graph are measured; an op with bodies as a whole. ModelError if nothing matches, or for two
     models that do not stand in one graph (other opsets, other inputs).
@@ -142,16 +142,16 @@ def locate(
     feed = Feed.of(data, reference, allow_nonfinite=allow_nonfinite)
     matchable = bench.pairing.measurable
     bench = bench.of_one_shape(feed)
-    drift = bench.drift(feed, chunk=chunk, progress=progress)
-    own = bench.own(feed, chunk=chunk, progress=progress)
-    spots = _spots(bench, drift, own)
+    accumulated = bench.accumulated_errors(feed, chunk=chunk, progress=progress)
+    local = bench.local_errors(feed, chunk=chunk, progress=progress)
+    spots = _spots(bench, accumulated, local)
     return Located(
         called[0],
         called[1],
         Fed(feed.origin, feed.random, len(feed)),
         bench.low.spelling,
         tuple(spots.values()),
-        next((spots[op] for op in spots if _jumps(bench, drift, op)), None),
+        next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),
         len(bench.pairing.measured),
         matchable,
         (*_notes(called[0], widened, feed), *random),
@@ -166,18 +166,20 @@ def _notes(name: str, widened: Sequence[str], feed: Feed) -> Iterator[str]:
     yield from feed.notes
 
 
-def _spots(bench: Bench, drift: Mapping[ValueId, Apart], own: Mapping[ValueId, Apart]) -> dict[OpId, Spot]:
-    """The rows by the candidate's ops, in its order."""
+def _spots(
+    bench: Bench, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
+) -> dict[OpId, Spot]:
+    """Return the row of each op of the candidate, in its order."""
     view, reference = bench.pairing.candidate, bench.pairing.reference
     by_op: dict[OpId, list[ValueId]] = {}
-    for value in drift:
+    for value in accumulated:
         if (op := view.values[value].producer) is not None:
             by_op.setdefault(op, []).append(value)
     found = {}
     for op, values in sorted(by_op.items()):
         theirs = reference.producer(bench.pairing.measured[values[0]])
-        seen = [drift[v] for v in values]
-        alone = [own[v] for v in values if v in own]
+        seen = [accumulated[v] for v in values]
+        alone = [local[v] for v in values if v in local]
         found[op] = Spot(
             theirs.name if theirs is not None else view.ops[op].name,
             view.ops[op].kind,
@@ -192,27 +194,27 @@ def _spots(bench: Bench, drift: Mapping[ValueId, Apart], own: Mapping[ValueId, A
 
 
 def _unmeasured(bench: Bench, op: OpId) -> float | None:
-    """What a low op that has no shadow adds: nothing if it rounds nothing, else no one knows."""
+    """Return the local error of an op without a shadow: 0 if it is low and exact, else None for unknown."""
     known = bench.is_low(op) and not bench.rounds(bench.pairing.candidate.ops[op])
     return 0.0 if known else None
 
 
-def _jumps(bench: Bench, drift: Mapping[ValueId, Apart], op: OpId) -> bool:
-    """Whether the error of an op's results is far above that of what it reads."""
+def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
+    """True if the error of an op's outputs is more than JUMP times that of its inputs."""
     view = bench.pairing.candidate
-    error = max(drift[v].error(bench.floor) for v in view.ops[op].outputs if v is not None and v in drift)
-    most = max((drift[v].error(bench.floor) for v in _measured_above(bench, drift, op)), default=0.0)
+    error = max(accumulated[v].error(bench.floor) for v in view.ops[op].outputs if v is not None and v in accumulated)
+    most = max((accumulated[v].error(bench.floor) for v in _measured_above(bench, accumulated, op)), default=0.0)
     return error > JUMP * max(most, bench.low.eps)
 
 
-def _measured_above(bench: Bench, drift: Mapping[ValueId, Apart], op: OpId) -> Iterator[ValueId]:
-    """The nearest measured values that an op depends on."""
+def _measured_above(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> Iterator[ValueId]:
+    """Yield the nearest measured values upstream of an op."""
     view = bench.pairing.candidate
     pending, seen = [op], {op}
     while pending:
         for value in reads(view, view.ops[pending.pop()]):
             made_by = view.values[value].producer
-            if value in drift:
+            if value in accumulated:
                 yield value
             elif made_by is not None and made_by not in seen:
                 seen.add(made_by)

@@ -1,4 +1,4 @@
-"""How far two arrays are apart, and whether that is near enough. numpy alone; docs/verify.md has the formulas."""
+"""Distance of two arrays by metric or tolerance, with numpy alone; docs/reference/verify.md has the formulas."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a candidate's array differs from the reference's, and whether a criterion accepts it.
+    """Difference of a candidate's array from the reference's, and the decision of a criterion.
 
     `max_abs`, `max_rel` (per element, |a-b| / |a|) and `scaled` (max |a-b| / max |a|) are over the values that are
-    finite on both sides; None where there are none. `compared` counts those; in arrays that are not floating all
-    are. `nonfinite` counts infinities and NaN of the reference and of the candidate. `where` is the element that
-    differs most, `reference` and `candidate` are its values as text. `score` is what the criterion judges; None
-    where something else decided. `because` says in one line why it is ok or not.
+    finite on both sides; None without such values. `compared` counts these; in arrays that are not floating it counts
+    all. `nonfinite` counts infinities and NaN of the reference and of the candidate. `where` is the element that
+    differs most, `reference` and `candidate` are its values as text. `score` is the number that the criterion judges;
+    None if something else decided. `because` is the reason in one line.
     """
 
     elements: int
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Every element: |a - b| <= atol + rtol |a|, as numpy.allclose has it, where `a` is the reference.
+    """Per element: |a - b| <= atol + rtol |a|, as numpy.allclose has it, where `a` is the reference.
 
     Its score is the largest |a - b| / (atol + rtol |a|); 1 or less passes.
     """
@@ -56,7 +56,7 @@ class Tolerance:
         return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
 
     def weigh(self, a: Array, b: Array) -> Array:
-        """|a - b| of each element in units of what is allowed there."""
+        """Return |a - b| of each element in units of the allowed error."""
         error, allowed = np.abs(a - b), self.atol + self.rtol * np.abs(a)
         weights: Array = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
         return weights
@@ -70,10 +70,10 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number that says how alike two arrays are; `higher`: more of it is better.
+    """A number for the similarity of two arrays; `higher`: a larger one is better.
 
     `whole`: the function gets the arrays in their shape, with infinities that are equal in both; otherwise the
-    values that are finite on both sides, flat. Arrays are float64. `span`: what it can be, from and to.
+    values that are finite on both sides, flat. Arrays are float64. `span`: the range of the number.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Measure:
     span: tuple[float, float] = (-math.inf, math.inf)
 
     def check(self, bound: str, limit: float) -> None:
-        """PolicyError for a limit that nothing or everything keeps, naming the bound."""
+        """Raise PolicyError, naming the bound, for a limit that no result or every result keeps."""
         low, high = self.span
         if math.isfinite(limit) and low <= limit <= high:
             return
@@ -93,7 +93,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A measure that must be at least a limit, or at most, where less of it is better. Its score is the measure."""
+    """A measure with a limit: at least if `higher`, else at most. Its score is the measure."""
 
     measure: Measure
     limit: float
@@ -103,11 +103,11 @@ class Bound:
 
     @property
     def higher(self) -> bool:
-        """Whether a higher score is better."""
+        """True if a higher score is better."""
         return self.measure.higher
 
     def weigh(self, a: Array, b: Array) -> Array:
-        """|a - b| of each element."""
+        """Return |a - b| of each element."""
         error: Array = np.abs(a - b)
         return error
 
@@ -123,7 +123,7 @@ Criterion = Tolerance | Bound
 
 
 def worse(criterion: Criterion, first: float, second: float) -> bool:
-    """Whether the first score is worse than the second; NaN is the worst of all."""
+    """True if the first score is worse than the second; NaN is worst."""
     if math.isnan(first) or math.isnan(second):
         return math.isnan(first) and not math.isnan(second)
     return first < second if criterion.higher else first > second
@@ -133,7 +133,7 @@ def worse(criterion: Criterion, first: float, second: float) -> bool:
 
 
 def cosine(a: Array, b: Array) -> float:
-    """sum ab / sqrt(sum a^2 sum b^2); 1 where both are zero everywhere, 0 where one is."""
+    """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both are zero everywhere, 0 if one is."""
     largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
     if not largest:
         return 1.0
@@ -143,14 +143,14 @@ def cosine(a: Array, b: Array) -> float:
 
 
 def snr(a: Array, b: Array) -> float:
-    """Signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite where nothing differs."""
+    """Signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite for equal arrays."""
     largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
     a, b = a / largest, b / largest
     return _decibel(float(a @ a), float((a - b) @ (a - b)))
 
 
 def psnr(a: Array, b: Array) -> float:
-    """Peak signal to noise, 10 log10(max a^2 / mean (a-b)^2), in dB; infinite where nothing differs."""
+    """Peak signal to noise, 10 log10(max a^2 / mean (a-b)^2), in dB; infinite for equal arrays."""
     largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
     a, b = a / largest, b / largest
     return _decibel(float(np.abs(a).max(initial=0.0)) ** 2, float(np.mean((a - b) ** 2)) if a.size else 0.0)
@@ -163,9 +163,9 @@ def _decibel(signal: float, noise: float) -> float:
 
 
 def top1(a: Array, b: Array) -> float:
-    """The share of rows along the last axis whose largest element, the first of several, is at the same place.
+    """Return the share of rows along the last axis whose largest element (the first among equals) is at one position.
 
-    PolicyError for arrays in which that says nothing: of rank 0, or with a last axis of one element.
+    Raise PolicyError for arrays of rank 0 or with a last axis of one element.
     """
     if a.ndim == 0 or a.shape[-1] < 2:
         raise PolicyError(
@@ -176,7 +176,7 @@ def top1(a: Array, b: Array) -> float:
 
 
 def scaled(a: Array, b: Array) -> float:
-    """max |a-b| / max |a|: the largest error in units of the reference's largest value."""
+    """Return max |a-b| / max |a|: the largest error in units of the reference's largest value."""
     error, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(a).max(initial=0.0))
     if not error:
         return 0.0
@@ -200,11 +200,11 @@ def criterion(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Criterion:
-    """What decides: rtol and/or atol, or a metric with the bound that it needs. There is no default.
+    """Return the criterion of rtol and/or atol, or of a metric with its bound; there is no default.
 
     `metric`: a name of MEASURES, or any callable of two float64 arrays, reference first, that gives a number; for a
-    callable the bound says which side is better. PolicyError, saying what to pass, for none, for both, for a bound
-    on the wrong side, and for one that nothing or everything keeps.
+    callable the bound says which side is better. Raise PolicyError, saying what to pass, for neither, for both, for a
+    bound on the wrong side, and for one that no result or every result keeps.
     """
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < math.inf:
@@ -212,7 +212,7 @@ def criterion(
     if metric is None:
         return _tolerance(rtol, atol, at_least, at_most)
     if rtol is not None or atol is not None:
-        raise PolicyError("either a tolerance (rtol, atol) or a metric decides, and both are given; leave one out")
+        raise PolicyError("both a tolerance (rtol, atol) and a metric are given; leave one out")
     measure = _measure(metric, higher=at_least is not None)
     needed = "at_least" if measure.higher else "at_most"
     limit, wrong = (at_least, at_most) if measure.higher else (at_most, at_least)
@@ -226,11 +226,10 @@ def criterion(
 
 def _tolerance(rtol: float | None, atol: float | None, at_least: float | None, at_most: float | None) -> Tolerance:
     if at_least is not None or at_most is not None:
-        raise PolicyError(f"a bound of what? Name a metric with it: {', '.join(MEASURES)}")
+        raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
     if rtol is None and atol is None:
         raise PolicyError(
-            "nothing says how near the outputs must be, and there is no default; give rtol and/or atol, or a metric"
-            " with its bound"
+            "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
         )
     return Tolerance(float(rtol or 0.0), float(atol or 0.0))
 
@@ -247,7 +246,7 @@ def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> 
 
 
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
-    """How `b` differs from the reference `a`. O(elements).
+    """Return the difference of `b` from the reference `a`. O(elements).
 
     Only floating values (complex ones count as two) are judged by the criterion; integers, booleans and strings must
     be equal. Never ok: other shapes or other kinds of element types; values that are infinite or NaN on one side,
@@ -265,7 +264,7 @@ def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Di
 
 
 def _kind(array: Array) -> str:
-    """What element types have in common; ml_dtypes' own all have numpy's kind V, so names decide."""
+    """Return the kind of an element type; by name, because all types of ml_dtypes have numpy's kind V."""
     name = array.dtype.name
     if name.startswith(("float", "bfloat", "complex")):
         return "float"
@@ -317,7 +316,7 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
 
 
 def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
-    """The errors over what is finite, and the element that weighs most."""
+    """Return the errors over finite elements, and the element of the largest weight."""
     x, y = a[finite], b[finite]
     found = Difference(a.size, True, "", compared=x.size)
     if not x.size:
@@ -348,7 +347,7 @@ def _verdict(by: Criterion, score: float, found: Difference) -> str:
 
 
 def _at(found: Difference, a: Array, b: Array, flat: int) -> Difference:
-    """The same, showing one element."""
+    """Return the difference with one element shown."""
     where = tuple(int(i) for i in np.unravel_index(flat, a.shape))
     return replace(found, where=where, reference=_text(a[where]), candidate=_text(b[where]))
 

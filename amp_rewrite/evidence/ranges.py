@@ -1,4 +1,4 @@
-"""What a model's values held while it ran on data: as numbers, as a file, as a table."""
+"""Measured ranges of a model's values: as numbers, as a file, as a table."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _AGAIN = "calibrate again"
 
 @dataclass(frozen=True, slots=True)
 class Range(Fit):
-    """The `Fit` of everything that a value held, over all batches. A count of 0: no element of it was seen."""
+    """The `Fit` of all elements of a value over all batches; count 0 if no element was computed."""
 
     def merge(self, other: Fit) -> Range:
-        """The range of both together."""
+        """Return the range of both together."""
         return Range(*astuple(Fit.merge(self, other)))
 
     def times(self, batches: int) -> Range:
-        """The range of the same values seen as often as that."""
+        """Return the range of the same values seen that many times."""
         return Range(
             **{f.name: getattr(self, f.name) * (1 if f.name.startswith("abs") else batches) for f in fields(self)}
         )
 
     def headroom(self, to: DType) -> float:
-        """By which factor the value could grow before it overflows the type; infinity for zeros."""
+        """Return the factor by which the value can grow before it overflows the type; infinity for zeros."""
         return to.max / self.absmax if self.absmax else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The ranges of one model's values, rounded to nearest even into the type `to` ("float16" or "bfloat16").
+    """Ranges of one model's values for the type `to` ("float16" or "bfloat16"), rounded to nearest even.
 
     `values` has the range of each floating tensor by its `key`, in topological order: its name, or, for a value in a
-    body, the body's path, a colon and the name. A copy (Reshape, Transpose …) has its source's. Constants count once
-    for each batch. `untapped` says of the other floating values why they have none. `origin` and `random` say on what
-    data, `model`, `graph` and `weights` of which model: its file name and its `Fingerprint`.
+    body, the body's path, a colon and the name. A copy (Reshape, Transpose …) has the range of its source. Constants
+    count once per batch. `untapped` has the reason for each floating value without a range. `origin` and `random`
+    describe the data, `model`, `graph` and `weights` the model: its file name and its `Fingerprint`.
     """
 
     to: str
@@ -66,11 +66,11 @@ class Ranges:
     tool: str = VERSION
 
     def of(self, view: View, value: ValueId) -> Range | None:
-        """The range of a value of the model, or None if it was not tapped."""
+        """Return the range of a value of the model, or None if it was not tapped."""
         return self.values.get(key(view, value))
 
     def check(self, model: Model) -> None:
-        """Nothing, if these are the ranges of this model; EvidenceError, saying what differs, if not."""
+        """Raise EvidenceError, naming the difference, if these are not the ranges of this model."""
         from amp_rewrite.files.fingerprint import fingerprint
 
         found = fingerprint(model)
@@ -80,14 +80,14 @@ class Ranges:
             raise EvidenceError(f"the ranges are of another model{name}: {fault} differ; {_AGAIN} on this one")
 
     def merge(self, other: Ranges) -> Ranges:
-        """The ranges over the batches of both. EvidenceError for those of another model or type."""
+        """Return the ranges over the batches of both. Raise EvidenceError for those of another model or type."""
         fault = (
             _other("type", self.to, other.to)
             or _other("graph", self.graph, other.graph)
             or _other("weights", self.weights, other.weights)
         )
         if fault:
-            raise EvidenceError(f"ranges of models or types that differ are not merged: {fault}; {_AGAIN} in one way")
+            raise EvidenceError(f"cannot merge ranges of different models or types: {fault}; {_AGAIN} in one way")
         values = dict(self.values)
         for name, found in other.values.items():
             values[name] = values[name].merge(found) if name in values else found
@@ -104,7 +104,7 @@ class Ranges:
     # -- files ---------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """JSON with one value per line; the same ranges give the same text."""
+        """Return JSON with one value per line; the same ranges give the same text."""
         head = {name: getattr(self, name) for name in _HEAD}
         lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in {"schema": SCHEMA, **head}.items()]
         rows = {name: dict(zip(_NUMBERS, astuple(found), strict=True)) for name, found in self.values.items()}
@@ -113,7 +113,7 @@ class Ranges:
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
-        """The ranges that `to_json` wrote. EvidenceError names the source and the field that is no good."""
+        """Read what `to_json` wrote. Raise EvidenceError, naming the source and the invalid field."""
         try:
             loaded = json.loads(text, parse_constant=_no_constant)
         except RecursionError as error:
@@ -126,7 +126,7 @@ class Ranges:
             raise EvidenceError(f"{source}: {error}; {_AGAIN}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file, whole or not at all. EvidenceError for what is in the way; an existing file is kept unless
+        """Write the file completely or not at all. Raise EvidenceError if it cannot be written, or exists without
         `overwrite`."""
         file = Path(path)
         check_writable(file, overwrite)
@@ -137,11 +137,11 @@ class Ranges:
 
     @classmethod
     def load(cls, path: str | Path) -> Ranges:
-        """The ranges in a file. EvidenceError says in one line what is wrong with it."""
+        """Read ranges from a file. Raise EvidenceError, naming the fault in one line, if it is invalid."""
         file = Path(path)
         try:
             if not (file.is_file() or file.is_fifo()):
-                fact = "it is no regular file" if file.exists() else "there is no such file"
+                fact = "it is not a regular file" if file.exists() else "there is no such file"
                 raise EvidenceError(f"cannot read {file}: {fact}; name a file that calibrate wrote")
             with file.open("rb") as stream:
                 content = stream.read(MAX_BYTES + 1)
@@ -154,7 +154,7 @@ class Ranges:
     # -- text ----------------------------------------------------------------------------------------
 
     def text(self, *, top: int | None = None) -> str:
-        """A summary and a table, what holds infinity or NaN first, then the largest absmax; `top` rows of it."""
+        """Return a summary and a table of `top` rows: values with infinity or NaN first, then by absmax."""
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
         unseen = [(name,) for name, found in self.values.items() if not found.count]
@@ -177,14 +177,14 @@ class Ranges:
 
 
 def key(view: View, value: ValueId) -> str:
-    """What a value is called in a file of ranges. Values of equal name in bodies of equal path share one range."""
+    """Return the name of a value in a file of ranges; equal names in bodies of equal path share one range."""
     found = view.values[value]
     path = view.scopes[found.scope].path
     return f"{path.removesuffix('/')}:{found.name}" if path else found.name
 
 
 def check_writable(file: Path, overwrite: bool) -> None:
-    """Nothing, where ranges may be written; EvidenceError, saying what is in the way, elsewhere."""
+    """Raise EvidenceError if ranges cannot be written to `path`, and say why."""
     if not file.parent.is_dir():
         raise EvidenceError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if file.is_dir():
@@ -198,12 +198,12 @@ _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random
 
 
 def _other(what: str, mine: str, theirs: str) -> str:
-    """What differs; empty if nothing does."""
+    """Return the difference of two headers, or an empty text."""
     return f"{what} {mine[:12]} and {theirs[:12]}" if mine != theirs else ""
 
 
 def _joined(a: str, b: str) -> str:
-    """Both texts, each once."""
+    """Return both texts, each once."""
     return "; ".join(dict.fromkeys([*a.split("; "), *b.split("; ")]))
 
 
@@ -253,7 +253,7 @@ def _ranges(loaded: object) -> Ranges:
     _check_fields("the whole", content, wanted)
     head = {name: _FIELDS[name](name, content[name]) for name in _HEAD}
     if head["to"] not in [dtype.spelling for dtype in DType if dtype.low]:
-        raise EvidenceError(f"to is {head['to']!r:.20}, which is no low type")
+        raise EvidenceError(f"to is {head['to']!r:.20}, which is not a low type")
     values = {
         _text("a key of values", k): _range(f"values.{k}", v) for k, v in _object("values", content["values"]).items()
     }

@@ -1,8 +1,8 @@
-"""The fewest of many suspects that must be held back for a test to pass, in a bounded number of tests.
+"""Delta debugging: a minimal set of suspects to hold back for a test to pass, in a bounded number of tests.
 
-First the shortest run of the most suspect ones is found by doubling and bisection; then what is not needed of it is
-taken out by halves (QuickXplain: Junker, Preferred Explanations and Relaxations for Over-Constrained Problems, AAAI
-2004); then each that is left is tried alone, since the test need not be as well-behaved as that assumes.
+Doubling and bisection find the shortest prefix of the sorted suspects that passes. QuickXplain (Junker, Preferred
+Explanations and Relaxations for Over-Constrained Problems, AAAI 2004) removes unneeded suspects by halves. Finally each
+remaining suspect is tested alone, since the test need not be monotone as both steps assume.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Enough = Callable[[frozenset[int]], bool]
-"""Whether a test passes with these suspects held back."""
+"""True if the test passes with these suspects held back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fewest:
-    """The suspects to hold back, in their order; None where no set that was tried passes.
+class MinimalSet:
+    """The suspects to hold back, in their order; None if no tested set passes.
 
-    `minimal`: for each of them it was tested that the others are not enough.
+    `minimal`: a test showed for each of them that the others are not enough.
     """
 
     chosen: tuple[int, ...] | None
     minimal: bool
 
 
-class Spent(Exception):
-    """What a test raises when it may not run any more."""
+class BudgetSpent(Exception):
+    """Raised by a test once its budget is spent."""
 
 
 @dataclass
-class _Asker:
-    """Asks each question once; `best` is the smallest set that passed."""
+class _Tests:
+    """Cache of tests, each run once; `best` is the smallest set that passed."""
 
     enough: Enough
     answers: dict[frozenset[int], bool] = field(default_factory=dict)
@@ -46,14 +46,13 @@ class _Asker:
         return self.answers[key]
 
 
-def fewest(suspects: int, enough: Enough) -> Fewest:
-    """The fewest of the suspects 0, 1 …, the most suspect first, that are `enough`; the best so far once it is Spent.
+def minimal_set(suspects: int, enough: Enough) -> MinimalSet:
+    """Return a minimal set of the suspects 0, 1 … (sorted) that is `enough`; on BudgetSpent the best so far.
 
-    To hold back more is taken to be no worse than to hold back less; where that does not hold, the set is still one
-    that passes, and `minimal` still says what was tested. About 2 log2(n) tests where one suspect is to blame, and
-    3 k + 2 k log2(n / k) for k of them.
+    The search assumes that holding back more never makes the test fail. Where that is wrong, the set still passes, and
+    `minimal` still reports tests only. It takes about 2 log2(n) tests for one culprit, and 3 k + 2 k log2(n / k) for k.
     """
-    ask = _Asker(enough)
+    ask = _Tests(enough)
     minimal = False
     try:
         everyone = tuple(range(suspects))
@@ -62,13 +61,13 @@ def fewest(suspects: int, enough: Enough) -> Fewest:
             _needed(ask, (last,), everyone[:last])
             _each_needed(ask, tuple(sorted(ask.best or ())))
         minimal = ask.best is not None
-    except Spent:
+    except BudgetSpent:
         pass
-    return Fewest(tuple(sorted(ask.best)) if ask.best is not None else None, minimal)
+    return MinimalSet(tuple(sorted(ask.best)) if ask.best is not None else None, minimal)
 
 
-def _shortest(ask: _Asker, everyone: tuple[int, ...]) -> int:
-    """How many of the first suspects are enough: one less is not."""
+def _shortest(ask: _Tests, everyone: tuple[int, ...]) -> int:
+    """Return the length of the shortest prefix that is enough."""
     fails, passes = 0, 1
     while passes < len(everyone) and not ask(everyone[:passes]):
         fails, passes = passes, passes * 2
@@ -82,8 +81,8 @@ def _shortest(ask: _Asker, everyone: tuple[int, ...]) -> int:
     return passes
 
 
-def _needed(ask: _Asker, given: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the suspects that are needed beside the given ones, where all of them together are enough."""
+def _needed(ask: _Tests, given: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the suspects that are needed besides the given ones, if all of them together are enough."""
     if ask(given) or not suspects:
         return ()
     if len(suspects) == 1:
@@ -93,8 +92,8 @@ def _needed(ask: _Asker, given: tuple[int, ...], suspects: tuple[int, ...]) -> t
     return _needed(ask, given + of_less, more) + of_less
 
 
-def _each_needed(ask: _Asker, chosen: tuple[int, ...]) -> None:
-    """Take out one by one, the least suspect first, what turns out not to be needed; until nothing does."""
+def _each_needed(ask: _Tests, chosen: tuple[int, ...]) -> None:
+    """Remove unneeded suspects one by one, least suspect first, until all are needed."""
     spared = True
     while spared:
         spared = False

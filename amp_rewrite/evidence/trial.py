@@ -1,7 +1,7 @@
-"""Trying colors: does the model that a coloring stands for give what the float32 reference gives?
+"""Trials: compare the model of a coloring with the float32 reference.
 
-A trial is one run of the switchable twin with another mask where there is such a twin; elsewhere the model is
-converted, emulated and opened anew.
+A trial is one run of the switchable twin with another mask. Without such a twin, each trial converts, emulates and
+opens a model.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.instrument.switchable import Switchboard
+from amp_rewrite.evidence.instrument.switchable import SwitchableModel
 from amp_rewrite.evidence.metric import Criterion, Tolerance
-from amp_rewrite.evidence.search import Spent
+from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
 from amp_rewrite.evidence.verify import rows_of
 from amp_rewrite.files.model import Model
@@ -24,32 +24,32 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 
 KEPT = 1 << 30
-"""Bytes of the reference's outputs that are kept from trial to trial; what is beyond that is computed each time."""
+"""Bytes of the reference's outputs that are cached between trials; the others are recomputed."""
 
 _FAR = 4.0
-"""Times the tolerance from which an error is not one of the last bits."""
+"""Score from which an error is beyond the last bits."""
 
 Outputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The reference's outputs, the data and what decides; `build` makes a coloring's model where a twin cannot."""
+    """Reference, data and criterion of a search; `build` converts by a coloring where there is no twin."""
 
     reference: Runner
     feed: Feed
     by: Criterion
     build: Callable[[Coloring], Model]
-    board: Switchboard | None = None
+    board: SwitchableModel | None = None
     _twin: list[Runner] = field(default_factory=list, repr=False)
     _seen: dict[int, Outputs] = field(default_factory=dict, repr=False)
 
     def run(self, coloring: Coloring) -> Verdict:
-        """The verdict over all batches, or up to the first that is not near enough."""
+        """Return the verdict on a coloring over all batches, or up to the first that fails."""
         return self._verdict(self._given(coloring))
 
     def real(self, model: Model) -> Verdict:
-        """The verdict on a model as it is when it is emulated."""
+        """Return the verdict on a model under emulation."""
         return self._verdict(self._emulated(model))
 
     def _verdict(self, given: Iterable[tuple[Batch, Outputs]]) -> Verdict:
@@ -63,7 +63,7 @@ class Trial:
         return verdict
 
     def _given(self, coloring: Coloring) -> Iterator[tuple[Batch, Outputs]]:
-        """Each batch, and what the coloring's model makes of it."""
+        """Yield each batch and the outputs of the coloring's model."""
         board = self.board
         if board is None or not board.covers(coloring):
             yield from self._emulated(self.build(coloring))
@@ -90,7 +90,7 @@ class Trial:
 
 
 def widened(batch: Batch) -> Batch:
-    """A batch for a float32 twin: what is fed in a low type is fed in float32."""
+    """Return the batch with low types widened to float32, for a float32 twin."""
     return {name: _widened(value) for name, value in batch.items()}
 
 
@@ -111,7 +111,7 @@ _TRIED = Ran("the trial", "emulated on CPUExecutionProvider")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One trial: how many regions were pinned, and whether the outputs were near enough, or why not."""
+    """One trial: the number of pinned regions, its verdict and the reason."""
 
     pinned: int
     ok: bool
@@ -120,8 +120,11 @@ class Step:
 
 @dataclass
 class Trials:
-    """The trials of one search, each made once. `margin`: by how much a score must be better than the criterion asks,
-    since real models turned out to be that much worse than their trials. `whole`: all that can be pinned."""
+    """The trials of one search, each run once.
+
+    `margin`: by how much a score must beat the criterion, learned from real models that were worse than their trials.
+    `whole`: all regions that can be pinned.
+    """
 
     trial: Trial
     budget: int
@@ -132,10 +135,10 @@ class Trials:
     verdicts: dict[frozenset[int], Verdict] = field(default_factory=dict)
 
     def passes(self, held: frozenset[int]) -> bool:
-        """Whether the outputs are near enough with these regions pinned. Spent when the budget is."""
+        """True if the outputs are close enough with these regions pinned. Raise BudgetSpent beyond the budget."""
         if held not in self.verdicts:
             if len(self.trail) >= self.budget:
-                raise Spent
+                raise BudgetSpent
             verdict = self.verdicts[held] = self.trial.run(self.paints(held))
             self.trail.append(Step(len(held), verdict.ok, verdict.because))
         return self._ok(held)
@@ -146,7 +149,7 @@ class Trials:
         return verdict.ok and all(s is None or by.passes(s - margin if by.higher else s + margin) for s in scores)
 
     def _margin(self, held: frozenset[int]) -> float:
-        """The margin; at most half of what the best that can be had, all pinned, has to spare."""
+        """Return the margin, at most half the slack of the trial with all regions pinned."""
         best = _worst(self.verdicts[self.whole], self.trial.by) if self.whole and self.whole in self.verdicts else None
         if best is None or held == self.whole:
             return 0.0 if held and held == self.whole else self.margin
@@ -154,15 +157,17 @@ class Trials:
         return min(self.margin, abs(limit - best) / 2)
 
     def near(self, held: frozenset[int]) -> bool:
-        """Whether a trial was so near to what is asked that the last bits may decide."""
+        """True if a trial is so close to the criterion that the last bits may decide."""
         found = _worst(self.verdicts[held], self.trial.by)
         if found is None or not np.isfinite(found):
             return False
         return found <= _FAR if isinstance(self.trial.by, Tolerance) else True
 
     def learn(self, held: frozenset[int], real: Verdict | None) -> bool:
-        """Ask for more by twice what a real verdict is off its trial: other sets, chosen since their trials passed, are
-        off by more. False where that leaves the answer for this set as it was."""
+        """Raise the margin to twice the difference of a real verdict from its trial; return True if this set now fails.
+
+        Other sets may differ by more, since they are chosen because their trials pass.
+        """
         tried, found = _worst(self.verdicts[held], self.trial.by), _worst(real, self.trial.by) if real else None
         if tried is None or found is None or not np.isfinite(found) or not np.isfinite(tried):
             return False
@@ -171,7 +176,7 @@ class Trials:
         return before and not self._ok(held)
 
     def each_needed(self, held: frozenset[int]) -> bool:
-        """Whether it was tried that without any one of these the outputs are not near enough, margin or not."""
+        """True if a trial failed without each one of these regions, whatever the margin."""
         rests = [self.verdicts.get(held - {one}) for one in held]
         return all(verdict is not None and not verdict.ok for verdict in rests)
 

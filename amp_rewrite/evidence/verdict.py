@@ -1,4 +1,4 @@
-"""What a comparison of two models found: ok or not, why, and the numbers behind it. Data, text and JSON."""
+"""Result of a comparison of two models: the verdict, its reason and its numbers, as data, text and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A model by name, and what it ran as: "float32 on CPUExecutionProvider"."""
+    """A model by name, and how it ran: "float32 on CPUExecutionProvider"."""
 
     model: str
     as_: str
@@ -23,7 +23,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One output in one batch; of a sequence one tensor, `part` is "[0]", "[1]" …"""
+    """One output in one batch. For one tensor of a sequence, `part` is "[0]", "[1]" …"""
 
     output: str
     batch: int
@@ -32,13 +32,13 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What is compared: "y", "y[0]"."""
+        """Return the name of the compared tensor: "y", "y[0]"."""
         return self.output + self.part
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What both models were fed."""
+    """The data of both models."""
 
     origin: str
     random: bool
@@ -47,11 +47,10 @@ class Fed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate's outputs are near enough to a reference's, and why.
+    """Verdict on a candidate's outputs against a reference's, with its reason.
 
-    `ok` only if every row is, every output compared at least one value, and `refusals` (what differs before any
-    number is looked at: names and numbers of outputs) is empty. `notes` are facts that whoever relies on it
-    should know, such as that the data were random.
+    `ok` only if every row is ok, every output has at least one compared value, and `refusals` (differences in names and
+    number of outputs) is empty. `notes` are caveats, for example that the data were random.
     """
 
     reference: Ran
@@ -64,12 +63,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate passes."""
+        """True if the candidate passes."""
         return not self._objections
 
     @property
     def because(self) -> str:
-        """Why it is ok or not, in one line: the first objection, and how many more there are."""
+        """Return the reason in one line: the first objection and the number of others, or the compared values."""
         objections = self._objections
         if objections:
             more = f" (and {count(len(objections) - 1, 'more objection')})" if len(objections) > 1 else ""
@@ -80,12 +79,12 @@ class Verdict:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs that were compared, in the reference's order."""
+        """Return the compared outputs, in the reference's order."""
         return tuple(dict.fromkeys(row.output for row in self.rows))
 
     @property
     def worst(self) -> tuple[Row, ...]:
-        """Of each output, or part of one, the worst row: where its score does not decide, else by score."""
+        """Return the worst row of each output or part: by score, unless something else decided."""
         found: dict[str, Row] = {}
         for row in self.rows:
             known = found.get(row.label)
@@ -113,7 +112,7 @@ class Verdict:
                 yield f"output {output!r}: in no batch was there a value to compare; feed data that gives some"
 
     def text(self, *, verbose: bool = False) -> str:
-        """For people: who ran how, a table of the worst batch of each output (`verbose`: of all), the verdict."""
+        """Return a text: how both ran, a table of the worst batch per output (`verbose`: all batches), the verdict."""
         lines = [
             f"{self.candidate.model} against {self.reference.model}",
             *table(self._facts()),
@@ -134,9 +133,9 @@ class Verdict:
         )
 
     def to_json(self) -> str:
-        """As JSON, one row per line; infinities and NaN are the words "inf", "-inf" and "nan". Ends with a newline.
+        """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
 
-        `docs/verify.md` describes the fields. Equal verdicts give equal text.
+        `docs/reference/verify.md` describes the fields. Equal verdicts give equal text.
         """
         head = {
             "schema": SCHEMA,

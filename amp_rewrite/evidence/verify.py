@@ -1,4 +1,4 @@
-"""Two models on the same data: are the candidate's outputs near enough to the reference's?"""
+"""Verification: compare the outputs of two models on the same data."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two models: as it runs, and in words what it runs as."""
+    """One of the two models as it runs, with a description of how it runs."""
 
     name: str
     model: Model
@@ -111,18 +111,18 @@ class _Side:
 
 
 def name_of(given: object, default: str) -> str:
-    """The file's own name, if there is one."""
+    """Return the file name of a model, or the default."""
     path = given.path if isinstance(given, Model) else Path(given) if isinstance(given, (str, os.PathLike)) else None
     return path.name if path is not None else default
 
 
 def low_types(model: Model) -> tuple[str, ...]:
-    """The low types in a model, spelled."""
+    """Return the names of the low types in a model."""
     return tuple(sorted(dtype.spelling for dtype in View.of(model).low_types))
 
 
 def drawing(model: Model, name: str) -> Iterator[str]:
-    """A note on the ops that draw random numbers and have no seed, if there are any: comparing them shows nothing."""
+    """Yield a note if ops draw random numbers without a seed, because comparing their outputs is meaningless."""
     view = View.of(model)
     drawn = [op for op in view.ops if _draws(view, op) and all(a.name != "seed" for a in op.node.attribute)]
     if drawn:
@@ -134,7 +134,7 @@ def drawing(model: Model, name: str) -> Iterator[str]:
 
 
 def _draws(view: View, op: Op) -> bool:
-    """Whether an op gives other numbers each time; Dropout does so in training, which its third input says."""
+    """True if an op gives different numbers in each run; Dropout does if its third input, training mode, is true."""
     if op.op_type != "Dropout":
         return op.op_type in RANDOM
     mode = op.inputs[2] if len(op.inputs) > 2 else None
@@ -146,7 +146,7 @@ def _draws(view: View, op: Op) -> bool:
 
 
 def _compared(reference: _Side, candidate: _Side, wanted: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The outputs to compare, and why there is nothing to compare. ModelError for one that the reference lacks."""
+    """Return the outputs to compare, and objections to the comparison. Raise ModelError for an unknown output."""
     mine, theirs = ([port.name for port in side.runner.outputs] for side in (reference, candidate))
     for name in wanted:
         if name not in mine:
@@ -191,7 +191,7 @@ def rows_of(
     *,
     equal_nan: bool = False,
 ) -> Iterator[Row]:
-    """The rows of one batch: how the given outputs differ from the expected ones."""
+    """Yield the rows of one batch: the difference of each output from the expected one."""
     for name in compared:
         for part, x, y in _tensors("", expected[name], given[name]):
             apart = x if isinstance(x, Difference) else compare(x, y, by, equal_nan=equal_nan)
@@ -199,7 +199,7 @@ def rows_of(
 
 
 def _fed(side: _Side, batch: Batch) -> Mapping[str, Any]:
-    """The batch in the types of one side; inputs that it does not have are left out."""
+    """Return the batch in the types of one side, without inputs that it lacks."""
     ports = {port.name: port for port in side.runner.inputs}
     mine = {name: array for name, array in batch.items() if name in ports}
     if all(_fits(ports[name], array) for name, array in mine.items()) and len(mine) == len(ports):
@@ -214,7 +214,7 @@ def _fits(port: Port, value: object) -> bool:
 
 
 def _tensors(part: str, a: Given, b: Given) -> Iterator[tuple[str, Any, Any]]:
-    """Pairs of arrays, each with its place in the output; in place of a pair, what differs before any number does."""
+    """Yield pairs of arrays with their position in the output, or a Difference if the structures differ."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         yield part, a, b
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):

@@ -1,4 +1,4 @@
-"""What storing a model's weights in a low type loses, weight by weight."""
+"""Rounding error of each weight of a model when stored in a low type."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from amp_rewrite.settings.policy import Policy, low_type
 
 @dataclass(frozen=True, slots=True)
 class WeightFit:
-    """What rounding one weight to a low type loses, as conversions do it: to nearest even, saturating.
+    """Rounding error of one weight in a low type, rounded as conversions do: to nearest even, saturating.
 
-    `max_rel`: the largest |rounded - w| / |w| over finite, nonzero values; 1 where one vanishes. `error`:
+    `max_rel`: the largest |rounded - w| / |w| over finite, nonzero values; 1 if one becomes zero. `error`:
     sqrt(sum (rounded - w)^2 / sum w^2). `fit` counts values: `overflow` those that saturate, `flushed` those that
-    become zero, `subnormal` those that lose digits; its `absmax` is of the weight as it was.
+    become zero, `subnormal` those that lose digits; its `absmax` is that of the original weight.
     """
 
     name: str
@@ -37,19 +37,19 @@ class WeightFit:
 
     @property
     def flushed(self) -> float:
-        """The share of values that become zero."""
+        """Return the share of values that become zero."""
         return self.fit.flushed / self.fit.count if self.fit.count else 0.0
 
 
 def check_weights(
     model: object, to: str | DType | Policy, *, values: Collection[ValueId] | None = None
 ) -> tuple[WeightFit, ...]:
-    """What each floating weight (initializer or Constant) would lose in `to`, the worst first.
+    """Return the rounding error of each floating weight (initializer or Constant) in the type `to`, the worst first.
 
-    `model`: what `Model.load` takes, or a View; `values`: of its values those alone, such as those that a plan
-    bakes. Worst are weights that saturate, then those that flush the largest share to
-    zero, then by `error`. Weights that are of that type already are left out. Streamed: one chunk of one weight is
-    in memory. PolicyError for a type that nothing is lowered to.
+    `model`: what `Model.load` takes, or a View; `values`: only these of its values, for example those that a plan
+    bakes. Weights that saturate come first, then those with the largest share of new zeros, then by `error`. Weights
+    already of that type are skipped. Weights are streamed: one chunk of one weight is in memory. Raise PolicyError
+    if `to` is not a low type.
     """
     low = low_type(to)
     view = model if isinstance(model, View) else View.of(Model.load(model))
@@ -80,7 +80,7 @@ _HEAD = ("weight", "shape", "error", "max rel", "saturated", "to zero", "subnorm
 
 
 def weights_text(weights: Sequence[WeightFit], to: str, *, limit: int | None = None) -> str:
-    """An aligned table, the worst first, `limit` rows at most, under one line of summary. Ends with a newline."""
+    """Return a summary line and an aligned table of at most `limit` rows, the worst first; it ends with a newline."""
     losing = sum(1 for w in weights if w.fit.overflow or w.fit.flushed)
     shown = weights[:limit]
     lines = [f"{count(len(weights), 'weight')} to {to}: {losing} lose values to saturation or zero"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.hazards.cluster import clusters
-from amp_rewrite.decide.hazards.find import Hazards, hazards
+from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.pin import Cluster, Pin
 from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
@@ -50,7 +50,7 @@ class Draft:
         source = Model.load(model, folder=folder)
         standard = canonicalize(View.of(source), request)
         view = standard.view
-        found = hazards(view, request.to) if request.safe else Hazards()
+        found = find_hazards(view, request.to) if request.safe else Hazards()
         return cls(
             request,
             source,

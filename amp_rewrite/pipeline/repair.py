@@ -15,11 +15,11 @@ from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.guard import Guarded, carried
-from amp_rewrite.evidence.instrument.shadow import own_errors
-from amp_rewrite.evidence.instrument.switchable import Vertex, switchboard
+from amp_rewrite.evidence.instrument.shadow import local_errors
+from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
 from amp_rewrite.evidence.metric import Criterion, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import fewest
+from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import verify
@@ -114,8 +114,8 @@ def repair(
     the work. The other arguments are `convert`'s.
 
     What the ranges forbid with `headroom` is pinned whatever the outputs say. Then regions are pinned, single ops or
-    clusters, as few as are enough: those that err most by themselves (`own_errors`) are tried first. A trial is one run
-    over the data; there are at most `budget` of them.
+    clusters, as few as are enough: those of the largest local error (`local_errors`) are tried first. A trial is one
+    run over the data; there are at most `budget` of them.
 
     The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
     verdict is that of `verify` on the result. It is no error that none was found: see `Repaired.solved`.
@@ -190,12 +190,12 @@ class _Repair:
 
         trials.paints = lambda held: self._painted([regions[i] for i in sorted(held)])
         trials.whole = frozenset(range(len(regions)))
-        found = fewest(len(regions), enough)
+        found = minimal_set(len(regions), enough)
         made = self._finished(found.chosen, regions, trials, reference)
         for _ in range(_ROUNDS):
             if made.solved or found.chosen is None or not trials.learn(frozenset(found.chosen), made.verdict):
                 break
-            found = fewest(len(regions), enough)
+            found = minimal_set(len(regions), enough)
             made = self._finished(found.chosen, regions, trials, reference)
         return made if made.solved or found.chosen is None else self._finished(None, regions, trials, reference)
 
@@ -211,7 +211,7 @@ class _Repair:
 
     def _trial(self, base: Coloring, reference: Runner) -> Trial:
         may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
-        board = switchboard(
+        board = switchable_model(
             self.draft.view,
             may | set(self._tails()),
             self.draft.request.to,
@@ -234,7 +234,7 @@ class _Repair:
             return []
         whole = reference if self._half else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
-        errors = own_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
+        errors = local_errors(whole, low, feed, progress=_stage(self.progress, "own errors"))
         return sorted(regions_of(self.draft, base, errors), key=suspicion)
 
     def _painted(self, chosen: Sequence[Region]) -> Coloring:

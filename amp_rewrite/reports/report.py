@@ -2,7 +2,7 @@
 
 A report is plain data. It goes to JSON and comes back equal, needs no model and no ONNX to be read, and holds
 neither times nor absolute paths: the same model converted in the same way gives the same bytes.
-`docs/report.schema.json` is the form of the JSON.
+`docs/reference/report.schema.json` is the form of the JSON.
 """
 
 from __future__ import annotations

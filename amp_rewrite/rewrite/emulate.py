@@ -2,7 +2,7 @@
 
 Every float16 or bfloat16 tensor becomes a float32 tensor that holds only values of the low type: weights are
 rounded and widened, and what a low op computes passes a Cast to the low type and one back. Or, in the widened twin,
-nothing is rounded any more. See docs/emulation.md for what that models and what it does not.
+nothing is rounded any more. See docs/concepts/emulation.md for what that models and what it does not.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Kernels:
 
 @functools.cache
 def load_kernels(provider: str = "cuda") -> Kernels:
-    """The kernel table shipped for an execution provider; docs/tables.md tells where it comes from.
+    """The kernel table shipped for an execution provider; docs/reference/tables.md tells where it comes from.
 
     PolicyError for a provider that has no table.
     """

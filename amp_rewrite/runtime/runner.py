@@ -255,7 +255,7 @@ def probe() -> dict[str, Any]:
 
 
 def kernel_registry() -> list[dict[str, Any]]:
-    """Every kernel registration of this onnxruntime, as JSON; docs/tables.md says what stands in one.
+    """Every kernel registration of this onnxruntime, as JSON; docs/reference/tables.md says what stands in one.
 
     The process dies with a segmentation fault where the CUDA or the TensorRT library cannot be loaded.
     """

@@ -85,7 +85,7 @@ class Hazards:
     benign: Mapping[OpId, str] = field(default_factory=dict)
 
 
-def hazards(view: View, to: DType) -> Hazards:
+def find_hazards(view: View, to: DType) -> Hazards:
     """Run every safety rule on a model. O(nodes + uses); reads each float32 constant once."""
     pins: dict[OpId, Pin] = {}
     for pinning in PINNING:

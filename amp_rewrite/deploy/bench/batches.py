@@ -1,4 +1,4 @@
-"""The size of a batch: where it stands in a model's inputs, and the same batch in another size."""
+"""Batch size: its axis in a model's inputs, and batches resized to it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Batch = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class BatchAxis:
-    """The free dimension that the size of a batch is: its name, if it has one, and each (input, axis) where it is."""
+    """The free dimension of the batch size: its name, if any, and each (input, axis) with it."""
 
     name: str | None
     places: tuple[tuple[str, int], ...]
 
     def size(self, batch: Batch) -> int:
-        """How many items a batch has."""
+        """Return the number of items in a batch."""
         name, axis = self.places[0]
         return int(batch[name].shape[axis])
 
     def nbytes(self, batch: Batch, size: int) -> int:
-        """Bytes of the inputs of the batch with that many items, told before they are made."""
+        """Return the bytes of a batch with that many items, without allocating it."""
         shares = {name: array.nbytes for name, array in batch.items()}
         for name, axis in self.places:
             shares[name] = shares[name] * size // batch[name].shape[axis]
         return sum(shares.values())
 
     def resized(self, batch: Batch, size: int) -> dict[str, Array]:
-        """The batch with that many items: those it has, over and over. FeedError where no memory holds them."""
+        """Return the batch repeated or cut to that many items. Raise FeedError if memory does not hold it."""
         needed, there = self.nbytes(batch, size), main_memory()
         if there and needed > there:
             raise FeedError(
@@ -53,10 +53,10 @@ class BatchAxis:
 
 
 def batch_axis(ports: Sequence[Port], batch: Batch) -> BatchAxis | None:
-    """Where the size of a batch stands; None where no input that is fed has a free first dimension.
+    """Return the axis of the batch size; None if no fed input has a free first dimension.
 
-    The first such input decides: a dimension with a name is the batch wherever that name stands; of those without
-    a name the first one of each input is.
+    The first such input decides: a named dimension is the batch wherever its name occurs; without a name, the first
+    dimension of each input is.
     """
     fed = [port for port in ports if port.name in batch and port.container == TENSOR and port.shape]
     leading = next((port.shape[0] for port in fed if port.shape and not isinstance(port.shape[0], int)), 0)

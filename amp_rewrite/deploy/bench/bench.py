@@ -1,4 +1,4 @@
-"""Models side by side: latency, throughput, memory, and which op got slower."""
+"""Benchmark of models side by side: latency, throughput, memory, and ops that became slower."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
-from amp_rewrite.deploy.bench.candidate import Contender, contenders
+from amp_rewrite.deploy.bench.candidate import Candidate, candidates
 from amp_rewrite.deploy.bench.device import device_name
 from amp_rewrite.deploy.bench.memory import Tell, Weigher
 from amp_rewrite.deploy.bench.profile import changes
@@ -70,7 +70,7 @@ def bench(
     chosen = (CUDA if cuda_opens() else CPU) if provider is None else provider
     tell = progress or _untold
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        taking_part = contenders(models, names, data, chosen, threads, allow_nonfinite, Path(folder))
+        taking_part = candidates(models, names, data, chosen, threads, allow_nonfinite, Path(folder))
         first = taking_part[0]
         opened = [each.opened() for each in taking_part]
         axis = batch_axis(opened[0].inputs, first.batch)
@@ -96,13 +96,13 @@ def bench(
 
 
 def _timed(
-    taking_part: Sequence[Contender],
+    taking_part: Sequence[Candidate],
     opened: Sequence[Runner],
     often: tuple[int, int | None, int],
     seed: int,
     tell: Tell,
 ) -> tuple[list[Entry], int]:
-    """An entry of each with its latencies and speed-ups, and how many runs made a round."""
+    """Return an entry per candidate with latencies and speed-ups, and the number of runs in a round."""
     rounds, runs, warm = often
     pairs = list(zip(taking_part, opened, strict=True))
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
@@ -123,15 +123,15 @@ def _warmed(name: str, call: Callable[[], object], times: int) -> float:
 
 
 def _entry(
-    contender: Contender, seconds: Mapping[str, Seconds], copies: Seconds, baselines: Sequence[str], seed: int
+    candidate: Candidate, seconds: Mapping[str, Seconds], copies: Seconds, baselines: Sequence[str], seed: int
 ) -> Entry:
-    mine = seconds[contender.name]
+    mine = seconds[candidate.name]
     speed_ups = {name: speed_up(seconds[name], mine, seed=seed) for name in baselines}
-    return Entry(contender.name, contender.types, contender.tf32, Timing.of(mine), Timing.of(copies), speed_ups)
+    return Entry(candidate.name, candidate.types, candidate.tf32, Timing.of(mine), Timing.of(copies), speed_ups)
 
 
 def _swept(
-    taking_part: Sequence[Contender],
+    taking_part: Sequence[Candidate],
     opened: Sequence[Runner],
     axis: BatchAxis,
     sizes: Sequence[int],
@@ -139,7 +139,7 @@ def _swept(
     warm: int,
     tell: Tell,
 ) -> list[list[Sized]]:
-    """Of each contender a row for each size, the smallest first."""
+    """Return for each candidate a row per size, the smallest first."""
     found: list[list[Sized]] = [[] for _ in taking_part]
     for done, items in enumerate(sizes):
         rows = _at_size(taking_part, opened, axis, items, rounds, warm)
@@ -150,18 +150,18 @@ def _swept(
 
 
 def _at_size(
-    taking_part: Sequence[Contender], opened: Sequence[Runner], axis: BatchAxis, items: int, rounds: int, warm: int
+    taking_part: Sequence[Candidate], opened: Sequence[Runner], axis: BatchAxis, items: int, rounds: int, warm: int
 ) -> list[Sized]:
-    """A row of each contender for one size; what does not run at that size says why."""
+    """Return a row per candidate for one size; a candidate that does not run at that size gets a fault."""
     calls: _Calls = {}
     latencies, faults = [], {}
-    for contender, runner in zip(taking_part, opened, strict=True):
+    for candidate, runner in zip(taking_part, opened, strict=True):
         try:
-            call = runner.bind(axis.resized(contender.batch, items)).run
+            call = runner.bind(axis.resized(candidate.batch, items)).run
             latencies.append(warm_up(call, warm))
-            calls[contender.name] = call
+            calls[candidate.name] = call
         except (ModelError, FeedError) as error:  # too large here, or a shape that the model does not take
-            faults[contender.name] = str(error)
+            faults[candidate.name] = str(error)
     seconds = interleaved(calls, rounds=rounds, runs=runs_per_round(latencies)) if calls else {}
     timings = {name: Timing.of(taken) for name, taken in seconds.items()}
     return [Sized(items, timings.get(c.name), None, faults.get(c.name, "")) for c in taking_part]
@@ -170,27 +170,27 @@ def _at_size(
 # -- ops, and what to know ---------------------------------------------------------------------------
 
 
-def _changed(taking_part: Sequence[Contender], tell: Tell) -> tuple[Changed, ...]:
-    """How the ops of each other model differ from those of the first, as it runs without TF32."""
+def _changed(taking_part: Sequence[Candidate], tell: Tell) -> tuple[Changed, ...]:
+    """Return the changes of each other model's ops against the first model without TF32."""
     others = [c for c in taking_part if c.number]
     profiles = []
-    for done, contender in enumerate((taking_part[0], *others) if others else ()):
-        outcome = contender.profiled()
+    for done, candidate in enumerate((taking_part[0], *others) if others else ()):
+        outcome = candidate.profiled()
         if outcome.fault:
-            raise ModelError(f"{contender.name} runs, and its profile fails: {outcome.fault}; leave the profile out")
+            raise ModelError(f"{candidate.name} runs, and its profile fails: {outcome.fault}; leave the profile out")
         profiles.append(outcome.ops)
         tell("profile", done + 1, len(others) + 1)
     return tuple(Changed(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
 
 
-def _nonfinite(contender: Contender, runner: Runner) -> Iterator[str]:
-    """A note if a model gives what is no number on its batch: how fast it is says little then."""
-    found = [value for value in runner.run(contender.batch).values() if isinstance(value, np.ndarray)]
+def _nonfinite(candidate: Candidate, runner: Runner) -> Iterator[str]:
+    """Yield a note if a model gives NaN or infinity on its batch, because its speed is then meaningless."""
+    found = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
     floating = [value for value in found if value.dtype.kind == "f" or value.dtype == DType.BFLOAT16.numpy]
     bad = sum(int(np.count_nonzero(~np.isfinite(value))) for value in floating)
     if bad:
         numbers = sum(value.size for value in floating)
-        yield f"{contender.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
+        yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
 
 
 def _notes(entries: Sequence[Entry], provider: str, data: object, changed: Sequence[Changed]) -> tuple[str, ...]:
@@ -206,7 +206,7 @@ def _notes(entries: Sequence[Entry], provider: str, data: object, changed: Seque
     return tuple(found)
 
 
-def _fed(data: object, first: Contender) -> str:
+def _fed(data: object, first: Candidate) -> str:
     origin = data.origin if isinstance(data, Feed) else Feed.of(data, first.model, allow_nonfinite=True).origin
     return f"{origin}: {', '.join(f'{name} {list(array.shape)}' for name, array in first.batch.items())}"
 
@@ -220,15 +220,15 @@ def _versions() -> dict[str, str]:
 
 
 def _untold(stage: str, done: int, total: int) -> None:
-    """Where nobody watches."""
+    """Ignore progress."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Batch sizes from a text such as "1,8,64". PolicyError for another one."""
+    """Parse batch sizes from a text such as "1,8,64". Raise PolicyError for any other text."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as cause:
-        raise PolicyError(f"{text!r} is no list of batch sizes; write it as 1,8,64") from cause
+        raise PolicyError(f"{text!r} is not a list of batch sizes; write it as 1,8,64") from cause
 
 
 # -- checks ------------------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ def _check(
     models: Sequence[object], names: Sequence[str], sizes: Sequence[int], counts: Mapping[str, int | None]
 ) -> None:
     if not models:
-        raise PolicyError("there is no model to time; give at least one")
+        raise PolicyError("no model given; give at least one")
     if names and len(names) != len(models):
         raise PolicyError(f"{len(names)} names are given for {len(models)} models; give as many, or none")
     for name, number in (*counts.items(), *(("a batch size", size) for size in sizes)):
         if number is not None and number < 1:
-            raise PolicyError(f"{name} is {number}, and that measures nothing; give at least 1")
+            raise PolicyError(f"{name} is {number}, which is too small; give at least 1")
 
 
 def _check_amount(rounds: int, runs: int, warm: int, threads: int) -> None:

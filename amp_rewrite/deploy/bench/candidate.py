@@ -1,4 +1,4 @@
-"""The models of a benchmark: each open where it is to run, with the same batch in the types of its inputs."""
+"""Candidates of a benchmark: models opened on their provider, with the same batch in the types of their inputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner
 
-# The arena of a process that is weighed grows by what is asked for, not by powers of two.
+# In a process that measures memory, the arena grows by the requested size, not by powers of two.
 _WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A model in one mode, its file, and its batch. `number`: which of the models given it is."""
+class Candidate:
+    """A model in one mode, its file, and its batch. `number`: its position among the given models."""
 
     number: int
     name: str
@@ -36,11 +36,11 @@ class Contender:
 
     @property
     def options(self) -> dict[str, str]:
-        """Those of its provider."""
+        """Return the options of its provider."""
         return {"use_tf32": str(int(self.tf32))} if self.provider == CUDA else {}
 
     def opened(self) -> Runner:
-        """The model, open where it is to run. ModelError, naming it, if it does not open there."""
+        """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
         providers = tuple(dict.fromkeys((self.provider, CPU)))
         options = {self.provider: self.options}
         try:
@@ -55,23 +55,23 @@ class Contender:
         return runner
 
     def weighed(self, batch: Batch) -> Outcome:
-        """The memory that it takes for a batch, in a process of its own."""
+        """Measure its memory for a batch, in a process of its own."""
         options = {**self.options, **_WEIGHED.get(self.provider, {})}
         return apart(self.file, batch, self.provider, options=options, threads=self.threads)
 
     def profiled(self) -> Outcome:
-        """The time of each of its ops, in a process of its own."""
+        """Measure the time of each op, in a process of its own."""
         return apart(self.file, self.batch, self.provider, options=self.options, threads=self.threads, profile=True)
 
 
-def contenders(
+def candidates(
     models: Sequence[object], names: Sequence[str], data: object, provider: str, threads: int, nonfinite: bool, to: Path
-) -> list[Contender]:
-    """The models, and the first one again with TF32 where that may be another one.
+) -> list[Candidate]:
+    """Return the candidates, the first one twice if TF32 may change it.
 
-    `to`: a folder for models that were not given as files. FeedError and ModelError name the model.
+    `to`: a folder for models that were not given as files. Raise FeedError and ModelError, naming the model.
     """
-    found: list[Contender] = []
+    found: list[Candidate] = []
     fed: Feed | None = None
     for number, (given, name) in enumerate(zip(models, told_apart(models, names), strict=True)):
         model = Model.load(given)
@@ -79,14 +79,14 @@ def contenders(
         batch = _fitting(next(iter(fed)), model, name)
         file = _file(given, model, to / f"{number}.onnx")
         types = low_types(model)
-        found.append(Contender(number, name, model, file, batch, provider, types, threads=threads))
+        found.append(Candidate(number, name, model, file, batch, provider, types, threads=threads))
         if number == 0 and provider == CUDA and not types:
             found.append(replace(found[0], name=f"{name} with TF32", tf32=True))
     return found
 
 
 def told_apart(models: Sequence[object], names: Sequence[str]) -> list[str]:
-    """What models are called: as asked for, else by file, by path where files share a name; numbered if still equal."""
+    """Return distinct names of the models: the given ones, else file names, else paths; numbered if still equal."""
     found = list(names) or [name_of(given, f"model {number}") for number, given in enumerate(models)]
     if len(set(found)) < len(found):
         pairs = zip(models, found, strict=True)
@@ -95,7 +95,7 @@ def told_apart(models: Sequence[object], names: Sequence[str]) -> list[str]:
 
 
 def _fitting(batch: Batch, model: Model, name: str) -> Batch:
-    """What of a batch a model takes, in its types. FeedError, naming the model, where that does not do."""
+    """Return the inputs of a model from a batch, in its types. Raise FeedError, naming the model, for a misfit."""
     ports = {port.name for port in input_ports(model)}
     mine = {key: array for key, array in batch.items() if key in ports}
     try:
@@ -105,7 +105,7 @@ def _fitting(batch: Batch, model: Model, name: str) -> Batch:
 
 
 def _file(given: object, model: Model, spare: Path) -> Path:
-    """A file that holds the model: its own, if it was given as one, else one that is written now."""
+    """Return the model's own file, or write one."""
     if isinstance(given, (str, os.PathLike)):
         return Path(given)
     model.save(spare)

@@ -1,6 +1,6 @@
-"""One model in a process of its own: what memory it takes, or how long each of its ops.
+"""Measure one model in a process of its own: its memory, or the time of each op.
 
-Memory counts from a clean start, and a model that takes too much ends its own process, not the benchmark.
+Memory counts from a clean start, and a model that exceeds the memory ends its own process, not the benchmark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, has_provider
 from amp_rewrite.runtime.subprocess import command
 
 _SKIPPED, _RUNS = 3, 10  # runs of a profile
-# Kernels run on after they are launched: only then does the time of an op hold that of its kernel.
+# Kernels run asynchronously; with blocking launches the time of an op includes its kernel.
 _BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
 
 
@@ -42,8 +42,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`memory`: bytes that the model took beyond what was in use before it was opened, None where it is not known;
-    `ops`: of a profile; `fault`: why there is neither."""
+    """Result of a job.
+
+    `memory`: bytes in use beyond those before the model was opened, None if unknown; `ops`: a profile; `fault`: the
+    reason if there is neither.
+    """
 
     memory: int | None = None
     ops: tuple[OpTime, ...] = ()
@@ -51,7 +54,7 @@ class Outcome:
 
 
 def apart(model: Path, batch: Batch, provider: str, **more: Any) -> Outcome:
-    """What a process of its own finds out about a model on a batch. OSError if none can be started."""
+    """Run a job in a process of its own and return its outcome. Raise OSError if no process can be started."""
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
@@ -78,7 +81,7 @@ def _ending(code: int, stderr: str) -> str:
 
 
 def found(job: Job, folder: Path) -> Outcome:
-    """What the job asks for; a model that does not run gives an outcome that says so."""
+    """Measure what the job requests; a model that does not run gives an outcome with a fault."""
     try:
         return _profiled(job, folder) if job.profile else _weighed(job)
     except (AmpRewriteError, OSError) as error:
@@ -88,7 +91,7 @@ def found(job: Job, folder: Path) -> Outcome:
 def _weighed(job: Job) -> Outcome:
     gpu = GpuMemory() if job.provider == CUDA else None
     batch = _batch(job)
-    has_provider(job.provider)  # loads the runtime's library, which is no part of the model
+    has_provider(job.provider)  # loads the runtime's library, which does not belong to the model
     before = gpu.used() if gpu else resident()
     _run(_opened(job), batch, 2)  # the second run shows whether memory is used again
     after = gpu.used() if gpu else resident_peak()

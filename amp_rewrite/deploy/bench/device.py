@@ -1,4 +1,4 @@
-"""Where a benchmark runs, in words, and the memory that is in use there, in bytes."""
+"""Device of a benchmark: its name, and its memory in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def device_name(provider: str) -> str:
-    """The GPU and its driver, or the processor and the cores that this process may use."""
+    """Return the GPU and its driver, or the processor and the cores that this process may use."""
     found = hardware() if provider == CUDA else None
     if found is not None and found.gpus:
         return f"{found.gpus[0]}, driver {found.driver or 'unknown'}"
@@ -32,7 +32,7 @@ def _processor() -> str:
 
 
 class GpuMemory:
-    """The memory of a GPU, asked of the driver. It counts all processes: what changes is ours on a GPU of our own."""
+    """Memory of a GPU from the driver. It includes all processes, so differences need a GPU without other load."""
 
     def __init__(self, device: int = 0, load: Loader = ctypes.CDLL) -> None:
         self._library = load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -43,7 +43,7 @@ class GpuMemory:
         self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), gpu)
 
     def used(self) -> int:
-        """Bytes in use now, which is the peak of a runtime that keeps what it took. OSError if the driver refuses."""
+        """Return the bytes in use now, the peak of a runtime that never frees. Raise OSError if the driver refuses."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._ask("cuCtxPushCurrent_v2", self._context)
         self._ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -60,7 +60,7 @@ class GpuMemory:
 
 
 def main_memory() -> int:
-    """Bytes of main memory of this machine; 0 where the system does not tell."""
+    """Return the bytes of main memory of this machine; 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -68,14 +68,14 @@ def main_memory() -> int:
 
 
 def resident() -> int:
-    """Bytes of this process in main memory now; 0 where the system does not tell."""
+    """Return the resident bytes of this process; 0 if unknown."""
     return _of_status("VmRSS:")
 
 
 def resident_peak() -> int:
-    """The most bytes that this process had in main memory; 0 where the system does not tell.
+    """Return the peak of resident bytes of this process; 0 if unknown.
 
-    Not `ru_maxrss`, which a process inherits from the one that started it.
+    `ru_maxrss` would not do, since a process inherits it from its parent.
     """
     return _of_status("VmHWM:")
 

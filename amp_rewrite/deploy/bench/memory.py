@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from amp_rewrite.deploy.bench.batches import BatchAxis
-from amp_rewrite.deploy.bench.candidate import Contender
+from amp_rewrite.deploy.bench.candidate import Candidate
 from amp_rewrite.deploy.bench.child import Outcome
 from amp_rewrite.deploy.bench.result import Entry, Largest, Sized
 from amp_rewrite.errors import PolicyError
@@ -23,67 +23,67 @@ _MOST_ITEMS = 1 << 20
 
 @dataclass(frozen=True)
 class Weigher:
-    """What measures the memory of contenders, one process at a time. `axis`: where the size of a batch stands."""
+    """Measurement of the memory of candidates, one process at a time. `axis`: the axis of the batch size."""
 
-    contenders: Sequence[Contender]
+    candidates: Sequence[Candidate]
     axis: BatchAxis | None
     tell: Tell
 
     def weighed(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries with their peak memory, for the batch given and for those of the sweep."""
+        """Return the entries with peak memory, for the given batch and for those of the sweep."""
         found = []
-        for done, (contender, entry) in enumerate(zip(self.contenders, entries, strict=True)):
-            outcome = contender.weighed(contender.batch)
-            sweep = tuple(self._row(contender, row) for row in entry.sweep)
+        for done, (candidate, entry) in enumerate(zip(self.candidates, entries, strict=True)):
+            outcome = candidate.weighed(candidate.batch)
+            sweep = tuple(self._row(candidate, row) for row in entry.sweep)
             found.append(replace(entry, memory=outcome.memory, fault=outcome.fault, sweep=sweep))
             self.tell("memory", done + 1, len(entries))
         return found
 
-    def _row(self, contender: Contender, row: Sized) -> Sized:
+    def _row(self, candidate: Candidate, row: Sized) -> Sized:
         if row.timing is None:
             return row
-        outcome = self._of(contender, row.items)
+        outcome = self._of(candidate, row.items)
         return replace(row, memory=outcome.memory, fault=outcome.fault)
 
     def largest(self, entries: Sequence[Entry], limit: int) -> list[Entry]:
-        """The entries with the largest batch that fits into `limit` bytes."""
+        """Return the entries with the largest batch that fits into `limit` bytes."""
         found = []
-        for done, (contender, entry) in enumerate(zip(self.contenders, entries, strict=True)):
+        for done, (candidate, entry) in enumerate(zip(self.candidates, entries, strict=True)):
             assert self.axis is not None
-            start = self.axis.size(contender.batch)
+            start = self.axis.size(candidate.batch)
             faults: dict[int, str] = {}
-            good, bad = largest(partial(self._fits, contender, limit, faults), start, _MOST_ITEMS)
+            good, bad = largest(partial(self._fits, candidate, limit, faults), start, _MOST_ITEMS)
             fault = "" if bad is None else faults.get(bad, "")
             found.append(replace(entry, largest=Largest(limit, good, bad, fault)))
             self.tell("largest batch", done + 1, len(entries))
         return found
 
-    def _fits(self, contender: Contender, limit: int, faults: dict[int, str], items: int) -> bool:
+    def _fits(self, candidate: Candidate, limit: int, faults: dict[int, str], items: int) -> bool:
         assert self.axis is not None
-        if self.axis.nbytes(contender.batch, items) > limit:
+        if self.axis.nbytes(candidate.batch, items) > limit:
             return False
-        outcome = self._of(contender, items)
+        outcome = self._of(candidate, items)
         if outcome.fault:
             faults[items] = outcome.fault
         return outcome.memory is not None and outcome.memory <= limit
 
-    def _of(self, contender: Contender, items: int) -> Outcome:
+    def _of(self, candidate: Candidate, items: int) -> Outcome:
         assert self.axis is not None
-        return contender.weighed(self.axis.resized(contender.batch, items))
+        return candidate.weighed(self.axis.resized(candidate.batch, items))
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from a text such as "8GB", "512 MiB" or "1000000"; kB, MB, GB are powers of 1000. PolicyError else."""
+    """Parse bytes from a text such as "8GB", "512 MiB" or "1000000"; kB, MB, GB are powers of 1000."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise PolicyError(f"{text!r} is no size of memory; write it as 8GB, 512MiB or in bytes")
+        raise PolicyError(f"{text!r} is not a size of memory; write it as 8GB, 512MiB or in bytes")
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def largest(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, int | None]:
-    """The largest number that fits, to a sixteenth of itself, and the smallest tried that does not; O(log) trials.
+    """Return the largest number that fits, to a sixteenth, and the smallest tried that does not; O(log) trials.
 
-    The first trial is `start`. 0 if 1 does not fit; None if all up to `most` do.
+    The first trial is `start`. The former is 0 if 1 does not fit; the latter is None if all up to `most` fit.
     """
     good, bad = _bracket(fits, start, most)
     if bad is None:
@@ -97,7 +97,7 @@ def largest(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, in
 
 
 def _bracket(fits: Callable[[int], bool], start: int, most: int) -> tuple[int, int | None]:
-    """A number that fits, or 0, and one of twice its size that does not: found by doubling, or by halving."""
+    """Return a number that fits, or 0, and twice that number, which does not, by doubling or halving."""
     if fits(start):
         good = start
         while good * 2 <= most:

@@ -1,4 +1,4 @@
-"""A picture of a benchmark: latencies with their spread, and throughput by batch size. Needs matplotlib."""
+"""Plot of a benchmark: latencies with their spread, and throughput by batch size. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def check_plot(file: Path) -> None:
-    """Nothing, where a picture can be written to this file; ReportError, saying what is in the way, elsewhere."""
+    """Raise ReportError if a plot cannot be written to this file, and say why."""
     if file.suffix.lower() not in SUFFIXES:
-        raise ReportError(f"cannot draw to {file}: a picture's suffix says what it is; take {', '.join(SUFFIXES)}")
+        raise ReportError(f"cannot draw to {file}: the suffix selects the format; use {', '.join(SUFFIXES)}")
     if file.is_dir():
         raise ReportError(f"cannot draw to {file}: it is a folder; name a file")
     if not file.parent.is_dir():
         raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if find_spec("matplotlib") is None:
-        raise ReportError("matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'")
+        raise ReportError("drawing needs matplotlib, which is not installed; pip install 'amp-rewrite[plot]'")
 
 
 def plot(found: Benchmark, file: Path) -> None:
-    """Draw a benchmark to a file whose suffix says how: latency, and throughput if batches were swept."""
+    """Draw latency, and throughput if batches were swept, to a file in the format of its suffix."""
     check_plot(file)
     from matplotlib.figure import Figure
 
@@ -44,7 +44,7 @@ def plot(found: Benchmark, file: Path) -> None:
 
 
 def _latencies(axis: Any, found: Benchmark) -> None:
-    """A bar for each median, from the 5th to the 95th percentile a whisker."""
+    """Draw a bar per median, with a whisker from the 5th to the 95th percentile."""
     timings = [entry.latency for entry in found.entries]
     medians = [1e3 * timing.median for timing in timings]
     below = [1e3 * (timing.median - timing.p5) for timing in timings]

@@ -1,4 +1,4 @@
-"""The time of each op, from the profile that onnxruntime writes, and which op of one model takes longer in another."""
+"""Time of each op, from onnxruntime's profile, and differences between two models."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from amp_rewrite.errors import ModelError
 
 _SUFFIX = "_kernel_time"
-# onnxruntime's words for element types, where they are not ours.
+# onnxruntime's names of element types that differ from ours.
 _TYPES = {"float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """One op of a model as it ran: seconds in the median run, where, and the type of its first output."""
+    """One op of a model as it ran: seconds in the median run, provider, and the type of its first output."""
 
     name: str
     op: str
@@ -32,25 +32,25 @@ class OpTime:
 
     @property
     def place(self) -> str:
-        """Its provider, short: "CUDA", "CPU"."""
+        """Return the short name of its provider: "CUDA", "CPU"."""
         return self.provider.removesuffix("ExecutionProvider")
 
 
 @dataclass(frozen=True, slots=True)
 class OpChange:
-    """An op before and after; None on the side where there is no op of that name and type."""
+    """An op before and after; None on a side without an op of that name and type."""
 
     before: OpTime | None
     after: OpTime | None
 
     @property
     def seconds(self) -> float:
-        """How much longer it takes in a run."""
+        """Return the additional seconds in a run."""
         return (self.after.seconds if self.after else 0.0) - (self.before.seconds if self.before else 0.0)
 
 
 def read_profile(file: Path, *, skip: int = 0) -> tuple[OpTime, ...]:
-    """Each op in the order of its first run; the first `skip` runs do not count. ModelError for another file."""
+    """Read ops in the order of their first run, without the first `skip` runs. Raise ModelError for another file."""
     try:
         events = json.loads(file.read_text(encoding="utf-8"))
         runs = sorted(e["ts"] for e in events if e["name"] == "model_run")
@@ -58,14 +58,14 @@ def read_profile(file: Path, *, skip: int = 0) -> tuple[OpTime, ...]:
         found = _ops(nodes, runs, skip)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
         said = " ".join(str(cause).split())
-        raise ModelError(f"{file.name} is no profile of onnxruntime: {said}; profile the model again") from cause
+        raise ModelError(f"{file.name} is not a profile of onnxruntime: {said}; profile the model again") from cause
     if len(runs) <= skip:
         raise ModelError(f"{file.name} holds {len(runs)} runs, and {skip} do not count; run the model more often")
     return found
 
 
 def _ops(events: Sequence[Mapping[str, Any]], runs: Sequence[int], skip: int) -> tuple[OpTime, ...]:
-    """Of each op the median over the runs that count; in one run an op in a loop may run often."""
+    """Return the median of each op over the counted runs; an op in a loop may run several times per run."""
     taken: dict[tuple[str, str, str, str], NDArray[Any]] = defaultdict(lambda: np.zeros(len(runs)))
     for event in events:
         args = event["args"]
@@ -78,13 +78,13 @@ def _ops(events: Sequence[Mapping[str, Any]], runs: Sequence[int], skip: int) ->
 
 
 def _dtype(args: Mapping[str, Any]) -> str:
-    """The element type of the first output; "" where it gives no tensor."""
+    """Return the element type of the first output; "" if it is not a tensor."""
     first = next(iter(next(iter(args.get("output_type_shape", ())), {})), "")
     return _TYPES.get(first, first)
 
 
 def changes(before: Sequence[OpTime], after: Sequence[OpTime]) -> tuple[OpChange, ...]:
-    """Ops that are in both, in one alone, paired by name and op type: the one that got slower most comes first."""
+    """Return the changes of ops paired by name and op type, unpaired ones included, the largest slowdown first."""
     left = {(op.name, op.op): op for op in before}
     found = [OpChange(left.pop((op.name, op.op), None), op) for op in after]
     found += [OpChange(op, None) for op in left.values()]
@@ -93,7 +93,7 @@ def changes(before: Sequence[OpTime], after: Sequence[OpTime]) -> tuple[OpChange
 
 @dataclass(frozen=True, slots=True)
 class TypeChange:
-    """All ops of one type, before and after: how many there are, and their seconds in a run."""
+    """All ops of one type, before and after: their number and their seconds in a run."""
 
     op: str
     count: tuple[int, int]
@@ -101,7 +101,7 @@ class TypeChange:
 
 
 def by_type(changed: Sequence[OpChange]) -> tuple[TypeChange, ...]:
-    """The same by type of op, which says more where the runtime fuses other ops: the slower first."""
+    """Sum changes by op type, the largest slowdown first; useful if the runtime fuses different ops."""
     sides: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for change in changed:
         for side, op in enumerate((change.before, change.after)):

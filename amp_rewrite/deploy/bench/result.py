@@ -1,4 +1,4 @@
-"""What a benchmark found: data, text and JSON."""
+"""Result of a benchmark: data, text and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_OPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One size of batch: the run, and peak memory in bytes; `fault` says why there is no run."""
+    """One batch size: its timing, and peak memory in bytes; `fault` is the reason for a missing timing."""
 
     items: int
     timing: Timing | None = None
@@ -25,14 +25,16 @@ class Sized:
 
     @property
     def throughput(self) -> float | None:
-        """Items in a second, by the median run."""
+        """Return items per second, by the median run."""
         return self.items / self.timing.median if self.timing else None
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest batch that fits into `limit` bytes, 0 if not one item does, and the smallest tried that does not;
-    `fault` says why that one does not even run, if so."""
+    """The largest batch that fits into `limit` bytes (0 if none does), and the smallest tried that does not.
+
+    `fault`: the reason if that one does not run at all.
+    """
 
     limit: int
     items: int
@@ -42,11 +44,11 @@ class Largest:
 
 @dataclass(frozen=True)
 class Entry:
-    """One model in one mode. `types`: the low types in it. `tf32`: whether float32 may be computed in TF32.
+    """One model in one mode. `types`: its low types. `tf32`: float32 may be computed in TF32.
 
-    `latency`: inputs and outputs stay where it runs; `copies`: they come from numpy and go back. `speed_ups`: against
-    each baseline, by its name. `memory`: peak bytes for the batch given; None where it was not measured, and `fault`
-    says why, if it was to be.
+    `latency`: inputs and outputs stay on the device; `copies`: they are copied from and to numpy. `speed_ups`: against
+    each baseline, by its name. `memory`: peak bytes for the given batch; None if not measured, with the reason in
+    `fault` if measuring failed.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Changed:
-    """How the ops of one model changed from the first one's; the one that got slower most comes first."""
+    """Changes of one model's ops against the first model, the largest slowdown first."""
 
     name: str
     ops: tuple[OpChange, ...]
@@ -71,10 +73,9 @@ class Changed:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Models side by side on one machine. The first entry is the baseline; with TF32 the second is another one.
+    """Models side by side on one machine. The first entry is the baseline; with TF32 the second is a baseline too.
 
-    `device`: where they ran, in words; `versions`: of what ran them; `fed`: on what; `notes`: what to know before
-    relying on it.
+    `device`: the name of the device; `versions`: those of the packages; `fed`: origin of the data; `notes`: caveats.
     """
 
     provider: str
@@ -90,11 +91,11 @@ class Benchmark:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """What the others are compared with, by name."""
+        """Return the names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
     def text(self) -> str:
-        """For people: what ran where, a table of latencies, and one each of what else was measured."""
+        """Return a text: device and versions, a table of latencies, and a table per further measurement."""
         parts = (self._head(), self._latencies(), self._throughputs(), self._largest(), *map(_slower, self.changed))
         lines = [line for part in parts if part for line in (*part, "")]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip("\n") + "\n"
@@ -134,7 +135,7 @@ class Benchmark:
         ]
 
     def to_json(self) -> str:
-        """As JSON; `docs/bench.md` describes the fields. Ends with a newline."""
+        """Return JSON; `docs/how-to/bench.md` describes the fields. It ends with a newline."""
         told = asdict(self)
         for entry, row in zip(self.entries, told["entries"], strict=True):
             for sized, swept in zip(entry.sweep, row["sweep"], strict=True):
@@ -180,7 +181,7 @@ def _op_cells(change: OpChange) -> Sequence[str]:
 
 
 def _moved(change: OpChange) -> str:
-    """What else is different: its type, where it runs, or that it is new."""
+    """Return other differences of an op: its type, its provider, or that it is new."""
     if change.before is None:
         return "new"
     if change.after is None:

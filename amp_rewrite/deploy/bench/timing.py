@@ -1,4 +1,4 @@
-"""How long runs take, and how much faster one is than another: paired rounds, medians, an interval."""
+"""Timing of runs, and speed-ups: paired rounds, medians, a confidence interval."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Seconds = NDArray[Any]
 
 _RESAMPLES = 2000  # of the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
-_ROUND = 0.05  # seconds that the runs of the slowest take in a round, where that is left to us
+_ROUND = 0.05  # seconds of a round for the slowest call, unless the number of runs is given
 MOST_RUNS = 50
 """Runs in a round, where that is left to us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Single runs in seconds: how many there were, their median, and the 5th and 95th percentile."""
+    """Single runs: their number, and their median, 5th and 95th percentile in seconds."""
 
     runs: int
     median: float
@@ -40,7 +40,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """How many times as fast as a baseline, and the bounds of its 95 % interval; None where one round says nothing."""
+    """Speed relative to a baseline, and the bounds of its 95 % interval; None for a single round."""
 
     factor: float
     low: float | None
@@ -48,9 +48,9 @@ class SpeedUp:
 
 
 def speed_up(baseline: Seconds, candidate: Seconds, *, seed: int = 0) -> SpeedUp:
-    """How many times as fast the candidate is: the geometric mean, over rounds, of the ratio of their medians.
+    """Return the speed-up of the candidate: the geometric mean, over rounds, of the ratio of medians.
 
-    Round i of one is paired with round i of the other, because both met the same machine. The interval is the
+    Round i of one is paired with round i of the other, because both saw the same load. The interval is the
     percentile bootstrap over rounds (B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13).
     """
     logs = np.log(np.median(baseline, axis=1)) - np.log(np.median(candidate, axis=1))
@@ -70,9 +70,9 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Seconds]:
-    """How long each run of each call takes: in each round `runs` of each, and each round begins with another one.
+    """Time each run of each call: `runs` of each in a round, and each round begins with another call.
 
-    What changes slowly (clocks, heat, neighbours) so meets all of them alike. Whatever a call raises goes through.
+    Slow changes (clocks, heat, other load) thus affect all calls equally. Exceptions of a call propagate.
     """
     names = list(calls)
     found = {name: np.empty((rounds, runs)) for name in names}
@@ -94,12 +94,12 @@ def _fill(seconds: Seconds, call: Callable[[], object], clock: Callable[[], floa
 
 
 def runs_per_round(latencies: Sequence[float]) -> int:
-    """How many runs make a round of some length, for calls that take this many seconds."""
+    """Return the runs for a round of some length, for calls that take this many seconds."""
     return min(max(round(_ROUND / max(max(latencies), 1e-9)), 1), MOST_RUNS)
 
 
 def warm_up(call: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run that often, at least once: caches, algorithms to choose, memory to take. Seconds of the fastest run."""
+    """Run that often, at least once, to fill caches and choose algorithms; return the seconds of the fastest run."""
     seconds = np.empty(max(times, 1))
     _fill(seconds, call, clock)
     return float(seconds.min())

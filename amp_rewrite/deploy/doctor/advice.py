@@ -1,6 +1,6 @@
-"""What can be told of a converted model before it runs: padding for tensor cores, ops without kernels, expected speed.
+"""Advice on a converted model before it runs: padding for tensor cores, ops without kernels, expected speed.
 
-All of it is read off shapes, types and tables; nothing is measured.
+Everything derives from shapes, types and tables, not from measurement.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.roofline import Roof
 
-# A row of so many 16-bit elements is 16 bytes, which tensor cores are fed with at once: NVIDIA, Matrix Multiplication
+# A row of this many 16-bit elements is 16 bytes, the unit of tensor core loads: NVIDIA, Matrix Multiplication
 # Background User's Guide, "Tensor Core Requirements".
 ALIGNED = 8
 
@@ -32,7 +32,7 @@ LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Misaligned:
-    """A dimension of a low-precision product that is no multiple of 8, and the next one that is."""
+    """A dimension of a low-precision product that is not a multiple of 8, and the next multiple."""
 
     op: str
     kind: str
@@ -46,7 +46,7 @@ class Misaligned:
 
 @dataclass(frozen=True, slots=True)
 class OnCpu:
-    """An op with floats that the CUDA provider has no kernel for. `opset`: the nearest ai.onnx opset that has one."""
+    """An op with floats without a kernel in the CUDA provider. `opset`: the nearest ai.onnx opset with one."""
 
     op: str
     kind: str
@@ -56,10 +56,10 @@ class OnCpu:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The least time that a model's ops take on a GPU, in seconds, in float32 and as converted.
+    """Lower bound on the time of a model's ops on a GPU, in seconds, in float32 and as converted.
 
-    `counted` of `ops` ops have known shapes and are in it. Products count their operations, everything else the
-    bytes that it reads and writes; nothing is fused, nothing stays in a cache, no time goes into starting kernels.
+    `counted` of `ops` ops have known shapes and are included. Products count their operations, other ops the bytes that
+    they read and write; without fusion, caches and kernel launches.
     """
 
     gpu: str
@@ -83,7 +83,7 @@ Dimensions = tuple[tuple[str, int | None], ...]
 
 
 def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> Model:
-    """The model with its inputs' free dimensions fixed, by name, else as `otherwise`; the same wherever they recur."""
+    """Return the model with free input dimensions fixed by name, else as `otherwise`, wherever they recur."""
     proto = clone(model.proto)
     named = {name: sizes.get(name, otherwise) for name in free_dimensions(model)}
     for formal in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
@@ -98,7 +98,7 @@ def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> M
 
 
 def free_dimensions(model: Model) -> tuple[str, ...]:
-    """The free dimensions of a model's inputs, in order; NAMELESS for those without a name."""
+    """Return the free dimensions of a model's inputs, in order; NAMELESS for those without a name."""
     free = (
         dim.dim_param or NAMELESS
         for formal in model.proto.graph.input
@@ -109,7 +109,7 @@ def free_dimensions(model: Model) -> tuple[str, ...]:
 
 
 def aligned_dimensions(view: View, op: Op, shapes: Shapes) -> Dimensions:
-    """The dimensions that tensor cores want aligned, of an op that is a matrix product or can be seen as one."""
+    """Return the dimensions to align for tensor cores, of an op that is equivalent to a matrix product."""
     asked = _DIMENSIONS.get(op.kind)
     weight = _shape(view, op.inputs[1], shapes) if asked is not None and len(op.inputs) > 1 else None
     return asked(op, weight) if asked is not None and weight is not None else ()
@@ -129,7 +129,7 @@ def _gemm(op: Op, weight: Shape) -> Dimensions:
 
 
 def _conv(op: Op, weight: Shape) -> Dimensions:
-    """Depthwise convolutions do not run on tensor cores, and have no dimensions to align."""
+    """Return the dimensions of a convolution; none if depthwise, which does not run on tensor cores."""
     return (("in", weight[1]), ("out", weight[0])) if len(weight) > 2 and weight[1] != 1 else ()
 
 
@@ -141,7 +141,7 @@ _DIMENSIONS = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "ConvTranspose":
 
 
 def _count(shape: Shape | None) -> int:
-    """Elements; 0 where they are not known."""
+    """Return the number of elements; 0 if unknown."""
     return 0 if shape is None or None in shape else prod(d or 0 for d in shape)
 
 
@@ -149,7 +149,7 @@ def _count(shape: Shape | None) -> int:
 
 
 def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
-    """The fixed dimensions of products in the low type that are no multiple of 8, in order. O(nodes)."""
+    """Return fixed dimensions of low products that are not multiples of 8, in order. O(nodes)."""
     shapes = shapes_of(view)
     for op in view.ops:
         for dimension, size in aligned_dimensions(view, op, shapes) if _main(view, op) is low else ():
@@ -158,9 +158,9 @@ def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
 
 
 def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
-    """The ops with floats that the provider has no kernel for, in order. O(nodes).
+    """Return the ops with floats without a kernel in the provider, in order. O(nodes).
 
-    Ops that the runtime expands as functions, ops with bodies, unknown ops and types are not judged.
+    Ops that the runtime expands as functions, ops with bodies, unknown ops and unknown types are skipped.
     """
     for op in view.ops:
         if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
@@ -174,7 +174,7 @@ def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
 
 
 def unjudged(view: View) -> dict[str, int]:
-    """Ops that no schema describes, and how many there are of each kind, in order. O(nodes)."""
+    """Return the kinds of ops without a schema, with their numbers, in order. O(nodes)."""
     found: dict[str, int] = {}
     for op in view.ops:
         if op.signature is None:
@@ -193,7 +193,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 
 def bound(view: View, roof: Roof, low: DType) -> Bound | None:
-    """The least time of a converted model whose dimensions are fixed; None where no shape is known. O(nodes)."""
+    """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
     shapes, work = shapes_of(view), Work(view, roof, low)
     full = converted = 0.0
     counted = ops = 0
@@ -214,12 +214,12 @@ def bound(view: View, roof: Roof, low: DType) -> Bound | None:
 
 
 def _placed(op: Op, view: View, low: DType) -> bool:
-    """Whether an op is a Cast to or from the low type, which the float32 model has no need of."""
+    """True if an op is a Cast to or from the low type, absent in the float32 model."""
     return op.kind == "Cast" and any(view.dtype(v) is low for v in (*op.inputs, *op.outputs) if v is not None)
 
 
 def _nbytes(view: View, moved: Mapping[ValueId, int], *, instead_of: DType | None = None) -> int:
-    """Bytes of so many elements of each value, with float32 in place of a low type."""
+    """Return the bytes of so many elements of each value, with float32 in place of a low type."""
     total = 0
     for value, elements in moved.items():
         dtype = view.dtype(value) or DType.FLOAT
@@ -228,13 +228,13 @@ def _nbytes(view: View, moved: Mapping[ValueId, int], *, instead_of: DType | Non
 
 
 def _main(view: View, op: Op) -> DType | None:
-    """The type that an op computes in: that of its first floating variable."""
+    """Return the type that an op computes in: that of its first floating variable."""
     types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
     return next((dtype for dtype in types if dtype is not None and dtype.floating), None)
 
 
 def _types(view: View, op: Op) -> dict[str, str] | None:
-    """The type string of each of the schema's variables, as kernels name them; None where one is not known."""
+    """Return the type string of each variable of the schema, as kernels name it; None if one is unknown."""
     assert op.signature is not None
     types: dict[str, str] = {}
     for actual, formal_at in ((op.inputs, op.signature.input), (op.outputs, op.signature.output)):

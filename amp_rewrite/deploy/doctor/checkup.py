@@ -1,7 +1,6 @@
-"""What stands between this machine, or a model on it, and fast half precision, and the way out of each.
+"""Checkup of this machine, and of a model on it, for fast half precision, with a remedy for each finding.
 
-Nothing is claimed that was not asked of the driver, the loader, onnxruntime or a table; what cannot be known is said
-to be unknown.
+Every fact comes from the driver, the loader, onnxruntime or a table; other facts are reported as unknown.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from amp_rewrite.settings.policy import Policy, low_type
 
 OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
-_ENOUGH = 0.8  # of a model's ops must have known shapes before a bound is told
+_ENOUGH = 0.8  # share of a model's ops with known shapes that a bound requires
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: its state ("ok", "finding", "advice", "unknown"), the fact, and the way out."""
+    """One check: its state ("ok", "finding", "advice", "unknown"), the fact, and the remedy."""
 
     topic: str
     state: str
@@ -51,17 +50,17 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Everything that was looked at, in order. Advice and what is unknown are no findings."""
+    """All checks, in order. Advice and unknown facts are not findings."""
 
     checks: tuple[Check, ...]
 
     @property
     def well(self) -> bool:
-        """Whether there is no finding."""
+        """True without a finding."""
         return all(check.state != FINDING for check in self.checks)
 
     def text(self) -> str:
-        """A line for each check, and below it the way out where there is one."""
+        """Return a line per check, followed by its remedy if any."""
         lines = table([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
         told = []
         for check, line in zip(self.checks, lines, strict=True):
@@ -71,7 +70,7 @@ class Checkup:
         return "\n".join([*told, "", count(found, "finding") if found else "all well"])
 
     def to_json(self) -> str:
-        """`{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
+        """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
         return json.dumps({"well": self.well, "checks": [asdict(check) for check in self.checks]}, indent=2)
 
 
@@ -89,14 +88,14 @@ def doctor(
     ask: Callable[[], Asked] | None = None,
     installed: Callable[[str], str | None] | None = None,
 ) -> Checkup:
-    """What keeps half precision from being fast here; with a model (whatever `convert` takes), also in that model.
+    """Check what keeps half precision from being fast on this machine, and in a model (as for `convert`) if given.
 
     `to`: as `convert` takes it. `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
     of the model's free dimensions by name ("?": all without one), for the estimate; 1 for those that are not given.
-    `load`, `ask` and `installed` stand for the loader of libraries, onnxruntime in a process of its own, and the
-    installed packages. By default the driver, too, is asked in a process of its own, which a broken one may end.
+    `load`, `ask` and `installed` replace the loader of libraries, onnxruntime in a process of its own, and the
+    installed packages. By default the driver, too, is queried in a process of its own, because it may crash.
 
-    PolicyError for an unknown type or GPU; what `convert` raises for the model.
+    Raise PolicyError for an unknown type or GPU, and the errors of `convert` for the model.
     """
     low = low_type(to)
     if gpu is not None and gpu not in ROOFS:
@@ -117,7 +116,7 @@ def _machine(
 ) -> Iterator[Check]:
     packages = {name: found for name in PACKAGES if (found := installed(name)) is not None}
     if not packages and "version" in told:
-        packages = {"onnxruntime": told["version"]}  # of a package by another name: a nightly, another vendor's
+        packages = {"onnxruntime": told["version"]}  # a package of another name: a nightly build, or another vendor's
     built = _release(told)
     yield from _gpus(machine, low)
     yield _driver(machine, built)
@@ -246,7 +245,7 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
 
 
 def _fallen(found: Iterable[OnCpu]) -> Iterator[Check]:
-    """One finding for each reason."""
+    """Return one finding per reason."""
     by_reason: dict[tuple[str, int | None], list[str]] = {}
     for fallen in found:
         by_reason.setdefault((fallen.why, fallen.opset), []).append(fallen.op)
@@ -261,7 +260,7 @@ def _fallen(found: Iterable[OnCpu]) -> Iterator[Check]:
 
 
 def _unjudged(kinds: Mapping[str, int]) -> Iterator[Check]:
-    """What no table knows: most often the op of a library that has to be registered."""
+    """Return a check for ops without a schema, most often of a library that has to be registered."""
     if kinds:
         named = shortened(list(kinds))
         fact = f"{count(sum(kinds.values()), 'op')} that no schema here describes ({named}): where it runs is not known"
@@ -269,7 +268,7 @@ def _unjudged(kinds: Mapping[str, int]) -> Iterator[Check]:
 
 
 def _unaligned(view: View, low: DType) -> Iterator[Check]:
-    """One piece of advice for each kind of op, dimension and size."""
+    """Return one piece of advice per kind of op, dimension and size."""
     groups: dict[tuple[str, str, int, int], list[str]] = {}
     for found in misaligned(view, low):
         groups.setdefault((found.kind, found.dimension, found.size, found.padded), []).append(found.op)
@@ -285,7 +284,7 @@ def _unaligned(view: View, low: DType) -> Iterator[Check]:
 
 
 def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
-    """The GPU that was named, else the first one here, else all that are known; none if the one here is not."""
+    """Return the named GPU, else the first one here, else all known GPUs; none if the one here is unknown."""
     known = [roof for roof in ROOFS.values() if low is DType.FLOAT16 or roof.bfloat16]
     if gpu is not None:
         return [roof for roof in known if roof.gpu == gpu]
@@ -296,7 +295,7 @@ def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
 
 
 def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int], free: Sequence[str]) -> Check:
-    """What the roofline says of the speed-up, with everything that it assumes."""
+    """Return the speed-up by the roofline, with its assumptions."""
     if not roofs:
         return Check("speed", UNKNOWN, f"no data sheet with {low.spelling} of this GPU is known here", _NAME_ONE)
     view = View.of(with_dimensions(model, sizes, 1))

@@ -1,4 +1,4 @@
-"""Questions to what may end the process that asks: the NVIDIA driver and onnxruntime, each in a process of its own."""
+"""Queries of the NVIDIA driver and of onnxruntime, each in a process of its own, because they may crash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DRIVER_SECONDS = 60.0  # for one that starts a driver, which may have to initia
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package; None if it is not."""
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -33,7 +33,7 @@ def version(package: str) -> str | None:
 
 
 def machine_asked() -> Hardware:
-    """The GPUs of this machine, asked in another process; a driver that ends that or does not answer is no driver."""
+    """Query the GPUs of this machine in another process; a driver that crashes or hangs counts as missing."""
     program = (
         "import json, sys; from dataclasses import asdict; from amp_rewrite.runtime.gpu import hardware;"
         " sys.stdout.write(json.dumps(asdict(hardware())))"
@@ -56,22 +56,22 @@ _ANEW = "restart the machine, or install the driver anew"
 
 
 def _hardware(told: Mapping[str, Any]) -> Hardware:
-    """What `asdict` made of it."""
+    """Return the Hardware from its dictionary."""
     gpus = tuple(Gpu(gpu["name"], (gpu["capability"][0], gpu["capability"][1]), gpu["memory"]) for gpu in told["gpus"])
     cuda = told["cuda"]
     return Hardware(gpus, None if cuda is None else (cuda[0], cuda[1]), told["driver"], told["absence"])
 
 
 def asked() -> Asked:
-    """What onnxruntime says of itself, asked in another process, which it may end."""
+    """Query onnxruntime about itself in another process, which may crash."""
     return _of_runner("probe")
 
 
 def write_kernels(file: Path) -> int:
-    """Write the kernel registry of the installed onnxruntime to a new JSON file; how many kernels stand in it.
+    """Write the kernel registry of the installed onnxruntime to a new JSON file and return the number of kernels.
 
-    The form is that of `tools/build_tables.py dump`. MachineError where the registry cannot be read here, or the
-    file is there already.
+    The format is that of `tools/build_tables.py dump`. Raise MachineError if the registry cannot be read here, or the
+    file exists.
     """
     if file.exists() or file.is_symlink():
         raise MachineError(f"{file} exists; name a new file")
@@ -96,7 +96,7 @@ def write_kernels(file: Path) -> int:
 
 
 def _of_runner(question: str) -> Asked:
-    """The answer of a function of `ort.runner` in a process of its own; `{"failure": …}` if that ends badly."""
+    """Return the result of a function of `runtime.runner` in a process of its own; `{"failure": …}` if that fails."""
     code, out, errors = _ran(
         f"import json, sys; from amp_rewrite.runtime.runner import {question}; told = {question}();"
         " sys.stdout.write(json.dumps(told if isinstance(told, dict) else {'rows': told}))",
@@ -117,7 +117,7 @@ def _of_runner(question: str) -> Asked:
 
 
 def _ran(program: str, seconds: float) -> tuple[int | None, str, str]:
-    """How a Python program ended, what it printed, and its errors; None for one that had to be stopped."""
+    """Run a Python program; return exit code, output and errors, or None after a timeout."""
     try:
         done = subprocess.run(command(program), capture_output=True, text=True, errors="replace", timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -126,7 +126,7 @@ def _ran(program: str, seconds: float) -> tuple[int | None, str, str]:
 
 
 def _signal(code: int) -> str:
-    """The name of the signal in an exit code below zero."""
+    """Return the name of the signal in an exit code below zero."""
     try:
         return signal.Signals(-code).name
     except ValueError:  # a real-time one

@@ -79,7 +79,7 @@ def _split(provider: object) -> tuple[object, object]:
 def provider_settings(
     providers: Sequence[tuple[str, Mapping[str, str]]], device: int, tf32: bool, cuda_graph: bool, free: bool
 ) -> dict[str, dict[str, str]]:
-    """Options by provider; what the caller gave wins. docs/session.md says why each is what it is.
+    """Options by provider; what the caller gave wins. docs/how-to/session.md says why each is what it is.
 
     `free`: some input has a dimension that may change from run to run.
     """

@@ -60,7 +60,7 @@ class Session:
     provider that does not open is warned of, and `get_providers()` tells the truth; `notes` holds every warning.
     `device`: the GPU's number. `tf32`: what stays float32 may be multiplied in TF32, which has float16's digits.
     `cuda_graph`: record the work once and replay it; run through `bind`. `threads` for one op on the CPU; 0: one per
-    core. docs/session.md has all settings and why. `options`: those of `convert`.
+    core. docs/how-to/session.md has all settings and why. `options`: those of `convert`.
 
     Raises what `convert` raises, and ModelError for what onnxruntime objects to.
     """

@@ -1,6 +1,6 @@
-"""What a model is fed: the batches that people give, checked against its inputs, or random ones.
+"""Batches for a model: those of the user, checked against the model's inputs, or random ones.
 
-An array is passed on as it is, or cast where no value can be misread, or refused with what to give instead.
+An array is passed on unchanged, cast if every value survives, or rejected with a message that says what to give.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 Batch = Mapping[str, Array]
 
 LIMIT = 1 << 32
-"""Bytes that one batch from a file may need, unless told otherwise."""
+"""Default limit on the bytes of one batch from a file."""
 
 _DEFAULT_INTS = (0, 2)
 _SHOWN = 8  # names in an error
@@ -35,9 +35,9 @@ _SHOWN = 8  # names in an error
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """Batches for one model, to be iterated over again and again; each is checked as it comes.
+    """Batches for one model, for any number of iterations; each batch is checked as it is read.
 
-    `origin` says in a report where they come from. `notes`: what was cast in the first batch, by sentences.
+    `origin` names their source in a report. `notes`: the casts of the first batch, one sentence each.
     """
 
     origin: str
@@ -49,16 +49,16 @@ class Feed:
     _count: int | None = field(repr=False)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches, by input name, each array of its input's type. FeedError for one that does not fit."""
+        """Yield each batch by input name, arrays in the input's type. Raise FeedError for one that does not fit."""
         empty = True
         for number, raw in enumerate(self._source()):
             empty = False
             yield _checked(raw, self._ports, number, self._allow_nonfinite)[0]
         if empty:
-            raise FeedError(f"{self.origin}: there is no batch; give at least one")
+            raise FeedError(f"{self.origin}: no batch given; give at least one")
 
     def __len__(self) -> int:
-        """How many batches there are; of a function or an iterable without a length, by reading all of them once."""
+        """Return the number of batches; for a function or an iterable without a length, by reading all of them once."""
         return self._counted
 
     @cached_property
@@ -67,7 +67,7 @@ class Feed:
 
     @classmethod
     def of(cls, data: object, model: Model, *, allow_nonfinite: bool = False, limit: int = LIMIT) -> Feed:
-        """What the user gives, as batches for a model.
+        """Return the user's data as batches for a model.
 
         `data`: a mapping from input names to arrays (one batch); an iterable of such mappings that can be read more
         than once; a callable that gives a new iterator at each call, such as a generator function; a Feed; or a path:
@@ -77,9 +77,9 @@ class Feed:
         - a folder of .npz files, or of one `INPUT.npy` for each input (one batch), or of folders of such, in natural
           order.
 
-        Arrays are cast where every value survives (int32 to int64), from float64 to float32, and from wider floats to
-        the low type of an input; `notes` says so. FeedError, saying what to give, for missing and unknown names, other
-        types, ranks and sizes, for no batch and batches without an element, for NaN and infinity (unless
+        Arrays are cast if every value survives (int32 to int64), from float64 to float32, and from wider floats to the
+        low type of an input; `notes` lists these casts. Raise FeedError, saying what to give, for missing and unknown
+        names, other types, ranks and sizes, for no batch and batches without elements, for NaN and infinity (unless
         `allow_nonfinite`), and for files that are damaged or need more than `limit` bytes for a batch. The first batch
         is checked at once, the others as they are read.
         """
@@ -100,15 +100,15 @@ class Feed:
         int_ranges: Mapping[str, tuple[int, int]] | None = None,
         seed: int = 0,
     ) -> Feed:
-        """Random batches: the same ones for the same seed, in each pass.
+        """Return random batches, the same for the same seed in each pass.
 
-        Floats are normal, of mean 0 and deviation 1; integers uniform from the low end of their range in `int_ranges`
-        up to, without, its high end, 0 and 1 if not given; booleans are tossed. Inputs with a default are not fed.
-        FeedError for an input that is not a tensor of numbers, for one whose shape is not fixed and not in `shapes`,
-        for shapes and ranges that fit no input, and for a negative seed.
+        Floats are normal with mean 0 and deviation 1; integers are uniform in their half-open range in `int_ranges`, by
+        default 0 and 1; booleans are uniform. Inputs with a default are not fed. Raise FeedError for an input that is
+        not a tensor of numbers, for one whose shape is neither fixed nor in `shapes`, for shapes and ranges that fit no
+        input, and for a negative seed.
         """
         if batches < 1:
-            raise FeedError(f"{batches} random batches are no data; ask for at least one")
+            raise FeedError(f"{batches} random batches requested; request at least one")
         if seed < 0:
             raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
         ports = tuple(port for port in input_ports(model) if port.required)
@@ -126,10 +126,10 @@ class Feed:
 def _checking(
     origin: str, random: bool, ports: tuple[Port, ...], allow_nonfinite: bool, source: Source, count: int | None
 ) -> Feed:
-    """A feed whose first batch is known to fit."""
+    """Return a feed after checking its first batch."""
     first = next(source(), None)
     if first is None:
-        raise FeedError(f"{origin}: there is no batch; give at least one")
+        raise FeedError(f"{origin}: no batch given; give at least one")
     notes = _checked(first, ports, 0, allow_nonfinite)[1]
     return Feed(origin, random, notes, ports, allow_nonfinite, source, count)
 
@@ -138,13 +138,13 @@ def _checking(
 
 
 def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool) -> tuple[Batch, tuple[str, ...]]:
-    """A batch that fits the inputs, and what was cast for that."""
+    """Return a batch that fits the inputs, and notes of its casts."""
     if not isinstance(raw, Mapping):
         raise FeedError(f"batch {number} is {type(raw).__qualname__}; give a mapping from input names to arrays")
     known = {port.name: port for port in ports}
     for name in raw:
         if name not in known:
-            fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is no input"
+            fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is not an input"
             raise FeedError(f"{fact}; {_nearest(str(name), known)}; if it is for something else, leave it out")
     missing = [port.name for port in ports if port.name not in raw and _must_be_fed(port)]
     if missing:
@@ -163,12 +163,12 @@ def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite:
 
 
 def _batch(number: int, raw: Raw, name: str | None = None) -> str:
-    """What to call a batch, or an array of it: by its file, too, if it is one of several in a folder."""
+    """Return the name of a batch, or of an array in it, with its file if it is one of several in a folder."""
     return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
 
 
 def _held(raw: Raw) -> str:
-    """What a batch has got, as far as that is worth reading."""
+    """Return the names that a batch holds, at most _SHOWN of them."""
     named = [short(str(name)) for name in raw][:_SHOWN]
     more = f" and {len(raw) - _SHOWN} more" if len(raw) > _SHOWN else ""
     return f" beside {', '.join(named)}{more}" if named else ""
@@ -196,7 +196,7 @@ def _shapes_of(batch: Batch) -> str:
 
 
 def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
-    """What is fed to an input, and a note of the cast that it took, or ""."""
+    """Return the value for an input, and a note of its cast, or ""."""
     if port.container == TENSOR:
         array, note = _typed(_as_array(value, where), port, where)
         _check_shape(array, port, where)
@@ -221,7 +221,7 @@ def _element_of(port: Port) -> Port:
 
 
 def _as_array(value: object, where: str) -> Array:
-    """The value as numpy has it; ragged lists and other objects are refused."""
+    """Return the value as a numpy array. Raise FeedError for ragged lists and other objects."""
     try:
         array: Array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as cause:
@@ -235,7 +235,7 @@ def _as_array(value: object, where: str) -> Array:
 
 
 def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
-    """The array in the type of the input, and a note if that was another one."""
+    """Return the array in the type of the input, and a note if it was cast."""
     if port.dtype is None:
         return array, ""
     if port.dtype is DType.STRING:
@@ -243,19 +243,19 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
             raise FeedError(f"{where} is {array.dtype}, and the input takes strings; give an array of str")
         return array.astype(object), ""
     wanted = port.dtype.numpy
-    if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # as numpy reads what it wrote of bfloat16
+    if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # numpy reads its own bfloat16 files back as V2
         return array.view(wanted), ""
     native = array.dtype.newbyteorder("=")
     if native == wanted:
         return np.ascontiguousarray(array, wanted).reshape(array.shape), ""
     if not _castable(native, port.dtype):
         raise FeedError(f"{where} is {native}, and the input takes {port.dtype.spelling}; cast it with {_astype(port)}")
-    with np.errstate(all="ignore"):  # what overflows is found as infinity
+    with np.errstate(all="ignore"):  # overflow becomes infinity, which is checked below
         return array.astype(wanted), f"{native} cast to {port.dtype.spelling}"
 
 
 def _castable(given: np.dtype[Any], to: DType) -> bool:
-    """Whether a cast loses nothing, or only digits that the input cannot hold."""
+    """True if a cast is exact, or loses only digits that the input cannot hold."""
     if to.floating:
         return given.kind == "f" or given == DType.BFLOAT16.numpy
     return given.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(given, to.numpy, "safe")
@@ -281,7 +281,7 @@ def _dims(shape: tuple[int | str | None, ...]) -> str:
 
 
 def _check_finite(array: Array, given: object, where: str, allow_nonfinite: bool) -> None:
-    """FeedError, naming the first place, for NaN and infinity, also one that the cast made."""
+    """Raise FeedError, naming the first position, for NaN and infinity, including those that a cast produced."""
     if allow_nonfinite or not (array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy):
         return
     finite = np.isfinite(array)
@@ -298,13 +298,13 @@ def _check_finite(array: Array, given: object, where: str, allow_nonfinite: bool
 
 
 def _drawn_shapes(ports: tuple[Port, ...], given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shape in which each input is drawn."""
+    """Return the shape of the random array for each input."""
     _check_known(given, ports, "shape")
     found = {}
     for port in ports:
         if port.container != TENSOR or not _drawable(port.dtype):
             what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
-            raise FeedError(f"nothing can be drawn for input {port.name!r}, which is {what}; give data for it")
+            raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
         shape = given.get(port.name, port.shape)
         stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
@@ -327,14 +327,14 @@ def _drawable(dtype: DType | None) -> bool:
 
 
 def _example(port: Port) -> str:
-    """A shape as an option would say it: free dimensions get numbers that are small and differ."""
+    """Return an example of a shape as an option; free dimensions get small distinct numbers."""
     free = iter((1, 128))
     sizes = [dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None)]
     return ",".join(map(str, sizes))
 
 
 def _drawn_ranges(ports: tuple[Port, ...], given: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The ranges given, each for an input of integers that hold them."""
+    """Return the given ranges after checking each against the integer type of its input."""
     _check_known(given, ports, "range")
     kinds = {port.name: port.dtype.numpy for port in ports if port.dtype is not None}
     for name, (low, high) in given.items():
@@ -350,11 +350,11 @@ def _check_known(given: Iterable[str], ports: tuple[Port, ...], what: str) -> No
     known = {port.name: port for port in ports}
     for name in given:
         if name not in known:
-            raise FeedError(f"a {what} is given for {short(name)}, which is no input; {_nearest(name, known)}")
+            raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {_nearest(name, known)}")
 
 
 def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int]) -> Array:
-    """An array for an input."""
+    """Return a random array for an input."""
     assert port.dtype is not None
     wanted = port.dtype.numpy
     if port.dtype is DType.BOOL:
@@ -368,12 +368,12 @@ def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], b
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes by input name from texts such as "input=1,128"; "input=" is the shape of a single number."""
+    """Parse shapes by input name from texts such as "input=1,128"; "input=" is the shape of a scalar."""
     return {name: tuple(numbers) for name, numbers in (_parsed(text, "shape", "input=1,128") for text in texts)}
 
 
 def parse_int_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Ranges by input name from texts such as "input_ids=0,30522"."""
+    """Parse ranges by input name from texts such as "input_ids=0,30522"."""
     found = {}
     for text in texts:
         name, numbers = _parsed(text, "int range", "input_ids=0,30522")

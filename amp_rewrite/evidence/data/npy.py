@@ -22,7 +22,7 @@ Array = NDArray[Any]
 _LONGEST_HEADER = 10_000  # characters; numpy's own bound
 _READ = 1 << 20  # bytes
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-# What numpy and zipfile raise on files that are damaged or made to harm.
+# Exceptions of numpy and zipfile on damaged or hostile files.
 _DAMAGE = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
@@ -40,16 +40,16 @@ _DAMAGE = (
 
 
 def of_npy(path: Path, limit: int) -> Array:
-    """The array of a .npy file. FeedError if it is damaged or needs more than `limit` bytes."""
+    """Read the array of a .npy file. Raise FeedError if it is damaged or needs more than `limit` bytes."""
     with _opened(path) as file:
         return _array(file, path.stat().st_size, limit, str(path))
 
 
 class Npz:
-    """A .npz file: its names are known at once, its arrays are read when asked for."""
+    """A .npz file; names are read at once, arrays on request."""
 
     def __init__(self, path: Path) -> None:
-        """FeedError for what is no .npz file of arrays."""
+        """Raise FeedError if the file is not a .npz file of arrays."""
         self.path = path
         with _opened(path) as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -57,7 +57,7 @@ class Npz:
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name == member.filename:
-                raise FeedError(f"{path} holds {short(name)}, which is no array; write it with numpy.savez")
+                raise FeedError(f"{path} holds {short(name)}, which is not an array; write it with numpy.savez")
             if name in self._members:
                 raise FeedError(f"{path} holds {short(name)} twice; write it again with numpy.savez")
             self._members[name] = member
@@ -67,7 +67,7 @@ class Npz:
         return tuple(self._members)
 
     def read(self, keys: Mapping[str, str], limit: int) -> dict[str, Array]:
-        """Arrays by the key that `keys` gives to a name. FeedError where together they need more than `limit` bytes."""
+        """Return arrays by the key that `keys` maps a name to. Raise FeedError if they exceed `limit` bytes."""
         total = sum(self._members[name].file_size for name in keys.values())
         if total > limit:
             raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
@@ -84,7 +84,7 @@ _SMALLER = "give smaller batches"
 
 
 def short(name: str) -> str:
-    """A name out of a file, quoted, at most 80 characters of it."""
+    """Return a name from a file, quoted, cut to 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:80]} …")
 
 
@@ -104,7 +104,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:
-    """The array in a stream of `size` bytes, which it must fill."""
+    """Read an array that fills a stream of exactly `size` bytes."""
     version = npy.read_magic(stream)
     if version not in _READERS:
         raise FeedError(f"{where} is of .npy version {version[0]}.{version[1]}; save a plain array of numbers")

@@ -1,4 +1,4 @@
-"""Where batches come from: files, folders, mappings, iterables and functions, as an iterator that can be had again."""
+"""Sources of batches: files, folders, mappings, iterables and functions, each as a factory of iterators."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Source = Callable[[], Iterator[Raw]]
 
 
 class Filed(dict[str, Any]):
-    """A batch out of a folder. `file`: the one that holds it; or, where each array has one of its own, their folder."""
+    """A batch from a folder. `file`: the file that holds it, or the folder if each array has its own file."""
 
     def __init__(self, arrays: Raw, file: str) -> None:
         super().__init__(arrays)
         self.file = file
 
     def place(self, name: str | None = None) -> str:
-        """The file of an array, or of the batch."""
+        """Return the file of an array, or of the batch."""
         return f"{self.file}{name}.npy" if name is not None and self.file.endswith("/") else self.file
 
 
@@ -38,7 +38,7 @@ _NUMBERED = re.compile(r"([0-9]{1,9})/(.+)", re.DOTALL)
 
 
 def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, Source, int | None]:
-    """Where batches come from, what gives an iterator over them, and how many there are, if that is known."""
+    """Return the origin of batches, a factory of iterators over them, and their number if known."""
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
         readers = _files(path, ports, limit)
@@ -69,7 +69,7 @@ def _called(data: Callable[[], object]) -> Iterator[Raw]:
 
 
 def _files(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    """What reads each batch of a file or a folder."""
+    """Return the readers of the batches in a file or folder."""
     if path.is_dir():
         return _of_folder(path, ports, limit)
     if path.suffix.lower() == ".npz":
@@ -89,7 +89,7 @@ def _of_single(path: Path, ports: tuple[Port, ...], limit: int) -> Raw:
 
 
 def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    """One batch whose names are the inputs', or several that are numbered."""
+    """Return the reader of one batch named by inputs, or of several numbered ones."""
     archive = Npz(path)
     known = {port.name for port in ports}
     numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
@@ -108,7 +108,7 @@ def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
 
 
 def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    """.npz files, folders of .npy files, or .npy files."""
+    """Return the readers of a folder of .npz files, of folders of .npy files, or of .npy files."""
     kinds = {kind: list(paths) for kind, paths in groupby(sorted(_listed(folder), key=_kind), key=_kind) if kind}
     if not kinds:
         raise FeedError(
@@ -127,7 +127,7 @@ def _filed(reader: _Reader, file: str) -> Filed:
 
 
 def _of_arrays(folder: Path, limit: int) -> _Reader:
-    """What reads one batch: each INPUT.npy of a folder."""
+    """Return the reader of one batch: each INPUT.npy of a folder."""
     paths = [path for path in _listed(folder) if _kind(path) == ".npy files"]
     if not paths:
         raise FeedError(f"{folder} holds no .npy file; a folder of a batch has one INPUT.npy for each input")
@@ -135,7 +135,7 @@ def _of_arrays(folder: Path, limit: int) -> _Reader:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder, in natural order; hidden files are left out."""
+    """Return the entries of a folder in natural order, without hidden files."""
     try:
         return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=_natural)
     except OSError as cause:
@@ -143,13 +143,13 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """A key that puts batch2 before batch10."""
+    """Return a sort key that puts batch2 before batch10."""
     parts = re.split(r"([0-9]+)", path.name)
     return [(int(part) if part.isascii() and part.isdigit() else 0, part) for part in parts]
 
 
 def _kind(path: Path) -> str:
-    """What a folder's entry is for a feed; "" for anything else."""
+    """Return the kind of a folder's entry for a feed; "" for other files."""
     return "folders" if path.is_dir() else f"{suffix} files" if (suffix := path.suffix.lower()) in _SUFFIXES else ""
 
 

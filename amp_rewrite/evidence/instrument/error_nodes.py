@@ -1,7 +1,7 @@
-"""How far values inside a model are from their reference, measured by the runtime itself: a few numbers per pair.
+"""Nodes that measure errors of values inside a model against their reference: a few numbers per pair.
 
-The nodes reduce each pair of values to one row of numbers where they are made, so that no activation leaves the
-runtime and none is kept longer than its own readers need it.
+The nodes reduce each pair of values to one row of numbers right after they are computed, so no activation leaves the
+runtime, and none lives longer than its own readers need it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WIDEST = 2.0**64  # its square is the first power of two that no float32 holds
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """How far values are from their reference, over all batches seen.
+class ErrorStats:
+    """Error of values against their reference, over all batches.
 
-    max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements that are finite in both.
-    absmax: the largest |reference|; signal: sum reference^2 without masks (`Gauge.nodes`), over elements that are
-    finite there. lost: elements that are finite in the reference alone.
+    max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements finite in both. absmax:
+    the largest |reference|; signal: sum reference^2 without masks (`ErrorNodes.nodes`), over elements finite there.
+    lost: the number of elements finite only in the reference.
     """
 
     max_abs: float = 0.0
@@ -36,9 +36,9 @@ class Apart:
     signal: float = 0.0
     lost: int = 0
 
-    def merge(self, other: Apart) -> Apart:
-        """Both together."""
-        return Apart(
+    def merge(self, other: ErrorStats) -> ErrorStats:
+        """Return the statistics of both together."""
+        return ErrorStats(
             max(self.max_abs, other.max_abs),
             max(self.absmax, other.absmax),
             self.noise + other.noise,
@@ -47,9 +47,9 @@ class Apart:
         )
 
     def error(self, floor: float) -> float:
-        """sqrt(noise / signal), the inverse of a signal to noise ratio of amplitudes; inf where elements are lost.
+        """Return sqrt(noise / signal), the inverse signal-to-noise ratio of amplitudes; inf if elements are lost.
 
-        `floor`: a reference that is smaller counts as if it were one element of that size.
+        `floor`: lower bound on sqrt(signal).
         """
         if self.lost:
             return math.inf
@@ -57,11 +57,11 @@ class Apart:
         return noise / max(signal, floor) if noise else 0.0
 
 
-class Gauge:
-    """Nodes that measure pairs of values, under names that begin with `prefix`."""
+class ErrorNodes:
+    """Builder of nodes that measure pairs of values. All its names begin with `prefix`."""
 
     def __init__(self, prefix: str, low: DType) -> None:
-        """`low`: values below its smallest normal number are not measured against their own size."""
+        """`low`: references below its smallest normal number count as that number."""
         self._prefix = prefix
         floats = {"zero": 0.0, "infinity": math.inf, "least": low.tiny}
         for name, bound in (("low", _bound(low)), ("wide", _WIDEST)):
@@ -72,10 +72,10 @@ class Gauge:
         )
 
     def nodes(self, number: int, value: str, reference: str, *, is_low: bool) -> Iterator[NodeProto]:
-        """The nodes for two float32 tensors of one shape; they write `self.row(number)`.
+        """Yield the nodes for two float32 tensors of one shape; they write `self.row(number)`.
 
-        What lies beyond the value's type (`is_low`: the low one), or has no square in float32, is a mask rather
-        than a number: it counts as the bound, and for nothing in the size of the reference.
+        Elements beyond the range of the value's type (`is_low`: the low one), or whose square overflows float32, count
+        as masks: they are clamped to the bound, and excluded from the size of the reference.
         """
         at, held = f"{self._prefix}{number}/", self._prefix
         bounds = held + ("low" if is_low else "wide")
@@ -88,7 +88,7 @@ class Gauge:
             yield node("Abs", f"|{name}|", at + name)
             yield node("Less", f"{name}_finite", at + f"|{name}|", held + "infinity")
         yield node("And", "finite", at + "v_finite", at + "r_finite")
-        # From here on all is finite, and what is not in both differs by 0.
+        # From here on all elements are finite; those not finite in both differ by 0.
         yield node("Where", "r_only", at + "r_finite", at + "r", held + "zero")
         yield node("Where", "v_only", at + "finite", at + "v", at + "r_only")
         for name in ("v", "r"):
@@ -101,7 +101,7 @@ class Gauge:
         yield node("Where", "size", at + "inside", at + "any", held + "zero")
         for name in ("error", "size", "any"):
             yield node("ReduceMax", f"{name}_largest", at + name, keepdims=1)
-        # Squares of large values must not overflow, those of small ones not vanish; the largest of none is -inf.
+        # Squares of large values must not overflow, those of small ones not vanish; the maximum of no element is -inf.
         yield node("Max", "unit", at + "size_largest", at + "error_largest", held + "least")
         for name, result in (("error", "noise"), ("size", "signal")):
             yield node("Div", f"{name}_scaled", at + name, at + "unit")
@@ -116,11 +116,11 @@ class Gauge:
         return f"{self._prefix}{number}"
 
     def packed(self, rows: Sequence[str], output: str) -> Iterator[NodeProto]:
-        """The nodes that put rows into one output, one row after the other, to stand at the end of the graph.
+        """Yield nodes for the end of the graph that concatenate rows into one output.
 
-        onnxruntime runs first what the input with the highest node number needs. With one node for all rows it
-        would begin with the last row, and keep every value before it alive until its own row comes; in a chain it
-        begins with the first.
+        onnxruntime first runs the producers of the input with the highest node number. With one Concat of all rows it
+        would begin with the last row and keep every earlier value alive until its own row; with a chain it begins with
+        the first.
         """
         so_far = rows[0]
         for number, row in enumerate(rows[1:], 1):
@@ -134,13 +134,13 @@ def _bound(dtype: DType) -> float:
     return min(dtype.max, _WIDEST)
 
 
-def read(packed: NDArray[np.float32]) -> list[Apart]:
-    """What the rows in an output say."""
+def read(packed: NDArray[np.float32]) -> list[ErrorStats]:
+    """Return the statistics of the rows in an output."""
     found = []
     for error, size, noise, signal, lost, unit in packed.astype(np.float64).reshape(-1, 6):
         square = float(unit) ** 2
         found.append(
-            Apart(
+            ErrorStats(
                 max(0.0, float(error)), max(0.0, float(size)), float(noise) * square, float(signal) * square, int(lost)
             )
         )

@@ -1,4 +1,4 @@
-"""Weights of other types than the graph wants, left in their files: the runtime maps them and casts them itself."""
+"""Weights stored in another type than the graph needs: they stay in their files, and the runtime casts them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from amp_rewrite.ir.names import claimed
 
 
 def casting_in_graph(model: Model) -> Model:
-    """The model with pending casts of its weights as Cast nodes, where those give the same numbers.
+    """Return the model with pending casts of weights as Cast nodes, if these give the same numbers.
 
-    A pending cast would have to be done, and its result held in memory or written to a file, before the model can be
-    opened; a node does it when the weight is needed. A Cast gives infinity where a pending cast saturates: weights
-    in which that happens are left as they are. O(bytes of weights that are to be rounded), streamed.
+    A pending cast must finish, with its result in memory or in a file, before the model opens; a node casts the weight
+    when it is needed. A Cast gives infinity where a pending cast saturates, so weights that saturate keep their pending
+    cast. O(bytes of weights to round), streamed.
     """
     proto = clone(model.proto)
     names = {v.name for v in proto.graph.input} | {t.name for t in proto.graph.initializer}
@@ -38,17 +38,17 @@ def casting_in_graph(model: Model) -> Model:
 
 
 def opening(model: Model) -> Model:
-    """The same model in the form that opens with least work.
+    """Return the model in the form that opens with the least work.
 
-    Pending casts become Cast nodes, which onnxruntime folds: their results are then held in memory, where otherwise
-    the whole model is written to a temporary folder. Only for a model of less than a quarter of this machine's memory,
-    for there may be two; a larger one is better in a file, out of which the system can give pages back.
+    Pending casts become Cast nodes, which onnxruntime folds: their results are held in memory, while otherwise the
+    whole model is written to a temporary folder. This applies to models below a quarter of the machine's memory, since
+    two may be open; a larger one is better in a file, whose pages the system can release.
     """
     return casting_in_graph(model) if model.nbytes <= _memory() // 4 else model
 
 
 def _memory() -> int:
-    """The bytes of memory that this machine has; 0 where it does not say."""
+    """Return the bytes of memory of this machine; 0 if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on Windows
@@ -56,7 +56,7 @@ def _memory() -> int:
 
 
 def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:
-    """The weight as it lies in its file, if it has a pending cast that a Cast node can stand for."""
+    """Return the weight as stored in its file if a Cast node can replace its pending cast, else None."""
     if not is_stub(tensor):
         return None
     place, wanted = source(tensor), DType.of(tensor.data_type)

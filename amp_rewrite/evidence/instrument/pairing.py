@@ -1,4 +1,4 @@
-"""Which value of one model is which value of another, so that the two can be compared inside."""
+"""Pairing: match values of two models, to compare the models inside."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from amp_rewrite.reports.match import match
 
 @dataclass(frozen=True)
 class Pairing:
-    """What is the same in two models. Only tensors of the main graphs are paired, floats with floats.
+    """Matching ops and values of two models. Only tensors of the main graphs are paired, floats with floats.
 
-    `ops` and `values` lead from the candidate's to the reference's. Several of the candidate's values may be one of
-    the reference's: a value and its Cast to another floating type are. Constants are never paired.
+    `ops` and `values` map from the candidate to the reference. Several values of the candidate may map to one of the
+    reference, for example a value and its Cast to another floating type. Constants are never paired.
     """
 
     reference: View
@@ -29,14 +29,14 @@ class Pairing:
 
     @classmethod
     def of(cls, reference: View, candidate: View) -> Pairing:
-        """Ops are matched as `reports.match` does it, what is left by name. O(ops + values), nearly."""
+        """Match ops by `reports.match`, and remaining values by name. Nearly O(ops + values)."""
         ops = {OpId(j): OpId(i) for i, j in match(report_of(reference), report_of(candidate))}
         ops = {j: i for j, i in ops.items() if candidate.ops[j].scope == reference.ops[i].scope == MAIN}
         return cls(reference, candidate, ops, _values(reference, candidate, ops))
 
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
-        """The pairs of floating results, one for each of the reference's values, in the candidate's order."""
+        """Return the pairs of floating results, one per value of the reference, in the candidate's order."""
         found: dict[ValueId, ValueId] = {}
         taken: set[ValueId] = set()
         for mine, theirs in self.values.items():
@@ -50,7 +50,7 @@ class Pairing:
 
     @cached_property
     def measurable(self) -> int:
-        """How many of the candidate's floating results there are to pair, Casts and constants aside."""
+        """Return the number of the candidate's floating results that can be paired, without Casts and constants."""
         return sum(
             1
             for op in self.candidate.ops
@@ -66,7 +66,7 @@ def _floating(view: View, value: ValueId) -> bool:
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
-    """The pairs in the candidate's order: by matched ops, through Casts, then by name."""
+    """Return the pairs in the candidate's order: by matched ops, through Casts, then by name."""
     named = {v.name: v.id for v in reference.values if v.scope == MAIN and _pairable(reference, v.id)}
     by_ops = dict(_of_ops(reference, candidate, ops))
     spoken_for = set(by_ops.values())
@@ -94,13 +94,13 @@ def _of_ops(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> Itera
 
 
 def _pairable(view: View, value: ValueId) -> bool:
-    """Whether a value depends on what is fed: a result that is no Constant, an input, also one with a default."""
+    """True if a value depends on the input data: a result that is not a Constant, or an input."""
     found = view.values[value]
     return found.overridable or (found.role is not Role.INITIALIZER and found.tensor is None)
 
 
 def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> bool:
-    """Whether two values can be compared, and do not come from ops that do different things."""
+    """True if two values can be compared and their producers compute the same thing."""
     if _floating(reference, theirs) != _floating(candidate, mine):
         return False
     if not _floating(candidate, mine) and reference.types[theirs] != candidate.types[mine]:
@@ -111,6 +111,6 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
     kinds = {op.kind for op in made_by if op is not None}
     if len(kinds) == 1 or kinds & (CASTS | {"Identity"}):
         return True
-    # An op of another type under the same name stands for the old one, as a Where does for the Add of a mask.
+    # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.
     names = {op.node.name for op in made_by if op is not None}
     return len(names) == 1 and names != {""}

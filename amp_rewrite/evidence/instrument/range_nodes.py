@@ -1,14 +1,14 @@
-"""Nodes that measure a tensor inside the graph, and the numbers that they give.
+"""Nodes that measure the range of a tensor inside the graph, and their numbers.
 
-A measured tensor gives a *row*: nine float64, whatever its size. Rows are merged by adding the first seven and by
-taking the larger of the last two, so rows of many batches, or of many trips of a loop, are one row.
+A measured tensor gives a *row*: nine float64 numbers for any size. Rows are merged by adding the first seven and taking
+the larger of the last two, so many batches, or iterations of a loop, give one row.
 
-    0       how many elements
-    1 to 6  how many magnitudes lie above: -1 (all but NaN), 0, what rounds to zero, what rounds to a subnormal number,
-            what rounds to a finite one, the largest finite number. Zeros may count as if they lay above the first
-            four, in all of them alike: what is read are the differences
+    0       number of elements
+    1 to 6  number of magnitudes above: -1 (all except NaN), 0, the largest that rounds to zero, to a subnormal number,
+            to a finite number, and the largest finite number. Zeros may count as above the first four, consistently:
+            only differences are read
     7       the largest finite magnitude
-    8       minus the smallest magnitude that is neither 0 nor infinite; -infinity: there is none
+    8       minus the smallest magnitude that is neither 0 nor infinite; -infinity without one
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ Rows = NDArray[np.float64]
 
 
 def neutral(rows: int) -> Rows:
-    """Rows of tensors of no elements, one after the other."""
+    """Return concatenated rows of empty tensors."""
     return np.array(_NEUTRAL * rows)
 
 
 def merged(a: Rows, b: Rows) -> Rows:
-    """Two runs of rows merged, one by one."""
+    """Merge two vectors of rows, row by row."""
     added = np.tile(np.arange(WIDTH) < _ADDED, len(a) // WIDTH)
     with np.errstate(invalid="ignore"):  # -inf + -inf, which is not taken
         return np.where(added, a + b, np.maximum(a, b))
 
 
 def ranges(rows: Rows) -> Iterator[Range]:
-    """What each row says."""
+    """Yield the Range of each row."""
     for row in rows.reshape(-1, WIDTH):
         elements, numbers, nonzero, survive, normal, beyond, infinite = (int(n) for n in row[:_ADDED])
         yield Range(
@@ -69,10 +69,9 @@ def ranges(rows: Rows) -> Iterator[Range]:
 
 
 def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """The numbers that columns 1 to 6 compare with, in the type of the magnitudes.
+    """Return the bounds of columns 1 to 6, in the type of the magnitudes.
 
-    Rounding is to nearest, and halfway between two numbers to the even one: zero, the smallest normal number,
-    infinity.
+    Rounding is to nearest, ties to even: zero, the smallest normal number, infinity.
     """
     half = to.smallest_subnormal / 2
     last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite numbers
@@ -82,15 +81,15 @@ def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Makes nodes for tensors of one element type, FLOAT or DOUBLE. All names that it makes begin with `stem`."""
+class RangeNodes:
+    """Builder of measuring nodes for one element type, FLOAT or DOUBLE. All its names begin with `stem`."""
 
     stem: str
     dtype: DType
     to: DType
 
     def constants(self) -> list[NodeProto]:
-        """The nodes that must stand before all others, in the same graph or one around it."""
+        """Return the Constants that must precede all other nodes, in the same graph or one around it."""
         values = {
             **self._bounds,
             "zero": self.dtype.numpy.type(0),
@@ -105,13 +104,13 @@ class Tally:
 
     @cached_property
     def _bounds(self) -> dict[str, Any]:
-        """The numbers that magnitudes are compared with, by name."""
+        """Return the numbers that magnitudes are compared with, by name."""
         named = dict(zip(_NAMES, bounds(self.to, self.dtype.numpy), strict=True))
         overflows = np.nextafter(named["infinite_in_low"], self.dtype.numpy.type(np.inf))
         return {**named, "overflows": overflows, "sure": max(named["survives"], self.dtype.numpy.type(_SURE))}
 
     def row(self, name: str, row: str, *, rectified: bool = False) -> list[NodeProto]:
-        """Nodes that give the row of the tensor `name` under the name `row`. `rectified`: a Relu made it."""
+        """Return nodes that write the row of the tensor `name` to `row`. `rectified`: it is the output of a Relu."""
         n = f"{row}_n"
         flat = name if rectified else f"{row}_abs"
         nodes = [] if rectified else [new_node("Abs", [name], flat)]
@@ -124,9 +123,9 @@ class Tally:
         return f"{self.stem}{self.dtype.spelling}_{name}"
 
     def _of_some(self, row: str, rectified: bool) -> list[NodeProto]:
-        """The row of a tensor that is not empty: by as few passes over it as there is something to count.
+        """Return nodes for the row of a nonempty tensor, with as few passes as its values allow.
 
-        The reductions of the CPU drop NaN, and with it what they had found; only the sum is sure to show it.
+        Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably.
         """
         a, n, tame = f"{row}_a", f"{row}_n", f"{row}_tame"
         nodes = [_reduced("ReduceSum", a, f"{row}_sum"), _reduced("ReduceMax", a, f"{row}_max")]
@@ -143,7 +142,7 @@ class Tally:
         return [*nodes, *facts, choice(tame, f"{row}_some", quick, self._wild(f"{row}_w", row))]
 
     def _if_sure(self, a: str, own: str, row: str, otherwise: list[NodeProto]) -> list[NodeProto]:
-        """The row of finite numbers by one count, if the least of `a` is sure to survive rounding, else as stated."""
+        """Return nodes for a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
         return [
             _reduced("ReduceMin", a, f"{own}_min"),
             new_node("Greater", [f"{own}_min", self._k("sure")], f"{own}_sure"),
@@ -151,7 +150,7 @@ class Tally:
         ]
 
     def _dense(self, a: str, smallest: str, own: str, row: str) -> list[NodeProto]:
-        """Of finite numbers that all survive rounding; an infinity stands for a zero."""
+        """Return nodes for finite numbers that all survive rounding; infinity stands for zero."""
         if self._bounds["normal"] < self._bounds["sure"]:
             return self._joined(own, [f"{row}_all"] * 5, [], f"{row}_max", smallest)
         return [
@@ -160,10 +159,10 @@ class Tally:
         ]
 
     def _gapped(self, own: str, row: str) -> list[NodeProto]:
-        """Of finite numbers with zeros, or what rounds to zero, among them.
+        """Return nodes for finite numbers with zeros, or numbers that round to zero, among them.
 
-        Where takes longer than a subtraction and a LeakyRelu, which make infinities of zeros and leave what is sure to
-        survive as it is; smaller numbers stay below that, so that they are seen.
+        A subtraction and a LeakyRelu are faster than Where: they turn zeros into infinities and keep numbers that
+        surely survive; smaller numbers stay below that bound, so they are detected.
         """
         if self.dtype is not DType.FLOAT:
             return self._sparse(f"{own}_s", row)
@@ -174,7 +173,7 @@ class Tally:
         ]
 
     def _sparse(self, own: str, row: str) -> list[NodeProto]:
-        """The same, however small they are."""
+        """Return nodes for finite numbers of any size."""
         counted = ["nonzero", "survives", "normal"]
         return [
             *(node for name in counted for node in self._above(f"{row}_a", name, own, self.dtype)),
@@ -184,7 +183,7 @@ class Tally:
         ]
 
     def _wild(self, own: str, row: str) -> list[NodeProto]:
-        """Of any numbers and of any many: NaN, infinities, and what overflows."""
+        """Return nodes for any numbers and any count: NaN, infinities, and values that overflow."""
         a = f"{row}_a"
         return [
             *(node for name in _NAMES for node in self._above(a, name, own, DType.DOUBLE)),
@@ -198,7 +197,7 @@ class Tally:
         ]
 
     def _above(self, a: str, name: str, own: str, counted_in: DType) -> list[NodeProto]:
-        """How many magnitudes lie above a bound, under `{own}_{name}`."""
+        """Return nodes that write the number of magnitudes above a bound to `{own}_{name}`."""
         mask, ones = f"{own}_{name}_m", f"{own}_{name}_1"
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
             indicator = [new_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1])]
@@ -210,7 +209,7 @@ class Tally:
         return [*indicator, _reduced("ReduceSum", ones, f"{own}_{name}")]
 
     def _joined(self, own: str, first: list[str], counted: list[str], largest: str, smallest: str) -> list[NodeProto]:
-        """The row: columns that are float64 already, counts in the tally's type, zeros, and the two ends."""
+        """Return nodes that join a row: float64 columns, counts in this element type, zeros, and both extremes."""
         zeros = [self._k("no_count")] * (_ADDED - len(first) - len(counted))
         rest = [*(f"{own}_{name}" for name in counted), *zeros, largest, f"{own}_minus"]
         return [
@@ -222,10 +221,10 @@ class Tally:
 
 
 def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
-    """Slope and offset with which HardSigmoid is 1 for each float32 above the bound and 0 for all others.
+    """Return slope and offset for which HardSigmoid is 1 for each float32 above the bound and 0 for all others.
 
-    The slope is the power of two that makes one step behind the bound a distance of 1, so that nothing on the way is
-    rounded to another side. None where it is out of float32's reach for magnitudes below `largest`.
+    The slope is the power of two that maps one step above the bound to a distance of 1, so that no rounding changes the
+    side. Return None if the slope overflows float32 for magnitudes below `largest`.
     """
     step = float(np.spacing(np.float32(bound)))
     slope = 1 / step
@@ -233,19 +232,19 @@ def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
 
 
 def merging(stem: str, a: str, b: str, rows: int, out: str) -> list[NodeProto]:
-    """Nodes that merge two runs of rows, as `merged` does."""
+    """Return nodes that merge two vectors of rows, as `merged` does."""
     added, most = f"{stem}sum", f"{stem}most"
     return [new_node("Add", [a, b], added), new_node("Max", [a, b], most), *chosen(stem, added, most, rows, out)]
 
 
 def chosen(stem: str, added: str, most: str, rows: int, out: str) -> list[NodeProto]:
-    """Nodes that take the columns that are added from one run of rows, the others from another one."""
+    """Return nodes that select the added columns from one vector of rows and the others from another."""
     mask = new_constant(f"{stem}mask", np.tile(np.arange(WIDTH) < _ADDED, rows))
     return [mask, new_node("Where", [f"{stem}mask", added, most], out)]
 
 
 def choice(condition: str, out: str, then: list[NodeProto], otherwise: list[NodeProto]) -> NodeProto:
-    """An If that gives the row that the last node of the taken branch makes."""
+    """Return an If whose result is the output of the last node of the branch taken."""
     return new_if(condition, out, _branch(then), _branch(otherwise))
 
 

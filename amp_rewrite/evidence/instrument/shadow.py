@@ -1,7 +1,7 @@
-"""What each low op adds to the error by itself, and how far each value has drifted, measured inside the runtime.
+"""Local error of each low op, and accumulated error of each value, measured inside the runtime.
 
-A model is built that holds the float32 reference and, beside it, what is measured: *shadows* of single ops, which
-read the reference's values, or the whole candidate. It is an ordinary mixed model, and `emulate` makes it round.
+One model holds the float32 reference and, beside it, the measured part: *shadows* of single ops, which read the
+reference's values, or the whole candidate. It is an ordinary mixed model, and `emulate` makes it round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.instrument.error_nodes import Apart, read
+from amp_rewrite.evidence.instrument.error_nodes import ErrorStats, read
 from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.evidence.instrument.side_by_side import Measuring, reads, with_candidate, with_shadows, with_shapes
@@ -35,7 +35,7 @@ CHUNK = 256
 """Values measured in one session. More of them make larger graphs; fewer repeat the reference more often."""
 
 
-def own_errors(
+def local_errors(
     reference: Model,
     low: Model,
     feed: Feed,
@@ -43,22 +43,22 @@ def own_errors(
     chunk: int = CHUNK,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """How much error each low op of `low` adds by itself, by the op's name in `reference`, in topological order.
+    """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
     `reference` is a float32 model (of a half model its widened twin), `low` a conversion of it; for a conversion by
     this package that is `converted.view.model` and `converted.result`, so that the names are those of
-    `converted.view.ops`. Every op of the main graph that computes in a low type gets a *shadow*: it is fed
-    the reference's float32 values, rounded to the types that it has in `low`, with the weights that it has there,
-    computes in float32 and is rounded. The error is that of the shadow's outputs against the reference's:
-    sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the worst output; inf where a value is
-    finite in the reference and not in the shadow. An op with bodies is measured as a whole; ops that move or select
-    values (`amp_rewrite/ir/exact_ops.py`) add nothing and are not in it.
+    `converted.view.ops`. Every op of the main graph that computes in a low type gets a *shadow*: it reads
+    the reference's float32 values, rounded to the op's types in `low`, with the op's weights there, computes in float32
+    and rounds its result. The error compares the shadow's outputs with the reference's:
+    sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf if a value is
+    finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
+    (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out.
 
-    Nothing but a few numbers per op leaves the runtime. `chunk`: values per session; `progress(done, total)` counts
-    runs. ModelError if nothing in the two models matches.
+    Only a few numbers per op leave the runtime. `chunk`: values per session; `progress(done, total)` counts runs. Raise
+    ModelError if no value of the two models matches.
     """
     bench = Bench.of(reference, low)
-    apart = bench.own(feed, chunk=chunk, progress=progress)
+    apart = bench.local_errors(feed, chunk=chunk, progress=progress)
     names = bench.pairing.reference.ops
     found: dict[str, float] = {}
     for value, measured in apart.items():
@@ -70,13 +70,13 @@ def own_errors(
 
 @dataclass(frozen=True)
 class Bench:
-    """A reference and a candidate that can stand in one graph, and what is the same in both."""
+    """A reference and a candidate that fit into one graph, and the pairing of their values."""
 
     pairing: Pairing
 
     @classmethod
     def of(cls, reference: Model, candidate: Model) -> Bench:
-        """ModelError if the two import different opsets, hold no floats, or if nothing in them matches."""
+        """Pair two models. Raise ModelError for different opsets, for models without floats, or if no value matches."""
         a, b = (View.of(_inlined(model)) for model in (reference, candidate))
         _check_opsets(a, b)
         pairing = Pairing.of(a, b)
@@ -88,17 +88,17 @@ class Bench:
 
     @property
     def floor(self) -> float:
-        """The smallest normal number of the candidate's low type."""
+        """Return the smallest normal number of the candidate's low type."""
         return self.low.tiny
 
     @cached_property
     def low(self) -> DType:
-        """The candidate's low type; float32 if it has none."""
+        """Return the candidate's low type; float32 if it has none."""
         return next(iter(self.pairing.candidate.low_types), DType.FLOAT)
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
-        """The candidate's values that a shadow can give: of low ops all of whose inputs can be had."""
+        """Return the candidate's values that a shadow can compute: results of low ops whose inputs are available."""
         view, measured = self.pairing.candidate, self.pairing.measured
         return tuple(
             value
@@ -109,7 +109,7 @@ class Bench:
         )
 
     def rounds(self, op: Op) -> bool:
-        """Whether an op can lose digits by itself: a low one that does more than move or select what it is given."""
+        """True if an op can lose digits: a low op that does more than move or select its inputs."""
         if not self.is_low(op.id) or op.op_type in RANDOM:
             return False
         view = self.pairing.candidate
@@ -117,7 +117,7 @@ class Bench:
         return bool(op.bodies) or not exact(op) or any((view.dtype(v) or DType.FLOAT).low for v in weights)
 
     def is_low(self, op: OpId) -> bool:
-        """Whether an op reads, writes, or in its bodies handles a low type."""
+        """True if an op reads or writes a low type, or contains one in its bodies."""
         return op in self._low_ops
 
     @cached_property
@@ -133,7 +133,7 @@ class Bench:
 
     @cached_property
     def _available(self) -> frozenset[OpId]:
-        """Ops of the main graph that can be computed from the reference's values and the candidate's constants."""
+        """Return ops of the main graph that depend only on paired values and the candidate's constants."""
         view = self.pairing.candidate
         had: set[OpId] = set()
         for op in view.ops:
@@ -148,7 +148,7 @@ class Bench:
         return found.producer in had if found.producer is not None else found.role is Role.INITIALIZER
 
     def of_one_shape(self, feed: Feed) -> Bench:
-        """The same, without pairs whose shapes differ on the first batch. ModelError if none is left."""
+        """Return the bench without pairs whose shapes differ on the first batch. Raise ModelError if none is left."""
         values = tuple(self.pairing.measured)
         runner = _opened(_rounding(with_shapes(self.pairing, self.low, values)))
         known = {port.name for port in runner.inputs}
@@ -168,12 +168,16 @@ class Bench:
 
     # -- measuring -----------------------------------------------------------------------------------
 
-    def own(self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None) -> dict[ValueId, Apart]:
-        """What each low op adds: for each of `shadowed` how far its shadow's value is from the reference's."""
+    def local_errors(
+        self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None
+    ) -> dict[ValueId, ErrorStats]:
+        """Return the local error of each value in `shadowed`: its shadow against the reference."""
         return self._measured(self.shadowed, with_shadows, feed, chunk, progress)
 
-    def drift(self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None) -> dict[ValueId, Apart]:
-        """How far each paired value of the candidate, as it runs, is from the reference's."""
+    def accumulated_errors(
+        self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None
+    ) -> dict[ValueId, ErrorStats]:
+        """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
         return self._measured(tuple(self.pairing.measured), with_candidate, feed, chunk, progress)
 
     def _measured(
@@ -183,10 +187,10 @@ class Bench:
         feed: Feed,
         chunk: int,
         progress: Progress | None,
-    ) -> dict[ValueId, Apart]:
+    ) -> dict[ValueId, ErrorStats]:
         chunks = [values[i : i + chunk] for i in range(0, len(values), chunk)]
         total = len(chunks) * len(feed) if progress else 0
-        found = dict.fromkeys(values, Apart())
+        found = dict.fromkeys(values, ErrorStats())
         done = 0
         for part in chunks:
             measuring = build(self.pairing, self.low, part)
@@ -207,7 +211,7 @@ def _rounding(model: Model) -> Model:
 
 
 def _opened(model: Model) -> Runner:
-    """Every node runs as it stands: what is fused depends on what else is in the graph."""
+    """Open a model without graph optimizations, because fusion depends on the rest of the graph."""
     return Runner.open(model, optimized=False, planned=False, spinning=False)
 
 

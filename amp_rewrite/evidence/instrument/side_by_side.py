@@ -1,7 +1,7 @@
 """Two models in one graph: the float32 reference, and beside it shadows of single ops, or the whole candidate.
 
-The graph is an ordinary mixed model: low types and Casts stand in it as in the candidate, and `emulate` makes it
-round. Its inputs are the reference's. The gauge is added after that: its many nodes are float32 and need no twin.
+The graph is an ordinary mixed model with the low types and Casts of the candidate, and `emulate` makes it round. Its
+inputs are the reference's. The measuring nodes are added afterwards: they are float32 and need no emulation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.error_nodes import Gauge
+from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
@@ -24,12 +24,12 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 
 RESULT = "measured"
-"""The output: what `gauge.read` reads, pair by pair."""
+"""The output that `error_nodes.read` reads, pair by pair."""
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """A mixed model whose outputs are pairs of values, and the nodes that measure them once it has been emulated."""
+    """A mixed model whose outputs are pairs of values, and nodes that measure them in its emulated twin."""
 
     model: Model
     nodes: tuple[NodeProto, ...]
@@ -37,7 +37,7 @@ class Measuring:
     result: str
 
     def on(self, twin: Model) -> Model:
-        """The twin of `model` with the one output that `gauge.read` reads in place of all values."""
+        """Return the twin of `model` with one output, for `error_nodes.read`, in place of all values."""
         proto = clone(twin.proto)
         proto.graph.node.extend(self.nodes)
         proto.graph.initializer.extend(self.initializers)
@@ -47,10 +47,10 @@ class Measuring:
 
 
 def with_shadows(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
-    """A graph that measures, for each of the candidate's values, what its op makes of the reference's values.
+    """Return a graph that measures each of these values, computed by its op from the reference's values.
 
-    What the op reads and what is paired comes from the reference, rounded to the type that it has in the candidate;
-    what is not paired (weights, inserted ops, functions that were inlined) is computed as the candidate does it.
+    Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
+    inserted ops, inlined functions) are computed as in the candidate.
     """
     merged = _Merged(pairing, low)
     merged.shadows(values)
@@ -58,21 +58,21 @@ def with_shadows(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Mea
 
 
 def with_candidate(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
-    """A graph that measures how far these values of the candidate are from the reference's."""
+    """Return a graph that measures the error of these values of the candidate as it runs."""
     merged = _Merged(pairing, low)
     merged.candidate()
     return merged.measuring(values)
 
 
 def with_shapes(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Model:
-    """A graph of both models that gives, value after value, the shape in the candidate and in the reference."""
+    """Return a graph of both models that outputs the shapes of each value in the candidate and in the reference."""
     merged = _Merged(pairing, low)
     merged.candidate()
     return merged.shaped(values)
 
 
 class _Merged:
-    """The graph under construction. `names` is where the candidate's values stand in it."""
+    """The graph under construction. `names` maps the candidate's values to names in it."""
 
     def __init__(self, pairing: Pairing, low: DType) -> None:
         self.pairing, self.low = pairing, low
@@ -80,7 +80,7 @@ class _Merged:
         mark = "/" * (1 + max(len(n) - len(n.lstrip("/")) for view in (reference, candidate) for n in view.names))
         self.theirs, self.mine = f"{mark}reference/", f"{mark}candidate/"
         self.rounded = f"{mark}rounded/"
-        self.gauge = Gauge(f"{mark}gauge/", low)
+        self.error_nodes = ErrorNodes(f"{mark}gauge/", low)
         self.result = f"{mark}{RESULT}"
         self.inputs: dict[str, str] = {v.name: v.name for v in reference.model.proto.graph.input}
         self.frame = clone(reference.model.proto.graph)
@@ -92,7 +92,7 @@ class _Merged:
     # -- the candidate's part ------------------------------------------------------------------------
 
     def candidate(self) -> None:
-        """The whole candidate, fed with the reference's inputs in its own types."""
+        """Add the whole candidate, fed with the reference's inputs in its own types."""
         view = self.pairing.candidate
         graph = clone(view.model.proto.graph)
         _rename(graph, {}, self.mine)
@@ -110,7 +110,7 @@ class _Merged:
         self.names = {v.id: self.mine + v.name for v in view.values if v.scope == MAIN}
 
     def _entry(self, name: str, value: ValueId) -> NodeProto:
-        """What hands an input on in the type that the candidate wants."""
+        """Add the node that passes an input on in the candidate's type."""
         theirs = next(v for v in self.pairing.reference.scopes[MAIN].inputs if self._name_of_reference(v) == name)
         return self._in_type(name, self.mine + name, theirs, value)
 
@@ -119,13 +119,15 @@ class _Merged:
         if is_ == wanted or wanted is None or wanted.dtype is None:
             return new_node("Identity", [source], target, target)
         if wanted.container != TENSOR:
-            raise ModelError(f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast leads there")
+            raise ModelError(
+                f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast converts between them"
+            )
         return new_cast(source, target, wanted.dtype, name=target)
 
     # -- shadows -------------------------------------------------------------------------------------
 
     def shadows(self, values: Sequence[ValueId]) -> None:
-        """The ops behind these values, and what only the candidate has above them."""
+        """Add shadows of the producers of these values, and of unpaired ops upstream."""
         view = self.pairing.candidate
         ops = self._with_feeders({view.values[v].producer for v in values})
         for op in ops:
@@ -134,7 +136,7 @@ class _Merged:
             self.nodes.append(self._shadow(op))
 
     def _with_feeders(self, wanted: Iterable[OpId | None]) -> list[Op]:
-        """The ops and those that make what they read and what is not paired, in topological order."""
+        """Return the ops and the producers of their unpaired inputs, in topological order."""
         view = self.pairing.candidate
         found: set[OpId] = set()
         pending = [op for op in wanted if op is not None]
@@ -148,14 +150,14 @@ class _Merged:
         return [view.ops[op] for op in sorted(found)]
 
     def _provide(self, value: ValueId) -> None:
-        """Give what a shadow reads a name: the reference's value in the candidate's type, or a weight."""
+        """Name an input of a shadow: the reference's value in the candidate's type, or a weight."""
         if value in self.names:
             return
         view = self.pairing.candidate
         name = view.value_name(value)
         theirs = self.pairing.values.get(value)
         if theirs is None:
-            # A weight; what an op makes has been given a name by its shadow.
+            # A weight; results of ops are named by their shadow.
             tensor = view.values[value].tensor
             assert tensor is not None
             copy = clone(tensor)
@@ -170,7 +172,7 @@ class _Merged:
         self.nodes.append(self._in_type(source, self.names[value], theirs, value))
 
     def _shadow(self, op: Op) -> NodeProto:
-        """A copy of the op that reads what was provided; its paired results are for the gauge alone."""
+        """Add a copy of the op that reads the provided inputs; only measuring nodes read its paired results."""
         view = self.pairing.candidate
         visible = {view.value_name(v): self.names[v] for v in reads(view, op)}
         made = {view.value_name(v): self.mine + view.value_name(v) for v in op.outputs if v is not None}
@@ -183,7 +185,7 @@ class _Merged:
     # -- the whole -----------------------------------------------------------------------------------
 
     def measuring(self, values: Sequence[ValueId]) -> Measuring:
-        """The model that has the values, without what they do not need, and the gauge for it."""
+        """Return the model reduced to the measured values, and its measuring nodes."""
         gauging: list[NodeProto] = []
         outputs: list[ValueInfoProto] = []
         rows = []
@@ -192,30 +194,30 @@ class _Merged:
             for side, name, dtype in self._sides(value):
                 outputs.append(ValueInfoProto(name=name))
                 if dtype is not None and dtype is not DType.FLOAT and not dtype.low:
-                    target = f"{self.gauge.row(number)}/{side}"
+                    target = f"{self.error_nodes.row(number)}/{side}"
                     gauging.append(new_cast(name, target, DType.FLOAT, name=target))
                     name = target
                 names.append(name)
             is_low = self.pairing.candidate.dtype(value) is self.low
-            gauging += self.gauge.nodes(number, *names, is_low=is_low)
-            rows.append(self.gauge.row(number))
-        gauging += self.gauge.packed(rows, self.result)
+            gauging += self.error_nodes.nodes(number, *names, is_low=is_low)
+            rows.append(self.error_nodes.row(number))
+        gauging += self.error_nodes.packed(rows, self.result)
         read = set(names_read(gauging))
-        held = tuple(t for t in self.gauge.initializers if t.name in read)
+        held = tuple(t for t in self.error_nodes.initializers if t.name in read)
         return Measuring(self._assembled(self.nodes, outputs), tuple(gauging), held, self.result)
 
     def shaped(self, values: Sequence[ValueId]) -> Model:
-        """The model that gives two shapes for each value."""
+        """Return the model that outputs two shapes per value."""
         nodes, results = list(self.nodes), []
         for number, value in enumerate(values):
             for side, name, _ in self._sides(value):
-                target = f"{self.gauge.row(number)}/{side}"
+                target = f"{self.error_nodes.row(number)}/{side}"
                 nodes.append(new_node("Shape", [name], target, target))
                 results.append(helper.make_tensor_value_info(target, TensorProto.INT64, None))
         return self._assembled(nodes, results)
 
     def _sides(self, value: ValueId) -> Iterator[tuple[str, str, DType | None]]:
-        """Both sides of a pair: which, the name in this graph, the type."""
+        """Yield both sides of a pair: side, name in this graph, type."""
         reference, candidate = self._views
         theirs = self.pairing.measured[value]
         yield "candidate", self.mine + candidate.value_name(value), candidate.dtype(value)
@@ -248,7 +250,7 @@ class _Merged:
 
 
 def reads(view: View, op: Op) -> Iterator[ValueId]:
-    """What an op of the main graph reads there, in its bodies too."""
+    """Return the values of the main graph that an op reads, in its bodies too."""
     yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
     for body in op.bodies:
         for inner in view.scopes[body].ops:
@@ -264,7 +266,7 @@ def _opsets(a: View, b: View) -> Mapping[str, int]:
 
 
 def _rename(graph: GraphProto, outer: Mapping[str, str], prefix: str, fixed: Container[str] = ()) -> None:
-    """Give the graph's own names the prefix, but those that are fixed, and those from outside what they became."""
+    """Prefix the graph's own names except fixed ones, and rename outer names by the mapping."""
     own = [v.name for v in graph.input] + [t.name for t in graph.initializer]
     own += [s.values.name for s in graph.sparse_initializer] + [name for node in graph.node for name in node.output]
     visible = {**outer, **{name: name if name in fixed else prefix + name for name in own if name}}

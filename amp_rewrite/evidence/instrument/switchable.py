@@ -1,9 +1,8 @@
-"""The switchable twin: one float32 model that behaves as any of a draft's mixed models, as its extra input says.
+"""The switchable twin: one float32 model that acts as any of a draft's mixed models, selected by an extra input.
 
-Every place where a value may be rounded to the low type, because the op that makes it or the one that reads it may
-be low, is an If on one element of a boolean input. Ops with heavy weights stand in an If as a whole, one branch
-with the rounded weights, so that no weight is copied from branch to branch. To try other colors is then one run
-with another mask, not a conversion and a session.
+Every possible rounding of a value to the low type, because its producer or reader may be low, is an If on one element
+of a boolean input. An op with heavy weights is inside an If as a whole, one branch with rounded weights, so no weight
+is copied between branches. Trying other colors then takes one run with another mask, not a conversion and a session.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ Vertex = tuple[OpId, str]
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """When a value is rounded on its way to a reader: if either vertex is low, or `always`.
+    """Condition for rounding a value on its way to a reader: either vertex is low, or `always`.
 
-    `maker` is None where no low op can make the value, `reader` None where the reader takes it as it is made.
-    `exact`: the maker, low itself, gives low values, so that they need no rounding then.
+    `maker` is None if no low op can produce the value, `reader` None if the reader accepts its type unchanged.
+    `exact`: a low maker already gives low values, which need no rounding.
     """
 
     maker: Vertex | None
@@ -53,7 +52,7 @@ class Switch:
     always: bool = False
 
     def on(self, coloring: Coloring) -> bool:
-        """Whether the value is rounded under a coloring."""
+        """True if the value is rounded under a coloring."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if made_low and self.exact:
             return False
@@ -61,8 +60,8 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Switchboard:
-    """The twin, its extra input, and what each element of that means. `outputs`: its names of the model's outputs."""
+class SwitchableModel:
+    """The twin, its extra input, and the switch of each element. `outputs`: its names by the model's output names."""
 
     model: Model
     input: str
@@ -71,28 +70,28 @@ class Switchboard:
     may: frozenset[Vertex]
 
     def covers(self, coloring: Coloring) -> bool:
-        """Whether the twin can behave as a coloring: all that is low there may be low here."""
+        """True if the twin can act as a coloring: every low vertex there may be low here."""
         low = (vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
         return self.may.issuperset(low)
 
     def mask(self, coloring: Coloring) -> NDArray[np.bool_]:
-        """The extra input for a coloring."""
+        """Return the extra input for a coloring."""
         return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
 
 
-def switchboard(
+def switchable_model(
     view: View,
     may: Collection[Vertex],
     to: DType,
     *,
     io: Mapping[ValueId, DType] | None = None,
     saturate: Collection[ValueId] = (),
-) -> Switchboard | None:
-    """The switchable twin of a view, in which the vertices `may` can be low.
+) -> SwitchableModel | None:
+    """Return the switchable twin of a view, in which the vertices `may` can be low.
 
-    It agrees with `emulate(apply(view, plan_casts(...)))` but for the noise of float32. `io` and `saturate` are as for
-    `plan_casts`. None where it cannot be built: for models that hold a low type already, of an opset before 11 (13 for
-    bfloat16), of IR before 4, or where nothing may be low. O(nodes + uses).
+    It agrees with `emulate(apply(view, plan_casts(...)))` up to float32 rounding. `io` and `saturate` are as for
+    `plan_casts`. Return None if it cannot be built: for models with a low type, of an opset before 11 (13 for
+    bfloat16), of IR before 4, or if `may` is empty. O(nodes + uses).
     """
     opset = view.opsets.get("", 0)
     first = FIRST_BFLOAT16_CAST if to is DType.BFLOAT16 else FIRST_CLIP_WITH_INPUTS
@@ -102,7 +101,7 @@ def switchboard(
 
 
 class _Builder:
-    """One walk over a copy of the model. `names` says what a reader of a value reads in its place."""
+    """One walk over a copy of the model. `names` maps a value to the name that a reader reads instead."""
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class _Builder:
         self.rounded: dict[ValueId, str] = {}
         self.head: list[NodeProto] = []
 
-    def build(self) -> Switchboard:
+    def build(self) -> SwitchableModel:
         proto = clone(self.view.model.proto)
         proto.ClearField("training_info")
         name = self._fresh("low")
@@ -133,7 +132,7 @@ class _Builder:
         self._graph(proto.graph, self.view.scopes[MAIN])
         self._mask_input(proto.graph, name)
         model = replace(self.view.model, proto=proto)
-        return Switchboard(model, name, tuple(self.switches), self.outputs, self.may)
+        return SwitchableModel(model, name, tuple(self.switches), self.outputs, self.may)
 
     # -- names ---------------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ class _Builder:
         return numbered(name, self.taken)
 
     def _switch(self, switch: Switch) -> str:
-        """The name of the boolean that says whether a switch is on."""
+        """Return the name of the boolean of a switch."""
         return self.switches.setdefault(switch, f"low/{len(self.switches)}")
 
     # -- the extra input -----------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class _Builder:
             self.new_initializers.append(onnx.helper.make_tensor(name, TensorProto.FLOAT, (), [bound]))
 
     def _mask_input(self, graph: GraphProto, name: str) -> None:
-        """The boolean vector as input, and its elements as values."""
+        """Add the boolean vector as an input, and its elements as values."""
         count = len(self.switches)
         graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, [count]))
         inputs = [name]
@@ -201,7 +200,7 @@ class _Builder:
     # -- versions of values --------------------------------------------------------------------------
 
     def _versions(self, value: Value) -> Iterator[NodeProto]:
-        """What stands between a value and those that may read it rounded."""
+        """Return the nodes between a value and readers that may read it rounded."""
         found = self.view.types[value.id]
         if found is None or found.dtype is not DType.FLOAT or found.container != TENSOR:
             return
@@ -219,7 +218,7 @@ class _Builder:
                 yield self._rounding(value, self._switch(switch), name)
 
     def _when(self, value: Value, reader: Vertex | None) -> Switch | None:
-        """When a reader gets a value rounded; None for never."""
+        """Return the switch for a reader of a value; None if it never reads it rounded."""
         maker, told = self._maker(value)
         if reader == _OUT:
             low = self.io.get(value.id, DType.FLOAT).low
@@ -230,7 +229,7 @@ class _Builder:
         return switch if switch.maker or switch.reader or switch.always else None
 
     def _maker(self, value: Value) -> tuple[Vertex | None, bool]:
-        """The vertex that may make a value low, and whether what it makes then needs no rounding."""
+        """Return the vertex that may produce a value in the low type, and True if it is then exact."""
         op = self.view.producer(value.id)
         if op is None or op.signature is None or op.bodies:
             return None, False
@@ -241,7 +240,7 @@ class _Builder:
         return (op.id, name), exact(op) and any(reads)
 
     def _reader(self, use: Use) -> Vertex | None:
-        """The vertex that may read an input in the low type; None for who takes it as it is made."""
+        """Return the vertex that may read an input in the low type, or None."""
         op = self.view.ops[use.op]
         if op.kind == "Cast" or op.signature is None or op.bodies:
             return None
@@ -249,7 +248,7 @@ class _Builder:
         return (op.id, name) if name is not None and (op.id, name) in self.may else None
 
     def _rounding(self, value: Value, switch: str, name: str) -> NodeProto:
-        """An If that rounds, or copies."""
+        """Return an If that rounds or copies."""
         made_by = self.view.producer(value.id)
         clamps = value.id in self.saturate or (made_by is not None and made_by.kind == "ConstantOfShape")
         source, nodes = value.name, list[NodeProto]()
@@ -265,7 +264,7 @@ class _Builder:
     # -- weights -------------------------------------------------------------------------------------
 
     def _constants(self, value: Value, readers: Iterable[Vertex]) -> Iterator[NodeProto]:
-        """Light constants in both versions; the heavy ones are seen to at their readers."""
+        """Add both versions of light constants; heavy ones are switched at their readers."""
         if self._is_heavy(value.id):
             return
         for reader in readers:
@@ -279,7 +278,7 @@ class _Builder:
         return tensor is not None and nbytes(tensor) > HEAVY
 
     def _rounded(self, value: ValueId) -> str:
-        """The name of a constant's rounded version; that of a heavy one is kept in the low type in its file."""
+        """Return the name of a constant's rounded version; a heavy one stays in its file, in the low type."""
         if value not in self.rounded:
             tensor = self.view.constant(value)
             assert tensor is not None
@@ -295,7 +294,7 @@ class _Builder:
         return self.rounded[value]
 
     def _heavy(self, op: Op) -> dict[int, Vertex]:
-        """The inputs of an op that are heavy weights which it may read in the low type."""
+        """Return the inputs of an op that are heavy weights and may be read in the low type."""
         found = {}
         for slot, value in enumerate(op.inputs):
             vertex = self._reader(Use(op.id, slot)) if value is not None else None
@@ -304,9 +303,9 @@ class _Builder:
         return found
 
     def _either(self, op: Op, node: NodeProto, weights: Mapping[int, Vertex]) -> NodeProto:
-        """An If around an op: with rounded weights, or with those of the model.
+        """Return an If around an op: with rounded weights, or with those of the model.
 
-        Heavy weights at several variables are all switched by the first: no known op has them at two.
+        The first variable switches all heavy weights, since no known op has them at two variables.
         """
         branches = []
         for word in ("low", "high"):

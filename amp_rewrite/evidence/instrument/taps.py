@@ -1,7 +1,7 @@
-"""Which values of a model are measured, and the model with what measures them inside.
+"""Taps: the measured values of a model, and the model with measuring nodes inside.
 
-Each measured tensor gives one row of numbers (`tally`). The rows of a graph make one vector; that of a body is handed
-out by the op that owns it, merged over the trips of a loop; and that of the main graph is one small output.
+Each measured tensor gives one row of numbers (`range_nodes`). The rows of a graph form one vector. The op that owns a
+body returns the body's vector, merged over iterations; the vector of the main graph is one small output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.range_nodes import WIDTH, Tally, chosen, merging, neutral
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chosen, merging, neutral
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
@@ -27,16 +27,19 @@ from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 
-# Ops whose result holds the magnitudes of their first input, each as often.
+# Ops whose result has the same magnitudes as their first input, equally often.
 _COPIES = PERMUTES | {"Abs", "Neg"}
 _MEASURED_IN = {DType.DOUBLE: DType.DOUBLE}  # every other type in FLOAT, which holds all of its numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """What there is to measure. `taps`: the values that are measured, in topological order. `copies`: values that
-    hold the magnitudes of another one of the same graph, which is measured or a constant. `constants`: values that are
-    known. `untapped`: by key, why a floating value is not measured."""
+    """Values of a model by how they are measured.
+
+    `taps`: measured values, in topological order. `copies`: values with the magnitudes of another one of the same
+    graph, which is measured or a constant. `constants`: known values. `untapped`: by key, the reason why a floating
+    value is not measured.
+    """
 
     taps: tuple[ValueId, ...]
     copies: Mapping[ValueId, ValueId]
@@ -45,7 +48,7 @@ class Taps:
 
     @classmethod
     def of(cls, view: View) -> Taps:
-        """The taps of a model: every tensor of a floating type, in every graph that numbers can be carried out of."""
+        """Return the taps of a model: every floating tensor in every graph that can return its rows."""
         closed = _closed(view)
         taps: list[ValueId] = []
         copies: dict[ValueId, ValueId] = {}
@@ -67,7 +70,7 @@ class Taps:
         return cls(tuple(taps), copies, tuple(constants), untapped)
 
     def only(self, values: Iterable[ValueId]) -> Taps:
-        """The same of these values alone; what they are copies of may be another one."""
+        """Return the taps restricted to these values; the source of a copy may lie outside."""
         wanted = frozenset(values)
         copies = {copy: of for copy, of in self.copies.items() if copy in wanted}
         taps, constants = (tuple(filter(wanted.__contains__, part)) for part in (self.taps, self.constants))
@@ -75,16 +78,16 @@ class Taps:
 
 
 def _unfit(found: ValueType | None) -> str:
-    """Why a value of this type is not measured; empty if it is."""
+    """Return the reason why a value of this type is not measured, or ""."""
     if found is None or (found.dtype is None and found.container == TENSOR):
         return "its element type is not known"
     if found.container != TENSOR:
-        return f"it is no tensor but {found}; tensors taken out of it are tapped"
+        return f"it is not a tensor but {found}; tensors taken out of it are tapped"
     return ""
 
 
 def _closed(view: View) -> dict[ScopeId, str]:
-    """The graphs that no numbers are carried out of, and why."""
+    """Return the graphs that cannot return rows, each with the reason."""
     found: dict[ScopeId, str] = {}
     for scope in view.scopes:
         owner = view.ops[scope.owner] if scope.owner is not None else None
@@ -97,7 +100,7 @@ def _closed(view: View) -> dict[ScopeId, str]:
 
 
 def _copied(view: View, value: ValueId) -> ValueId | None:
-    """The value of the same graph and type whose magnitudes this one has; None if there is none."""
+    """Return the value of the same graph and type with the same magnitudes, or None."""
     op = view.producer(value)
     if op is None or op.domain or op.op_type not in _COPIES or op.inputs[0] is None:
         return None
@@ -111,8 +114,7 @@ def _copied(view: View, value: ValueId) -> ValueId | None:
 
 @dataclass(frozen=True, slots=True)
 class Tapped:
-    """A model that has measured `values` when it has run: `rows` is the name of the output with their rows, in that
-    order."""
+    """A model with taps: a run gives the rows of `values`, in that order, as the output named `rows`."""
 
     model: Model
     values: tuple[ValueId, ...]
@@ -120,12 +122,12 @@ class Tapped:
 
 
 def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
-    """The model of a view with taps on these values, and their rows as an output after its own.
+    """Return the model of a view with taps on these values, and their rows as an additional last output.
 
-    Nothing else changes, so all other outputs are what they were. `to`: the type whose bounds are counted against.
-    The taps stand behind the model's nodes, last values first: so onnxruntime, which walks back from the end, runs
-    each tap as soon as its value is there, and no more is alive than without taps but for one value's own reductions.
-    ModelError for a model before ai.onnx opset 9, which has no Where. O(nodes + taps).
+    All other outputs are unchanged. `to`: the type whose bounds are counted. The taps follow the model's nodes in
+    reverse order of their values: onnxruntime walks back from the end, so it runs each tap right after its value, and
+    only the reductions of one value need additional memory. Raise ModelError for a model before ai.onnx opset 9,
+    which lacks Where. O(nodes + taps).
     """
     assert taps, "nothing to measure"
     opset = view.opsets.get("", FIRST_WHERE)
@@ -141,7 +143,7 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     builder = _Builder(view, taps, to)
     rows = builder.graph(proto.graph, view.scopes[MAIN])
     used = {builder.measured_in(value) for value in taps}
-    constants = [node for dtype in DType if dtype in used for node in builder.tallies[dtype].constants()]
+    constants = [node for dtype in DType if dtype in used for node in builder.range_nodes[dtype].constants()]
     refill(proto.graph, "node", [*constants, *builder.starts, *proto.graph.node])
     name = f"{builder.stem}rows"
     proto.graph.node.append(new_node("Identity", [rows.name], name))
@@ -151,21 +153,21 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A vector with the rows of these values."""
+    """The name of a vector with the rows of these values."""
 
     name: str
     values: tuple[ValueId, ...]
 
 
 class _Builder:
-    """One walk over a copy of the model. All new names begin with `stem`, which no name of the model does."""
+    """One walk over a copy of the model. All new names begin with `stem`, a prefix unused in the model."""
 
     def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
         self.view = view
         self.stem = "tap_"
         while any(name.startswith(self.stem) for name in view.names):
             self.stem += "_"
-        self.tallies = {dtype: Tally(self.stem, dtype, to) for dtype in (DType.FLOAT, DType.DOUBLE)}
+        self.range_nodes = {dtype: RangeNodes(self.stem, dtype, to) for dtype in (DType.FLOAT, DType.DOUBLE)}
         self.taps: dict[ScopeId, list[ValueId]] = {}
         for value in taps:
             self.taps.setdefault(view.values[value].scope, []).append(value)
@@ -181,7 +183,7 @@ class _Builder:
         return f"{self.stem}{self.made}"
 
     def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
-        """Tap a copied graph and its bodies, in place."""
+        """Add taps to a copied graph and its bodies, in place."""
         parts: list[_Rows] = []
         after: list[NodeProto] = []
         for op_id, node in zip(scope.ops, list(graph.node), strict=True):
@@ -211,9 +213,9 @@ class _Builder:
         name, dtype = self.view.value_name(value), self.measured_in(value)
         if self.view.dtype(value) is dtype:
             maker = self.view.producer(value)
-            return self.tallies[dtype].row(name, row, rectified=maker is not None and maker.kind == "Relu")
+            return self.range_nodes[dtype].row(name, row, rectified=maker is not None and maker.kind == "Relu")
         cast = new_cast(name, f"{row}_wide", dtype)
-        return [cast, *self.tallies[dtype].row(f"{row}_wide", row)]
+        return [cast, *self.range_nodes[dtype].row(f"{row}_wide", row)]
 
 
 # -- out of bodies -----------------------------------------------------------------------------------
@@ -222,8 +224,10 @@ _Carrier = Callable[[_Builder, NodeProto, list[_Rows]], tuple[_Rows, list[NodePr
 
 
 def _carrier(op: Op) -> _Carrier | None:
-    """What carries rows out of an op's bodies: it changes a copy of the node, and gives the rows, and nodes for
-    behind it. None if there is no way."""
+    """Return the function that makes an op return the rows of its bodies, or None.
+
+    The function changes a copy of the node; it returns the rows, and nodes to insert after the op.
+    """
     if op.domain or op.signature is None:
         return None
     if op.op_type == "Scan" and op.signature.since < FIRST_UNBATCHED_SCAN:
@@ -232,7 +236,7 @@ def _carrier(op: Op) -> _Carrier | None:
 
 
 def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """One output: the rows of the branch that was taken, and neutral ones for the other."""
+    """Add one output: the rows of the branch taken, and neutral rows for the other."""
     out = builder.fresh()
     graphs = [body for _, body in bodies(node)]
     for taken, graph in enumerate(graphs):
@@ -251,14 +255,14 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
 
 
 def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """One more state, behind those of the loop: the rows so far."""
+    """Add a last loop state: the rows so far."""
     (rows,), ((_, body),) = inner, bodies(node)
     states = len(node.input) - 2
     return _as_state(builder, node, body, rows, read=len(node.input), entry=2 + states, gives=1 + states, at=states)
 
 
 def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """The same; a Scan's states stand before what it scans."""
+    """Add a last state, before the scanned inputs: the rows so far."""
     (rows,), ((_, body),) = inner, bodies(node)
     scanned = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
     states = len(node.input) - scanned
@@ -268,8 +272,10 @@ def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tupl
 def _as_state(
     builder: _Builder, node: NodeProto, body: GraphProto, rows: _Rows, *, read: int, entry: int, gives: int, at: int
 ) -> tuple[_Rows, list[NodeProto]]:
-    """Rows that are handed from trip to trip: the positions are those in the node's inputs, the body's inputs, the
-    body's outputs, the node's outputs."""
+    """Pass rows from iteration to iteration.
+
+    `read`, `entry`, `gives`, `at`: positions in the node's inputs, the body's inputs, its outputs, the node's outputs.
+    """
     start, before, after, out = (builder.fresh() for _ in range(4))
     size = [WIDTH * len(rows.values)]
     body.node.extend(merging(f"{after}_", before, rows.name, len(rows.values), after))
@@ -285,7 +291,7 @@ def _as_state(
 
 
 def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
-    """One more sequence, of the rows of each element; a neutral element makes it one that is not empty."""
+    """Add a sequence of the rows of each element; a neutral element keeps it nonempty."""
     (rows,), ((_, body),) = inner, bodies(node)
     each, none, some, stacked, total, most, out = (builder.fresh() for _ in range(7))
     width = [WIDTH * len(rows.values)]

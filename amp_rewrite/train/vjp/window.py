@@ -12,7 +12,7 @@ from amp_rewrite.train.facts import Shape, known_dims
 from amp_rewrite.train.vjp.row import Call
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
-"""Up to where products by tap are faster than one convolution: `benchmarks/conv_gradients.py`."""
+"""Up to where products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""
 
 
 @dataclass(frozen=True, slots=True)

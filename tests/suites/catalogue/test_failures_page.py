@@ -1,4 +1,4 @@
-"""docs/failures.md has a row for each class, and names what tests it."""
+"""docs/evidence/failures.md has a row for each class, and names what tests it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from suites.catalogue import test_catalogue_apart, test_catalogue_loud, test_catalogue_silent
 from support.paths import ROOT
 
-PAGE = ROOT / "docs" / "failures.md"
+PAGE = ROOT / "docs" / "evidence" / "failures.md"
 CASES = (*test_catalogue_loud.CASES, *test_catalogue_silent.CASES)
 APART = {29, 30, 36, 43, 55}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,27 +23,21 @@ from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 from support.paths import ROOT
 from support.stub import folder as stub_folder
 
-BENCHMARKS = ROOT / "benchmarks"
-SUITE = BENCHMARKS / "gpu.py"
+SUITE = (str(ROOT / "benchmarks" / "run.py"), "gpu")
 
 
 @pytest.fixture(scope="module")
 def suite() -> Iterator[ModuleType]:
-    """benchmarks/gpu.py, which has the name of this package."""
-    sys.path.insert(0, str(BENCHMARKS))
+    """The module benchmarks/gpu/gpu.py."""
+    sys.path.insert(0, str(ROOT))
     try:
-        spec = importlib.util.spec_from_file_location("gpu_suite", SUITE)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["gpu_suite"] = module
-        spec.loader.exec_module(module)
-        yield module
+        yield import_module("benchmarks.gpu.gpu")
     finally:
-        sys.path.remove(str(BENCHMARKS))
+        sys.path.remove(str(ROOT))
 
 
 def run(out: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SUITE), "--out", str(out), *words]
+    command = [sys.executable, *SUITE, "--out", str(out), *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
@@ -154,7 +148,7 @@ def test_small_models_do_not_stand_for_real_ones_in_a_later_run(tmp_path: Path) 
 
 
 def test_an_interrupt_ends_the_row_too_and_keeps_what_is_there(tmp_path: Path) -> None:
-    command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--provider", "cpu", "--tiny", "--models", "dense"]
+    command = [sys.executable, *SUITE, "--out", str(tmp_path), "--provider", "cpu", "--tiny", "--models", "dense"]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what runs behind
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, preexec_fn=heard, **streams) as process:
@@ -246,7 +240,7 @@ def test_the_emulation_that_errs_least_like_the_device_comes_first(suite: Module
 
 
 def test_errors_are_relative_and_count_what_is_not_finite(suite: ModuleType) -> None:
-    import gpu_rows
+    from benchmarks.gpu import gpu_rows
 
     a = [np.array([3.0, 4.0]), np.array([[0.0, 10.0]])]
     b = [np.array([3.0, 5.0]), np.array([[0.0, np.inf]])]

@@ -15,7 +15,10 @@ from amp_rewrite.cli import door
 from amp_rewrite.deploy.session import process
 from support.paths import ROOT
 
-PAGES = ("calibration", "emulation", "repair", "report", "session")
+PAGES = (
+    *("how-to/calibration", "concepts/emulation", "how-to/repair", "reference/report", "how-to/session"),
+    "tutorial/first_conversion",
+)
 """Those with Python for the README's model; the page of training has a test beside those of training."""
 
 
@@ -44,19 +47,23 @@ def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
 
 
 def test_no_page_with_python_is_left_out() -> None:
-    shown = {page.stem for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text("utf-8")}
-    assert shown == {*PAGES, "training"}
+    shown = {
+        page.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+        if "```python" in page.read_text("utf-8")
+    }
+    assert shown == {*PAGES, "how-to/training"}
 
 
 def test_every_link_leads_somewhere() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
     links = [(page, at) for page in pages for at in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))]
     assert [f"{page.name}: {at}" for page, at in links if not (page.parent / at).exists()] == []
     assert len(links) > 40
 
 
 def test_the_page_for_those_who_come_from_elsewhere_names_options_that_are_there() -> None:
-    page = (ROOT / "docs" / "migrating.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "migrating.md").read_text("utf-8")
     known = {name for option in door.commands["convert"].params for name in (*option.opts, *option.secondary_opts)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
     assert named - known == set()
@@ -64,7 +71,18 @@ def test_the_page_for_those_who_come_from_elsewhere_names_options_that_are_there
 
 
 def test_every_option_of_the_command_line_is_named_on_a_page() -> None:
-    pages = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     params = [option for command in door.commands.values() for option in command.params]
     spelled = [(*option.opts, *option.secondary_opts) for option in params if option.opts[0].startswith("-")]
     assert {names for names in spelled if not any(re.search(rf"{name}(?![\w-])", pages) for name in names)} == set()
+
+
+def test_the_architecture_page_names_only_paths_that_exist() -> None:
+    missing, seen = [], 0
+    for line in (ROOT / "docs" / "architecture.md").read_text("utf-8").split("\n\n"):
+        wing = re.match(r"\*\*`(\w+)`\*\*", line)
+        places = [ROOT / "amp_rewrite" / wing[1]] if wing else [ROOT, ROOT / "amp_rewrite"]
+        for named in re.findall(r"`([\w./]+(?:\.py|\.json|\.yaml|/))`", line):
+            seen += 1
+            missing += [] if any((place / named).exists() for place in places) else [named]
+    assert (missing, seen > 60) == ([], True)

@@ -104,9 +104,9 @@ def test_the_training_shown_runs_in_a_program_of_its_own(folder: Path) -> None:
 
 
 def test_what_it_says_of_other_converters_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python benchmarks/readme_table.py --write` puts it there."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    table = import_module("readme_table")
+    """`python benchmarks/run.py readme_table --write` puts it there."""
+    monkeypatch.syspath_prepend(ROOT)
+    table = import_module("benchmarks.peers.readme_table")
     measured = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text("utf-8"))
     assert table.replaced(README, table.passage(measured)) == README
     with pytest.raises(ValueError, match="the README has no passage"):
@@ -122,7 +122,7 @@ def point(model: str, tool: str, cpu: float, casts: int, l2: float, lowered: int
 def test_a_tool_counts_if_its_model_runs_and_its_error_if_all_products_are_low(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT)
     rows = [
         point("unet", "amp-rewrite", 2, 3, 1e-3),
         point("unet", "onnxruntime_float16", 1, 0, 0) | {"fault": "[ONNXRuntimeError] : 1 : FAIL"},
@@ -132,7 +132,7 @@ def test_a_tool_counts_if_its_model_runs_and_its_error_if_all_products_are_low(
         point("llama", "amp-rewrite", 4, 1, 3e-3),
         point("llama", "modelopt_autocast", 9, 0, 0) | {"fault": "stopped after 9 s"},
     ]
-    said = import_module("readme_table").passage({"machine": {"load": 0.5, "cores": 4}, "rows": rows})
+    said = import_module("benchmarks.peers.readme_table").passage({"machine": {"load": 0.5, "cores": 4}, "rows": rows})
     assert said.splitlines()[5:] == [
         "| Llama, 9 MB | 4.0 / – | 4 / – | 1 / – | 3.0e-3 / – |",
         "| UNet, 9 MB | 2.0 / 5.0 | 2 / 5 | 3 / 1 | 1.0e-3 / 2.0e-3 (with 9 casts; with 2: 0.25) |",

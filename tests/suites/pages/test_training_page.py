@@ -1,4 +1,4 @@
-"""docs/training.md: the Python shown runs, and the options shown are there."""
+"""docs/how-to/training.md: the Python shown runs, and the options shown are there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import amp_rewrite.train
 from amp_rewrite.cli import door
 from support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "training.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "training.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:

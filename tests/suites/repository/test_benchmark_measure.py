@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -10,13 +12,11 @@ import pytest
 
 from support.paths import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
-
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("measure")
+    monkeypatch.syspath_prepend(ROOT)
+    return import_module("benchmarks.shared.measure")
 
 
 def python(text: str) -> list[str]:
@@ -38,3 +38,23 @@ def test_a_command_that_takes_too_long_is_stopped(measure: ModuleType) -> None:
 def test_a_command_that_takes_too_much_memory_is_stopped(measure: ModuleType) -> None:
     run = measure.cost(python("import time; held = b'1' * (1 << 28); time.sleep(60)"), memory=1 << 27)
     assert (run.code, run.said) == (-9, "stopped at 0.134218 GB of memory")
+
+
+def test_run_lists_each_script_with_arguments_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    listed = re.findall(r"^  (\w+) ", import_module("benchmarks.run").listing(), re.MULTILINE)
+    scripts = [path for path in (ROOT / "benchmarks").glob("*/*.py") if "ArgumentParser(" in path.read_text("utf-8")]
+    helpers = {"export"}  # started by architectures
+    assert sorted(listed) == sorted(path.stem for path in scripts if path.stem not in helpers)
+    assert len({path.stem for path in (ROOT / "benchmarks").glob("*/*.py")}) == len(
+        [*(ROOT / "benchmarks").glob("*/*.py")]
+    )
+
+
+def test_run_names_an_unknown_benchmark() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "no benchmark is called 'nothing'; without a name, this command lists them\n",
+    )

@@ -67,15 +67,15 @@ def test_quiet_prints_nothing() -> None:
         ),
         (
             ("full.onnx", "--data", "x.npz", "--fit", "much"),
-            "error: 'much' is no size of memory; write it as 8GB, 512MiB or in bytes",
+            "error: 'much' is not a size of memory; write it as 8GB, 512MiB or in bytes",
         ),
         (
             ("full.onnx", "--data", "x.npz", "--batch-sizes", "1;2"),
-            "error: '1;2' is no list of batch sizes; write it as 1,8,64",
+            "error: '1;2' is not a list of batch sizes; write it as 1,8,64",
         ),
         (
             ("full.onnx", "--data", "x.npz", "--plot", "x.txt"),
-            "error: cannot draw to x.txt: a picture's suffix says what it is; take .svg, .png, .pdf",
+            "error: cannot draw to x.txt: the suffix selects the format; use .svg, .png, .pdf",
         ),
         (("--data", "x.npz"), f"error: Missing argument 'A [B]...'; {SEE}"),
     ],

@@ -112,5 +112,5 @@ def test_memory_and_profile_are_left_out_of_a_benchmark_on_demand() -> None:
 
 def test_fewer_than_no_threads_are_refused() -> None:
     done = run("calibrate", "lookup.onnx", "--random", "--int-range", "ids=0,3", "--threads", "-1")
-    said = "error: -1 threads compute nothing; use 1 or more, or leave it out for one per core\n"
+    said = "error: -1 is not a valid number of threads; use 1 or more, or omit it for one per core\n"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", said)

@@ -127,7 +127,7 @@ def test_shards_of_another_model_or_type_are_not_merged(folder: Path) -> None:
 
     assert [(done.exit_code, done.stdout) for done in refused] == [(2, ""), (2, "")]
     assert [done.stderr for done in refused] == [
-        f"error: ranges of models or types that differ are not merged: {fact}; calibrate again in one way\n"
+        f"error: cannot merge ranges of different models or types: {fact}; calibrate again in one way\n"
         for fact in ("type float16 and bfloat16", f"graph {mine} and {theirs}")
     ]
     assert "d.json" not in files()
@@ -153,7 +153,10 @@ def test_the_same_shard_twice_is_refused_under_any_name(folder: Path) -> None:
         ("calibrate", f"Missing argument 'MODEL'; {HELP.format('calibrate')}"),
         ("calibrate net.onnx --data d.npz --to float32",
          "--to: cannot lower to float32; use float16 or bfloat16"),
-        ("calibrate net.onnx --data d.npz --chunk 0", "0 taps in a session measure nothing; use a chunk of 1 or more"),
+        (
+            "calibrate net.onnx --data d.npz --chunk 0",
+            "0 is not a valid number of taps per session; use a chunk of 1 or more",
+        ),
         ("calibrate net.onnx --data d.npz -o d.npz", EXISTS),
         ("calibrate net.onnx --data d.npz -o no/r.json",
          "cannot write no/r.json: the folder no does not exist; make it first"),

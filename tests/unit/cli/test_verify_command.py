@@ -196,7 +196,7 @@ def test_locate_on_random_data_says_so() -> None:
 
 # -- the form of the JSON ------------------------------------------------------------------------------
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "reference"
 PRINTED = {
     "verify": (
         ("full.onnx", "half.onnx", "--data", "small.npz", "--rtol", "1e-3"),

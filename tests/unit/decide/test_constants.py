@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.decide.hazards.constants import epsilon, statistics, underflow
-from amp_rewrite.decide.hazards.find import Hazards, hazards
+from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.hazards.mask import additive_mask, saturated
 from amp_rewrite.decide.hazards.mask import overflow as overflowing
 from amp_rewrite.decide.pin import Pin
@@ -115,7 +115,7 @@ def test_a_where_mask_saturates_and_its_softmax_is_free() -> None:
         y = Softmax (s)
     }}"""
     for to, bound in ((F16, "-65504"), (BF16, "-3.38953e+38")):
-        found = hazards(view_of(text), to)
+        found = find_hazards(view_of(text), to)
         assert found.pins == ()
         assert found.findings == (Finding("saturated", "far", f"fill value -3.40282e+38 becomes {bound}"),)
         assert {view_of(text).value_name(v) for v in found.saturate} == {"far", "s"}
@@ -195,7 +195,7 @@ def test_a_float_attention_mask_saturates() -> None:
         y = Attention (q, k, k, bias)
     }}"""
     view = view_of(text, opset=23)
-    found = hazards(view, F16)
+    found = find_hazards(view, F16)
     assert found.pins == ()
     assert {view.value_name(v) for v in found.saturate} == {"far", "bias"}
 
@@ -204,7 +204,7 @@ def test_a_constant_attention_mask_saturates() -> None:
     text = f"""g (float[B,H,2,D] q, float[B,H,2,D] k) => (float[B,H,2,D] y) <float[2,2] m = {{0, {LOWEST}, 0, 0}}> {{
         y = Attention (q, k, k, m)
     }}"""
-    found = hazards(view_of(text, opset=23), F16)
+    found = find_hazards(view_of(text, opset=23), F16)
     assert found.pins == ()
     assert found.findings == (Finding("saturated", "m", "fill value -3.40282e+38 becomes -65504"),)
 
@@ -215,7 +215,7 @@ def test_a_fill_made_by_constant_of_shape_saturates() -> None:
         y = Where (m, x, fill)
     }}"""
     view = view_of(text)
-    found = hazards(view, F16)
+    found = find_hazards(view, F16)
     assert found.pins == ()
     assert found.findings == (Finding("saturated", "fill", "fill value -3.40282e+38 becomes -65504"),)
 
@@ -318,4 +318,4 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
 
 
 def test_a_model_without_hazards_has_none() -> None:
-    assert hazards(view_of("g (float[N] x) => (float[N] y) { y = Relu (x) }"), F16) == Hazards()
+    assert find_hazards(view_of("g (float[N] x) => (float[N] y) { y = Relu (x) }"), F16) == Hazards()

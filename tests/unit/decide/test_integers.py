@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import onnx.parser
 import pytest
 
-from amp_rewrite.decide.hazards.find import hazards
+from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.decide.hazards.trig_arguments import angle
 from amp_rewrite.decide.pin import Pin
@@ -261,7 +261,7 @@ def test_a_mixture_of_experts_router_is_not_tainted() -> None:
         y = Mul (z2, share)
     }"""
     view = view_of(text)
-    pins = {view.ops[pin.op].node.output[0] for pin in hazards(view, DType.FLOAT16).pins}
+    pins = {view.ops[pin.op].node.output[0] for pin in find_hazards(view, DType.FLOAT16).pins}
     assert pins == {"picked", "live"}
 
 
@@ -279,7 +279,7 @@ def test_a_detection_head_is_not_tainted() -> None:
         picked = Gather <axis = 1> (s, row)
         boxes = Mul (picked, size)
     }"""
-    assert hazards(view_of(text), DType.FLOAT16).pins == ()
+    assert find_hazards(view_of(text), DType.FLOAT16).pins == ()
 
 
 # -- counters ---------------------------------------------------------------------------------------

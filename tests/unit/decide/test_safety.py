@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx.parser
 
-from amp_rewrite.decide.hazards.find import PINNING, hazards
+from amp_rewrite.decide.hazards.find import PINNING, find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -17,7 +17,7 @@ def view_of(text: str) -> View:
 def rules(text: str) -> dict[str, str]:
     """The rule of each pin, by first result of the op."""
     view = view_of(text)
-    return {view.ops[pin.op].node.output[0]: pin.rule for pin in hazards(view, DType.FLOAT16).pins}
+    return {view.ops[pin.op].node.output[0]: pin.rule for pin in find_hazards(view, DType.FLOAT16).pins}
 
 
 def test_the_first_of_several_rules_speaks_for_an_op_and_each_op_has_one_pin() -> None:
@@ -121,6 +121,6 @@ def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -
         z = Equal (f, seven)
         y = Sqrt (a)
     }"""
-    first, second = (hazards(view_of(text), DType.FLOAT16) for _ in range(2))
+    first, second = (find_hazards(view_of(text), DType.FLOAT16) for _ in range(2))
     assert first == second
     assert [pin.op for pin in first.pins] == sorted(pin.op for pin in first.pins)

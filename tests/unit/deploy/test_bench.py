@@ -19,7 +19,7 @@ import amp_rewrite
 from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError, ReportError
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.bench import parse_sizes
-from amp_rewrite.deploy.bench.candidate import Contender, told_apart
+from amp_rewrite.deploy.bench.candidate import Candidate, told_apart
 from amp_rewrite.deploy.bench.child import Job, Outcome, apart, found
 from amp_rewrite.deploy.bench.device import GpuMemory
 from amp_rewrite.deploy.bench.memory import largest, parse_bytes
@@ -173,7 +173,7 @@ def test_where_no_first_dimension_is_free_there_is_no_batch(ports: tuple[Port, .
 
 def test_sizes_are_read_from_a_list() -> None:
     assert parse_sizes("1,8,64") == (1, 8, 64)
-    with pytest.raises(PolicyError, match=r"^'1,a' is no list of batch sizes; write it as 1,8,64$"):
+    with pytest.raises(PolicyError, match=r"^'1,a' is not a list of batch sizes; write it as 1,8,64$"):
         parse_sizes("1,a")
 
 
@@ -213,7 +213,7 @@ def test_sizes_of_memory_are_read(text: str, size: int) -> None:
 def test_what_is_no_size_of_memory_is_refused(text: str) -> None:
     with pytest.raises(PolicyError) as caught:
         parse_bytes(text)
-    assert str(caught.value) == f"{text!r} is no size of memory; write it as 8GB, 512MiB or in bytes"
+    assert str(caught.value) == f"{text!r} is not a size of memory; write it as 8GB, 512MiB or in bytes"
 
 
 class Driver:
@@ -336,9 +336,11 @@ def test_a_profile_of_too_few_runs_and_another_file_are_refused(tmp_path: Path) 
     with pytest.raises(ModelError, match=r"^profile.json holds 1 runs, and 3 do not count; run the model more often$"):
         read_profile(written(tmp_path, run_of(0)), skip=3)
     (tmp_path / "profile.json").write_text("{")
-    with pytest.raises(ModelError, match=r"^profile.json is no profile of onnxruntime: .*; profile the model again$"):
+    with pytest.raises(
+        ModelError, match=r"^profile.json is not a profile of onnxruntime: .*; profile the model again$"
+    ):
         read_profile(tmp_path / "profile.json")
-    with pytest.raises(ModelError, match="is no profile of onnxruntime"):
+    with pytest.raises(ModelError, match="is not a profile of onnxruntime"):
         read_profile(written(tmp_path, {"ts": 1}))
 
 
@@ -427,8 +429,8 @@ def test_each_model_gets_the_batch_in_the_types_of_its_inputs() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"rounds": 0}, "rounds is 0, and that measures nothing; give at least 1"),
-        ({"sizes": [0]}, "a batch size is 0, and that measures nothing; give at least 1"),
+        ({"rounds": 0}, "rounds is 0, which is too small; give at least 1"),
+        ({"sizes": [0]}, "a batch size is 0, which is too small; give at least 1"),
         ({"names": ["a"]}, "1 names are given for 2 models; give as many, or none"),
         ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
         ({"provider": ""}, "this onnxruntime has no provider ''; use one of "),
@@ -450,7 +452,7 @@ def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) 
 
 
 def test_no_model_is_nothing_to_time() -> None:
-    with pytest.raises(PolicyError, match=r"^there is no model to time; give at least one$"):
+    with pytest.raises(PolicyError, match=r"^no model given; give at least one$"):
         amp_rewrite.bench([], {"x": X})
 
 
@@ -469,11 +471,11 @@ def test_a_size_that_no_memory_holds_leaves_a_fault_and_the_others_go_on(
 def test_a_batch_whose_inputs_alone_do_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def weighed(contender: Contender, batch: Mapping[str, np.ndarray]) -> Outcome:
+    def weighed(candidate: Candidate, batch: Mapping[str, np.ndarray]) -> Outcome:
         tried.append(len(batch["x"]))
         return Outcome(1)
 
-    monkeypatch.setattr(Contender, "weighed", weighed)
+    monkeypatch.setattr(Candidate, "weighed", weighed)
     found = _small(limit=100 * X[0].nbytes, profile=False)
     assert [entry.largest for entry in found.entries] == [Largest(1200, 100, 104)] * 2
     assert max(tried) <= 100
@@ -632,13 +634,13 @@ def test_a_picture_needs_a_suffix_a_folder_and_matplotlib(tmp_path: Path, monkey
         return str(caught.value)
 
     x = tmp_path / "x.txt"
-    assert refusal(x) == f"cannot draw to {x}: a picture's suffix says what it is; take .svg, .png, .pdf"
+    assert refusal(x) == f"cannot draw to {x}: the suffix selects the format; use .svg, .png, .pdf"
     y = tmp_path / "none" / "x.svg"
     assert refusal(y) == f"cannot write {y}: the folder {y.parent} does not exist; make it first"
     (tmp_path / "d.svg").mkdir()
     assert refusal(tmp_path / "d.svg") == f"cannot draw to {tmp_path / 'd.svg'}: it is a folder; name a file"
     monkeypatch.setattr("amp_rewrite.deploy.bench.plot.find_spec", lambda name: None)
-    missing = "matplotlib draws the picture, and it is missing; pip install 'amp-rewrite[plot]'"
+    missing = "drawing needs matplotlib, which is not installed; pip install 'amp-rewrite[plot]'"
     assert refusal(tmp_path / "x.svg") == missing
 
 

@@ -265,9 +265,9 @@ def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
     ("more", "message"),
     [
         ({"to": "float32"}, "cannot lower to float32; use float16 or bfloat16"),
-        ({"chunk": 0}, "0 taps in a session measure nothing; use a chunk of 1 or more"),
-        ({"threads": 0}, "0 threads compute nothing; use 1 or more, or leave it out for one per core"),
-        ({"threads": -1}, "-1 threads compute nothing; use 1 or more, or leave it out for one per core"),
+        ({"chunk": 0}, "0 is not a valid number of taps per session; use a chunk of 1 or more"),
+        ({"threads": 0}, "0 is not a valid number of threads; use 1 or more, or omit it for one per core"),
+        ({"threads": -1}, "-1 is not a valid number of threads; use 1 or more, or omit it for one per core"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(more: dict[str, object], message: str) -> None:

@@ -143,7 +143,7 @@ def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X, "label": X}, "batch 1 ({0}) has 'label', which is no input; the inputs are 'x', 'i'" + ELSE),
+        ({"x": X, "label": X}, "batch 1 ({0}) has 'label', which is not an input; the inputs are 'x', 'i'" + ELSE),
         ({"x": X}, "batch 1 ({1}) has nothing for input 'i'; give all of 'i' beside 'x'"),
         ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 ({2}) is int64, and the input takes float32; cast it with"
          " .astype('float32')"),
@@ -213,11 +213,11 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
             "cannot feed ndarray; give a path, a mapping from input names to arrays, a list of such mappings, or a"
             " function that yields them",
         ),
-        ([], "the batches given: there is no batch; give at least one"),
+        ([], "the batches given: no batch given; give at least one"),
         ([X], "batch 0 is ndarray; give a mapping from input names to arrays"),
         (lambda: BATCH, "the function for batches gave dict; let it yield mappings of arrays"),
         (lambda: 7, "the function for batches gave int; let it yield mappings of arrays"),
-        (lambda: iter([]), "<lambda>(): there is no batch; give at least one"),
+        (lambda: iter([]), "<lambda>(): no batch given; give at least one"),
     ],
 )
 def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
@@ -227,7 +227,7 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
 def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
     left = [iter([BATCH]), iter([])]
     feed = Feed.of(lambda: left.pop(0), MODEL)
-    with pytest.raises(FeedError, match="there is no batch; give at least one"):
+    with pytest.raises(FeedError, match="no batch given; give at least one"):
         next(iter(feed))
 
 
@@ -241,11 +241,12 @@ def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
         ({}, "batch 0 has nothing for input 'x'; give all of 'x', 'i'"),
         (
             {**BATCH, "xs": X},
-            "batch 0 has 'xs', which is no input; did you mean 'x'?; if it is for something else, leave it out",
+            "batch 0 has 'xs', which is not an input; did you mean 'x'?; if it is for something else, leave it out",
         ),
         (
             {**BATCH, "mask": X},
-            "batch 0 has 'mask', which is no input; the inputs are 'x', 'i'; if it is for something else, leave it out",
+            "batch 0 has 'mask', which is not an input; the inputs are 'x', 'i'; if it is for something else, leave it"
+            " out",
         ),
         ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
         ({**BATCH, "x": X.T}, "input 'x' of batch 0 has the shape [3, 2]; the input takes [n, 3]"),
@@ -309,7 +310,9 @@ def test_nonfinite_numbers_are_fed_if_allowed() -> None:
 
 
 def test_names_out_of_a_batch_are_cut() -> None:
-    assert refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is no input; the inputs are 'x', 'i'{ELSE}"
+    assert (
+        refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is not an input; the inputs are 'x', 'i'{ELSE}"
+    )
 
 
 # -- casts ---------------------------------------------------------------------------------------------
@@ -445,9 +448,9 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
         (
             "float[n] pixels",
             {"shapes": {"pixel": (1,)}},
-            "a shape is given for 'pixel', which is no input; did you mean 'pixels'?",
+            "a shape is given for 'pixel', which is not an input; did you mean 'pixels'?",
         ),
-        ("int64[2] i", {"int_ranges": {"k": (0, 1)}}, "a range is given for 'k', which is no input; the inputs"),
+        ("int64[2] i", {"int_ranges": {"k": (0, 1)}}, "a range is given for 'k', which is not an input; the inputs"),
         (
             "float[2] x",
             {"int_ranges": {"x": (0, 1)}},
@@ -455,9 +458,9 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
         ),
         ("int64[2] i", {"int_ranges": {"i": (3, 3)}}, "the int range 3,3 of input 'i' is empty or does not fit int64"),
         ("uint8[2] i", {"int_ranges": {"i": (0, 257)}}, "the int range 0,257 of input 'i' is empty or does not fit"),
-        ("string[2] t", {}, "nothing can be drawn for input 't', which is tensor(string); give data for it"),
-        ("seq(float[2]) s", {}, "nothing can be drawn for input 's', which is seq(float32); give data for it"),
-        ("float[2] x", {"batches": 0}, "0 random batches are no data; ask for at least one"),
+        ("string[2] t", {}, "no random data for input 't', which is tensor(string); give data for it"),
+        ("seq(float[2]) s", {}, "no random data for input 's', which is seq(float32); give data for it"),
+        ("float[2] x", {"batches": 0}, "0 random batches requested; request at least one"),
         ("float[2] x", {"seed": -1}, "the seed -1 is negative; use a whole number of 0 or more"),
     ],
 )
@@ -556,14 +559,14 @@ def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: 
         ({"x.npy": npy(header("(1000000000000,)"), b"0" * 10_000)}, "{path}: 'x' declares [1000000000000] of float32"),
         ({"x.npy": stored(X)[:-5]}, "{path}: 'x' declares [2, 3] of float32, 24 bytes, but has 19;"),
         ({"x.npy": stored(np.array([{}], object))}, "{path}: 'x' holds pickled Python objects, which are not read"),
-        ({"x": stored(X)}, "{path} holds 'x', which is no array; write it with numpy.savez"),
-        ({"../../x.npy": stored(X)}, "batch 0 has '../../x', which is no input; the inputs are 'x'"),
-        ({"/etc/passwd.npy": stored(X)}, "batch 0 has '/etc/passwd', which is no input; the inputs are 'x'"),
-        ({"\x1b[31m.npy": stored(X)}, "batch 0 has '\\x1b[31m', which is no input; the inputs are 'x'"),
-        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has '{'y' * 80} …', which is no input; the inputs are 'x'"),
+        ({"x": stored(X)}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
+        ({"../../x.npy": stored(X)}, "batch 0 has '../../x', which is not an input; the inputs are 'x'"),
+        ({"/etc/passwd.npy": stored(X)}, "batch 0 has '/etc/passwd', which is not an input; the inputs are 'x'"),
+        ({"\x1b[31m.npy": stored(X)}, "batch 0 has '\\x1b[31m', which is not an input; the inputs are 'x'"),
+        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has '{'y' * 80} …', which is not an input; the inputs are 'x'"),
         ({"0/x.npy": stored(X), "y.npy": stored(X)}, "{path} mixes numbered names such as '0/x' with others; number"),
         ({"0/x.npy": stored(X), "00/x.npy": stored(X)}, "{path} holds 'x' of batch 0 twice; write it again"),
-        ({}, "d.npz: there is no batch; give at least one"),
+        ({}, "d.npz: no batch given; give at least one"),
     ],
 )
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:

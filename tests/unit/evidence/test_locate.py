@@ -14,8 +14,8 @@ import pytest
 import amp_rewrite
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.instrument.error_nodes import Apart, Gauge, read
-from amp_rewrite.evidence.instrument.shadow import Bench, own_errors
+from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes, ErrorStats, read
+from amp_rewrite.evidence.instrument.shadow import Bench, local_errors
 from amp_rewrite.evidence.instrument.side_by_side import with_candidate, with_shadows
 from amp_rewrite.evidence.locate import Located, Spot, locate
 from amp_rewrite.files.model import Model
@@ -88,7 +88,7 @@ def test_own_errors_are_by_name_and_say_the_same() -> None:
     model = Model.load(mlp())
     converted = amp_rewrite.convert(model.proto)
     feed = Feed.of(X, model)
-    own = own_errors(converted.view.model, converted.result, feed)
+    own = local_errors(converted.view.model, converted.result, feed)
     assert own == {row.op: row.own for row in locate(model, converted.result, X).rows if row.op != "act"}
     assert set(own) == {op.name for op in converted.view.ops} - {"act"}
 
@@ -115,7 +115,7 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     assert located.matched == located.matchable
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
     bench = Bench.of(Model.load(path), converted)
-    drift = bench.drift(Feed.of(fed, Model.load(path)))
+    drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)))
     theirs = {bench.pairing.reference.value_name(w): drift[v] for v, w in bench.pairing.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
@@ -130,7 +130,7 @@ def test_chunks_change_nothing() -> None:
     feed = Feed.of(fixture("cnn_ts13"), model)
     bench = Bench.of(model, converted)
     runs: list[tuple[int, int]] = []
-    for measure in (bench.own, bench.drift):
+    for measure in (bench.local_errors, bench.accumulated_errors):
         assert measure(feed, chunk=3) == measure(feed, progress=lambda *done: runs.append(done))
     assert runs == [(1, 1), (1, 1)]
 
@@ -354,14 +354,14 @@ def test_names_of_the_models_do_not_meet_ours(prefix: str) -> None:
 
 
 def test_measurements_merge_and_scale() -> None:
-    one, other = Apart(1.0, 2.0, 3.0, 4.0, 0), Apart(0.5, 5.0, 1.0, 12.0, 0)
-    assert one.merge(other) == Apart(1.0, 5.0, 4.0, 16.0, 0)
-    assert [one.merge(other).error(0.0), Apart(noise=4.0).error(0.5), Apart().error(0.0)] == [0.5, 4.0, 0.0]
-    assert Apart(lost=1).error(1.0) == math.inf
+    one, other = ErrorStats(1.0, 2.0, 3.0, 4.0, 0), ErrorStats(0.5, 5.0, 1.0, 12.0, 0)
+    assert one.merge(other) == ErrorStats(1.0, 5.0, 4.0, 16.0, 0)
+    assert [one.merge(other).error(0.0), ErrorStats(noise=4.0).error(0.5), ErrorStats().error(0.0)] == [0.5, 4.0, 0.0]
+    assert ErrorStats(lost=1).error(1.0) == math.inf
 
 
-def gauged(value: list[float], reference: list[float], *, is_low: bool) -> Apart:
-    gauge = Gauge("g/", amp_rewrite.DType.FLOAT16)
+def gauged(value: list[float], reference: list[float], *, is_low: bool) -> ErrorStats:
+    gauge = ErrorNodes("g/", amp_rewrite.DType.FLOAT16)
     nodes = [*gauge.nodes(0, "v", "r", is_low=is_low), *gauge.packed([gauge.row(0)], "out")]
     v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
@@ -378,21 +378,21 @@ INF, NAN = math.inf, math.nan
 @pytest.mark.parametrize(
     ("value", "reference", "is_low", "expected"),
     [
-        ([3.0, 4.5], [3.0, 4.0], True, Apart(0.5, 4.0, 0.25, 25.0)),
-        ([], [], True, Apart()),
-        ([INF, NAN, 1.0], [1.0, 2.0, 1.0], True, Apart(0.0, 2.0, 0.0, 6.0, lost=2)),
-        ([INF, NAN, 1.0], [INF, INF, NAN], True, Apart()),
-        ([INF], [70000.0], True, Apart(0.0, 70000.0, 0.0, 0.0, lost=1)),
+        ([3.0, 4.5], [3.0, 4.0], True, ErrorStats(0.5, 4.0, 0.25, 25.0)),
+        ([], [], True, ErrorStats()),
+        ([INF, NAN, 1.0], [1.0, 2.0, 1.0], True, ErrorStats(0.0, 2.0, 0.0, 6.0, lost=2)),
+        ([INF, NAN, 1.0], [INF, INF, NAN], True, ErrorStats()),
+        ([INF], [70000.0], True, ErrorStats(0.0, 70000.0, 0.0, 0.0, lost=1)),
         # A mask that saturates in half is a mask, and weighs nothing beside what it masks.
-        ([-65504.0, 2.0], [-3e38, 1.0], True, Apart(1.0, np.float32(3e38).item(), 1.0, 1.0)),
-        ([-3e38, 2.0], [-3e38, 1.0], False, Apart(1.0, np.float32(3e38).item(), 1.0, 1.0)),
-        ([1.0], [-3e38], True, Apart(65505.0, np.float32(3e38).item(), 65505.0**2, 0.0)),
-        ([80000.0], [70000.0], False, Apart(10000.0, 70000.0, 1e8, 4.9e9)),
-        ([1e-30], [2e-30], True, Apart(1e-30, 2e-30, 1e-60, 4e-60)),
+        ([-65504.0, 2.0], [-3e38, 1.0], True, ErrorStats(1.0, np.float32(3e38).item(), 1.0, 1.0)),
+        ([-3e38, 2.0], [-3e38, 1.0], False, ErrorStats(1.0, np.float32(3e38).item(), 1.0, 1.0)),
+        ([1.0], [-3e38], True, ErrorStats(65505.0, np.float32(3e38).item(), 65505.0**2, 0.0)),
+        ([80000.0], [70000.0], False, ErrorStats(10000.0, 70000.0, 1e8, 4.9e9)),
+        ([1e-30], [2e-30], True, ErrorStats(1e-30, 2e-30, 1e-60, 4e-60)),
     ],
 )
 def test_the_gauge_reads_what_is_there(
-    value: list[float], reference: list[float], is_low: bool, expected: Apart
+    value: list[float], reference: list[float], is_low: bool, expected: ErrorStats
 ) -> None:
     found = gauged(value, reference, is_low=is_low)
     for part in ("max_abs", "absmax", "noise", "signal", "lost"):

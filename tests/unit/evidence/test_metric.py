@@ -212,17 +212,14 @@ def test_a_callable_that_gives_nan_never_passes() -> None:
 
 # -- criteria --------------------------------------------------------------------------------------------
 
-NONE = (
-    "nothing says how near the outputs must be, and there is no default; give rtol and/or atol, or a metric with its"
-    " bound"
-)
+NONE = "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({}, NONE),
-        ({"at_least": 1.0}, "a bound of what? Name a metric with it: cosine, psnr, snr, top1, scaled"),
+        ({"at_least": 1.0}, "a bound without a metric; name one of cosine, psnr, snr, top1, scaled"),
         ({"rtol": -1.0}, "rtol is -1.0; use a finite number of 0 or more"),
         ({"atol": math.nan}, "atol is nan; use a finite number of 0 or more"),
         ({"atol": math.inf}, "atol is inf; use a finite number of 0 or more"),
@@ -237,7 +234,7 @@ NONE = (
         ),
         (
             {"metric": "psnr", "at_least": 1.0, "rtol": 1.0},
-            "either a tolerance (rtol, atol) or a metric decides, and both are given; leave one out",
+            "both a tolerance (rtol, atol) and a metric are given; leave one out",
         ),
         (
             {"metric": "cos", "at_least": 1.0},

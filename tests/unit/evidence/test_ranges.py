@@ -34,7 +34,7 @@ RANGES = Ranges(
     model="net.onnx",
     graph="a" * 64,
     weights="b" * 64,
-    untapped={"s": "it is no tensor but seq(float32); tensors taken out of it are tapped"},
+    untapped={"s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"},
     tool="0.1.0",
 )
 TEXT = """{
@@ -53,7 +53,7 @@ TEXT = """{
   "z": {"count": 0, "nonfinite": 0, "absmax": 0.0, "absmin": 0.0, "overflow": 0, "flushed": 0, "subnormal": 0}
  },
  "untapped": {
-  "s": "it is no tensor but seq(float32); tensors taken out of it are tapped"
+  "s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"
  }
 }
 """  # noqa: E501
@@ -105,7 +105,7 @@ def test_what_differs_is_not_merged(changed: dict[str, Any], fact: str) -> None:
         RANGES.merge(replace(RANGES, **changed))
 
     assert str(refused.value) == (
-        f"ranges of models or types that differ are not merged: {fact}; calibrate again in one way"
+        f"cannot merge ranges of different models or types: {fact}; calibrate again in one way"
     )
 
 
@@ -120,7 +120,7 @@ def test_the_file_is_one_value_a_line_and_comes_back_equal() -> None:
 
 def test_the_schema_in_the_docs_describes_the_file() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
-    schema = json.loads((ROOT / "docs" / "ranges.schema.json").read_text("utf-8"))
+    schema = json.loads((ROOT / "docs" / "reference" / "ranges.schema.json").read_text("utf-8"))
     content = json.loads(TEXT)
 
     jsonschema.validate(content, schema)
@@ -200,9 +200,9 @@ Edit = Callable[[dict[str, Any]], object]
         (lambda d: d.pop("batches"), "the whole lacks the field 'batches'; calibrate again"),
         (lambda d: d.update(more=1), "the whole has an unknown field 'more'; calibrate again"),
         (lambda d: d.update(schema=2), "schema is 2, this version reads 1; calibrate again"),
-        (lambda d: d.update(to="float32"), "to is 'float32', which is no low type; calibrate again"),
-        (lambda d: d.update(to="f16"), "to is 'f16', which is no low type; calibrate again"),
-        (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is no low type; calibrate again"),
+        (lambda d: d.update(to="float32"), "to is 'float32', which is not a low type; calibrate again"),
+        (lambda d: d.update(to="f16"), "to is 'f16', which is not a low type; calibrate again"),
+        (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is not a low type; calibrate again"),
         (lambda d: d.update(batches=-1), "batches must be a whole number from 0 to 2^63; calibrate again"),
         (lambda d: d.update(batches=True), "batches must be a whole number from 0 to 2^63; calibrate again"),
         (lambda d: d.update(random=1), "random must be true or false; calibrate again"),
@@ -276,7 +276,7 @@ def test_what_is_no_file_and_what_is_too_large_are_refused(tmp_path: Path) -> No
 
     assert facts == [
         "cannot read T/none.json: there is no such file; name a file that calibrate wrote",
-        "cannot read T: it is no regular file; name a file that calibrate wrote",
+        "cannot read T: it is not a regular file; name a file that calibrate wrote",
         "T/large.json: larger than 256 MiB, so not a file of ranges",
     ]
 
@@ -302,7 +302,7 @@ not seen: a branch not taken, a loop of no trips, or an empty tensor
   z
 
 not tapped
-  s  it is no tensor but seq(float32); tensors taken out of it are tapped"""
+  s  it is not a tensor but seq(float32); tensors taken out of it are tapped"""
     )
 
 

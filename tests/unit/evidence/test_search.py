@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from amp_rewrite.evidence.search import Enough, Fewest, Spent, fewest
+from amp_rewrite.evidence.search import BudgetSpent, Enough, MinimalSet, minimal_set
 
 
 def blames(*guilty: int) -> tuple[list[frozenset[int]], Enough]:
@@ -19,18 +19,18 @@ def blames(*guilty: int) -> tuple[list[frozenset[int]], Enough]:
 
 
 def test_nothing_is_held_back_where_nothing_has_to_be() -> None:
-    assert fewest(100, lambda held: True) == Fewest((), True)
+    assert minimal_set(100, lambda held: True) == MinimalSet((), True)
 
 
 def test_where_even_all_are_not_enough_nothing_is_chosen() -> None:
-    assert fewest(100, lambda held: False) == Fewest(None, False)
+    assert minimal_set(100, lambda held: False) == MinimalSet(None, False)
 
 
 @pytest.mark.parametrize("guilty", [0, 1, 5, 499, 998, 999])
 def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
     asked, enough = blames(guilty)
 
-    found = fewest(1000, enough)
+    found = minimal_set(1000, enough)
 
     assert (found.chosen, found.minimal) == ((guilty,), True)
     assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; the one alone
@@ -41,7 +41,7 @@ def test_what_is_chosen_is_enough_and_nothing_less_is(suspects: int, data: st.Da
     guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
     _, enough = blames(*guilty)
 
-    found = fewest(suspects, enough)
+    found = minimal_set(suspects, enough)
 
     assert (found.chosen, found.minimal) == (tuple(sorted(guilty)), True)
 
@@ -53,10 +53,10 @@ def test_what_was_found_before_the_budget_is_spent_passes(suspects: int, budget:
 
     def bounded(held: frozenset[int]) -> bool:
         if len(asked) == budget:
-            raise Spent
+            raise BudgetSpent
         return enough(held)
 
-    found = fewest(suspects, bounded)
+    found = minimal_set(suspects, bounded)
 
     assert found.chosen is None or guilty.issubset(found.chosen)
     assert not found.minimal or found.chosen == tuple(sorted(guilty))
@@ -69,7 +69,7 @@ def test_where_more_is_not_better_what_is_minimal_still_was_tested(suspects: int
     def enough(held: frozenset[int]) -> bool:
         return table.setdefault(held, data.draw(st.booleans()))
 
-    found = fewest(suspects, enough)
+    found = minimal_set(suspects, enough)
 
     if found.chosen is not None:
         assert table[frozenset(found.chosen)]

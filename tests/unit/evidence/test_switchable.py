@@ -16,7 +16,7 @@ from onnx import ModelProto
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.switchable import Switchboard, switchboard
+from amp_rewrite.evidence.instrument.switchable import SwitchableModel, switchable_model
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
@@ -35,10 +35,10 @@ Array = NDArray[Any]
 FLIPS = {DType.FLOAT16: 4 * 2.0**-10, DType.BFLOAT16: 4 * 2.0**-7}
 
 
-def board_of(draft: Draft) -> Switchboard | None:
+def board_of(draft: Draft) -> SwitchableModel | None:
     base = draft.paint()
     may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
-    return switchboard(draft.view, may, base.to, io=draft.io, saturate=draft.hazards.saturate)
+    return switchable_model(draft.view, may, base.to, io=draft.io, saturate=draft.hazards.saturate)
 
 
 def apart(draft: Draft, feed: Mapping[str, Any], seeds: int = 4) -> float:
@@ -157,7 +157,7 @@ def test_with_all_switches_off_it_is_the_model() -> None:
 def test_a_colouring_that_the_twin_was_not_built_for_is_not_covered() -> None:
     draft = Draft.of(heavy(), Request.of(target="onnx"))
     base = draft.paint()
-    board = switchboard(draft.view, {next(iter(base.paints))}, base.to)
+    board = switchable_model(draft.view, {next(iter(base.paints))}, base.to)
 
     assert board is not None
     assert not board.covers(base)

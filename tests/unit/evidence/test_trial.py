@@ -11,7 +11,7 @@ import pytest
 from amp_rewrite import emulate
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Criterion, Difference, criterion
-from amp_rewrite.evidence.search import Spent
+from amp_rewrite.evidence.search import BudgetSpent
 from amp_rewrite.evidence.trial import Trial, Trials
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.pipeline.convert import finish
@@ -58,7 +58,7 @@ def test_what_is_known_costs_nothing_once_the_budget_is_spent() -> None:
     trials, _ = told({NONE: 2.0, ONE: 0.5}, budget=1)
 
     assert not trials.passes(NONE)
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         trials.passes(ONE)
     assert not trials.passes(NONE)
 

@@ -251,7 +251,7 @@ def test_a_budget_is_a_number_of_trials() -> None:
 
 
 def test_data_must_fit_the_model() -> None:
-    with pytest.raises(FeedError, match="batch 0 has 'z', which is no input"):
+    with pytest.raises(FeedError, match="batch 0 has 'z', which is not an input"):
         repair(needy(), {"z": BATCH["x"]}, rtol=0.1)
 
 

@@ -321,6 +321,6 @@ def test_a_comment_stays_within_what_github_holds() -> None:
 
 
 def test_the_documentation_shows_what_is_printed() -> None:
-    page = (GOLDEN.parents[1] / "docs" / "report.md").read_text("utf-8")
+    page = (GOLDEN.parents[1] / "docs" / "reference" / "report.md").read_text("utf-8")
     for name in ("report.txt", "explain.txt", "diff.txt"):
         assert f"```\n{(GOLDEN / name).read_text('utf-8')}```\n" in page

@@ -27,7 +27,7 @@ from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Tota
 from support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
-SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text("utf-8"))
+SCHEMA = json.loads((ROOT / "docs" / "reference" / "report.schema.json").read_text("utf-8"))
 
 SCORER = """<ir_version: 8, opset_import: ["": 17]>
 scorer (float[8, 16] x) => (float[8, 4] y, float[8, 1] z) <float[16, 16] w, float[16, 4] v> {
@@ -391,7 +391,7 @@ def test_every_rule_of_a_conversion_is_put_into_words() -> None:
 
 
 def test_the_page_has_every_rule_in_the_words_of_explain() -> None:
-    page = (ROOT / "docs" / "report.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "report.md").read_text("utf-8")
     rules = page.partition("## Rules\n")[2].partition("\n## ")[0]
     assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rules, re.MULTILINE)) == {
         rule: reason.words for rule, reason in REASONS.items()

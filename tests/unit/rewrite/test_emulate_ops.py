@@ -222,6 +222,6 @@ def test_a_step_too_many_is_seen() -> None:
 
 
 def test_the_document_names_every_op_that_is_not_bit_equal_or_not_compared() -> None:
-    text = (ROOT / "docs" / "emulation.md").read_text("utf-8")
+    text = (ROOT / "docs" / "concepts" / "emulation.md").read_text("utf-8")
     proof = set(re.findall(r"\w+", text.split("## How it is proved")[1]))
     assert {*CLOSE, *INSIDE, *KERNEL, *NOT_COMPARED, *(op for op, _ in BROKEN)} - proof == set()

@@ -122,7 +122,7 @@ def refusals(model: Model, dtype: str) -> Iterator[str]:
 
 
 def test_the_page_on_training_names_the_operators_that_have_gradients() -> None:
-    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "training.md").read_text("utf-8")
     table = page.partition("## Which operators have gradients")[2].partition("\n## ")[0]
     named = re.findall(r"^\| [a-z][a-z, ]*(?:Scan)? \| ([\w ]+) \|$", table, re.MULTILINE)
     passing = {op for (_, op), row in VJPS.items() if row.together or not all(isinstance(e, Stop) for e in row.inputs)}

@@ -1,0 +1,1 @@
+"""Benchmarks of amp-rewrite; `python benchmarks/run.py` lists and runs them."""

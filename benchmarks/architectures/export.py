@@ -1,0 +1,201 @@
+"""Export architectures by both exporters: `export FOLDER [NAME ...]`, with torch installed.
+
+Writes NAME.EXPORTER.onnx, one for each exporter that takes it, NAME.npz with batches and what PyTorch computes of them
+in float32, float16 and bfloat16, and NAME.json: which exporter failed, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import multiprocessing
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.architectures.architecture import Architecture, seed_of
+
+EXPORTERS: Mapping[str, tuple[int, ...]] = {"dynamo": (18, 20, 21, 23), "torchscript": (13, 14, 17)}
+LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+FLOATS_TIMES = 8.0
+
+
+def registry() -> dict[str, Architecture]:
+    """All architectures, by name."""
+    from benchmarks.architectures.multimodal import MULTIMODAL
+    from benchmarks.architectures.nets import NETS
+    from benchmarks.architectures.speech import SPEECH
+    from benchmarks.architectures.text import TEXT
+    from benchmarks.architectures.vision import VISION
+
+    return {one.name: one for one in (*TEXT, *SPEECH, *VISION, *MULTIMODAL, *NETS)}
+
+
+def opset(name: str, exporter: str, attempt: int = 0) -> int:
+    """One of the exporter's opsets, for each architecture another; the latest where that failed."""
+    choice = EXPORTERS[exporter]
+    return choice[-1] if attempt else choice[seed_of(name) % len(choice)]
+
+
+def batches(inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """As built; drawn anew; with larger floats; with a row that is masked throughout."""
+    found = {"built": dict(inputs), "drawn": {k: _drawn(k, v) for k, v in inputs.items()}}
+    if any(_scalable(k, v) for k, v in inputs.items()):
+        found["large"] = {k: v * FLOATS_TIMES if _scalable(k, v) else v for k, v in inputs.items()}
+    masks = [k for k in inputs if k == "attention_mask"]
+    if masks:
+        found["masked"] = {k: _without_last_row(v) if k in masks else v for k, v in inputs.items()}
+    return found
+
+
+def _scalable(name: str, value: Tensor) -> bool:
+    return value.dtype.is_floating_point and "mask" not in name
+
+
+def _drawn(name: str, value: Tensor) -> Tensor:
+    """The same values in another order along the last axis; masks stay."""
+    if "mask" in name or value.ndim == 0:
+        return value
+    return value[..., torch.randperm(value.shape[-1])]
+
+
+def _without_last_row(mask: Tensor) -> Tensor:
+    mask = mask.clone()
+    mask[-1] = 0
+    return mask
+
+
+def outputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        given = module(*(v.clone() for v in inputs.values()))
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+def computed(module: nn.Module, fed: Mapping[str, Mapping[str, Tensor]]) -> dict[str, np.ndarray[Any, Any]]:
+    """`BATCH/in/NAME`, `BATCH/float32/I`, and the low types' where PyTorch has kernels for all."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for batch, inputs in fed.items():
+        arrays |= {f"{batch}/in/{name}": value.numpy() for name, value in inputs.items()}
+        arrays |= {f"{batch}/float32/{i}": y.numpy() for i, y in enumerate(outputs(module, inputs))}
+    for name, dtype in LOW.items():
+        low = copy.deepcopy(module).to(dtype)
+        for batch, inputs in fed.items():
+            cast = {k: v.to(dtype) if v.dtype.is_floating_point else v for k, v in inputs.items()}
+            try:
+                found = outputs(low, cast)
+            except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError):
+                break  # some op of the model has no such kernel
+            arrays |= {f"{batch}/{name}/{i}": y.float().numpy() for i, y in enumerate(found)}
+    return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an export is tried: at which opset, with symbols for the dynamic axes or without."""
+
+    opset: int
+    fixed: bool
+
+
+def dynamo(one: Architecture, module: nn.Module, inputs: Mapping[str, Tensor], path: Path, by: Attempt) -> None:
+    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+    shapes = tuple(dict.fromkeys(one.dynamic.get(name, {}), auto) for name in inputs)
+    torch.onnx.export(
+        module,
+        tuple(inputs.values()),
+        path,
+        input_names=list(inputs),
+        dynamo=True,
+        opset_version=by.opset,
+        # A registry's module takes *values: one parameter that is a tuple.
+        dynamic_shapes=None if by.fixed or not one.dynamic else (shapes,),
+        external_data=False,
+        verbose=False,
+    )
+
+
+def torchscript(one: Architecture, module: nn.Module, inputs: Mapping[str, Tensor], path: Path, by: Attempt) -> None:
+    torch.onnx.export(
+        module,
+        tuple(inputs.values()),
+        str(path),
+        input_names=list(inputs),
+        dynamo=False,
+        opset_version=by.opset,
+        dynamic_axes=None if by.fixed else {k: dict(v) for k, v in one.dynamic.items()},
+    )
+
+
+def export(one: Architecture, folder: Path) -> None:
+    """Write the files of one architecture; its .json says "dynamic" or "fixed" where an exporter took it, else why not.
+
+    What fails is tried again with plain attention in the latest opset, then with fixed shapes.
+    """
+    module, inputs = one.build()
+    fed = batches(inputs)
+    np.savez(folder / f"{one.name}.npz", **computed(module, fed))  # type: ignore[arg-type]
+    said: dict[str, Any] = {"architecture": one.name}
+    for exporter, write in {"dynamo": dynamo, "torchscript": torchscript}.items():
+        path = folder / f"{one.name}.{exporter}.onnx"
+        for attempt in range(3):
+            by = Attempt(opset(one.name, exporter, attempt), attempt == 2)
+            if attempt and hasattr(getattr(module, "model", None), "set_attn_implementation"):
+                module.model.set_attn_implementation("eager")
+            try:
+                with torch.no_grad():
+                    write(one, module, inputs, path, by)
+                said[exporter] = "fixed" if by.fixed or not one.dynamic else "dynamic"
+                break
+            except Exception as error:  # noqa: BLE001  # exporters raise whatever the traced code raises
+                said[exporter] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                path.unlink(missing_ok=True)
+    (folder / f"{one.name}.json").write_text(json.dumps(said))
+
+
+def apart(one: Architecture, folder: Path, limit: float) -> None:
+    """Export one architecture in a process of its own: a crash or a hang costs that one alone."""
+    child = multiprocessing.get_context("fork").Process(target=export, args=(one, folder))
+    child.start()
+    child.join(limit)
+    if child.exitcode != 0:
+        child.kill()
+        why = f"stopped after {limit:.0f} s" if child.exitcode is None else f"exit code {child.exitcode}"
+        path = folder / f"{one.name}.json"
+        said = json.loads(path.read_text()) if path.exists() else {"architecture": one.name}
+        path.write_text(json.dumps({**said, "fault": why}))
+
+
+def warm_up(folder: Path) -> None:
+    """Load what every export needs, so that the processes to come have it."""
+    torch.onnx.export(nn.Linear(2, 2), (torch.ones(1, 2),), folder / "warm.onnx", dynamo=True, verbose=False)
+    (folder / "warm.onnx").unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one architecture may take")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    known = registry()
+    warm_up(given.folder)
+    for name in given.names or known:
+        if not (given.folder / f"{name}.json").exists():
+            apart(known[name], given.folder, given.limit)
+            print((given.folder / f"{name}.json").read_text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

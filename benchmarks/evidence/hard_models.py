@@ -1,0 +1,281 @@
+"""Models that break in half precision: cast by hand, converted by the lists, repaired with data; half exports.
+
+    python benchmarks/run.py hard_models    # writes results and docs/evidence/hard_models.md
+
+The models are those of tests/support/hard_models.py and tests/support/planted_models.py. All low precision is
+emulated, so nothing here depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import amp_rewrite
+from amp_rewrite.evidence.verdict import Verdict
+from benchmarks.shared import measure
+from support.hard_models import HARD, Hard, halved
+from support.planted_models import OUTLIER, PLANTED, planted
+
+PAGE = measure.ROOT / "docs" / "evidence" / "hard_models.md"
+# What is allowed, relative and absolute alike: outputs are of the size of 1. bfloat16 has three bits less.
+NEAR: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 8e-2}
+# The outputs of the exported models are of any size: the largest error in units of the largest output.
+SCALED = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model in one low type. `by_hand`: everything low; `by_lists`: converted without data; `repaired`: with it.
+
+    `high`: the products that stay float32 in the repaired model, of `products`. `first_jump`: where `locate` says
+    that the half export departs from its float32 twin; `raised`: how many of its ops repair raises.
+    """
+
+    model: str
+    to: str
+    products: int
+    by_hand: str
+    by_lists: str
+    repaired: str
+    high: tuple[str, ...]
+    regions: tuple[str, ...]
+    minimal: bool
+    trials: int
+    half: str
+    first_jump: str
+    half_repaired: str
+    raised: int
+    raised_products: tuple[str, ...]
+    half_trials: int
+
+
+def measured(name: str, to: str) -> Row:
+    """Everything about one model in one type."""
+    hard = HARD[name]()
+    near = {"rtol": NEAR[to], "atol": NEAR[to]}
+    plain = amp_rewrite.convert(hard.model, to=to).result
+    found = amp_rewrite.repair(hard.model, hard.batch, to=to, **near)  # type: ignore[arg-type]
+    half = halved(hard.model, to, clipped=True)
+    again = amp_rewrite.repair(half, hard.batch, to=to, **near)  # type: ignore[arg-type]
+    jump = amp_rewrite.locate(half, half, hard.batch).first_jump
+    twin = amp_rewrite.emulate(half, rounding=False, io="float32")
+    return Row(
+        name,
+        to,
+        found.converted.report.totals.compute_ops,
+        _verdict(hard, hard.model, halved(hard.model, to), near),
+        _verdict(hard, hard.model, plain, near),
+        _said(found.verdict),
+        _high(found.converted),
+        tuple(region.name for region in found.regions),
+        found.minimal,
+        found.trials,
+        _verdict(hard, twin, half, near),
+        f"{jump.op} ({jump.kind})" if jump is not None else "",
+        _said(again.verdict),
+        len(again.converted.report.raised),
+        _high(again.converted),
+        again.trials,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """One exported model to float16, with `product` scaled; the rest as in `Row`. `low` of `products` are low."""
+
+    model: str
+    product: str
+    by_lists: str
+    repaired: str
+    high: tuple[str, ...]
+    low: int
+    products: int
+    minimal: bool
+    trials: int
+
+
+def outlier(name: str) -> Outlier:
+    """What happens to one of the exported models with an outlier."""
+    hard = planted(name)
+    plain = amp_rewrite.convert(hard.model).result
+    verdict = amp_rewrite.verify(hard.model, plain, hard.batch, metric="scaled", at_most=SCALED, emulate=True)
+    found = amp_rewrite.repair(hard.model, hard.batch, metric="scaled", at_most=SCALED)
+    totals = found.converted.report.totals
+    return Outlier(
+        name,
+        hard.product,
+        _said(verdict),
+        _said(found.verdict),
+        _high(found.converted),
+        totals.compute_lowered,
+        totals.compute_ops,
+        found.minimal,
+        found.trials,
+    )
+
+
+def _verdict(hard: Hard, reference: object, candidate: object, near: Mapping[str, float]) -> str:
+    return _said(amp_rewrite.verify(reference, candidate, hard.batch, emulate=True, **near))  # type: ignore[arg-type]
+
+
+def _said(verdict: Verdict | None) -> str:
+    """The largest error in units of what is allowed, or the share of outputs that became NaN or infinite."""
+    assert verdict is not None
+    difference = verdict.worst[0].difference
+    if difference.nonfinite[1]:
+        return f"{difference.nonfinite[1] / difference.elements:.0%} not finite"
+    return f"{'ok' if verdict.ok else 'wrong'}, {difference.score:.3g}"
+
+
+def _high(converted: amp_rewrite.Converted) -> tuple[str, ...]:
+    rows = converted.report.rows
+    return tuple(row.name for row in rows if row.color == "allow" and row.dtype == "float32")
+
+
+# -- the page ----------------------------------------------------------------------------------------
+
+
+def _low(row: Row, high: Sequence[str]) -> str:
+    return _share(row.products - len(high), row.products)
+
+
+def _share(low: int, products: int) -> str:
+    return f"{low} of {products} ({low / products:.0%})"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "-"
+
+
+def _converted(rows: Sequence[Row]) -> list[str]:
+    head = ("model", "all by hand", "by the lists", "with data", "products kept in float32", "low", "pinned", "trials")
+    return measure.markdown(
+        head,
+        (
+            (
+                row.model,
+                row.by_hand,
+                row.by_lists,
+                row.repaired,
+                _names(row.high),
+                _low(row, row.high),
+                _names(row.regions),
+                row.trials,
+            )
+            for row in rows
+        ),
+    )
+
+
+def _exported(rows: Sequence[Row]) -> list[str]:
+    head = ("model", "as exported", "the error first jumps at", "repaired", "ops raised", "products raised", "low")
+    return measure.markdown(
+        head,
+        (
+            (
+                row.model,
+                row.half,
+                f"`{row.first_jump}`" if row.first_jump else "-",
+                row.half_repaired,
+                row.raised,
+                _names(row.raised_products),
+                _low(row, row.raised_products),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _planted(rows: Sequence[Outlier]) -> list[str]:
+    head = ("model", "by the lists", "with data", "products kept in float32", "low", "trials")
+    return measure.markdown(
+        head,
+        (
+            (row.model, row.by_lists, row.repaired, _names(row.high), _share(row.low, row.products), row.trials)
+            for row in rows
+        ),
+    )
+
+
+def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
+    """Return the text of docs/evidence/hard_models.md."""
+    by_type = {to: [row for row in rows if row.to == to] for to in NEAR}
+    about = [
+        f"| `{name}` | {hard.what} | {hard.because} | {hard.mends} |" for name, hard in ((n, HARD[n]()) for n in HARD)
+    ]
+    lines = [
+        *_INTRODUCTION.splitlines(),
+        "",
+        "| model | description | failure | remedy |",
+        "| --- | --- | --- | --- |",
+        *about,
+    ]
+    for to, found in by_type.items():
+        lines += ["", f"## To {to}", "", _READING[to], "", *_converted(found)]
+    lines += ["", *_HALF.splitlines()]
+    for to, found in by_type.items():
+        lines += ["", f"Exported in {to}:", "", *_exported(found)]
+    lines += ["", *_EXPORTED.splitlines(), "", *_planted(outliers)]
+    return "\n".join([*lines, "", *_MORE.splitlines()]) + "\n"
+
+
+_INTRODUCTION = """\
+# Models that break in half precision
+
+This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
+[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
+op lists and constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
+([emulation.md](../concepts/emulation.md)), and not yet measured on a GPU. `tests/suites/models/test_hard_models.py`
+checks the results."""
+
+_READING = {
+    "float16": """\
+*All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx`. *With data*:
+`amp-rewrite model.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` (outputs are of the size of 1; those of
+`large_logits` are probabilities). A number is the largest error in units of the allowed error: up to 1 is ok. *Pinned*
+lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is necessary. For
+`large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
+    "bfloat16": """\
+bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values
+that overflow float16 fit; computations that need digits fail more easily.""",
+}
+
+_HALF = """\
+## Models exported in half precision
+
+These are the same models with every tensor in the low type and constants clamped to its range, as exporters of half
+models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
+float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` raises
+the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of the export."""
+
+_EXPORTED = f"""\
+## Exported models with an outlier
+
+These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In
+the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
+([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error in units of
+the largest output, and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
+
+_MORE = """\
+## Try one
+
+```console
+$ python tests/support/hard_models.py hard        # writes NAME.onnx and NAME.npz of each
+$ python examples/repair.py               # repairs one of them, command by command
+```"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    rows = [measured(name, to) for to in NEAR for name in HARD]
+    measure.write("hard_models", measure.machine(), rows, [*_converted(rows), "", *_exported(rows)])
+    outliers = [outlier(name) for name in PLANTED]
+    measure.write("planted_models", measure.machine(), outliers, _planted(outliers))
+    PAGE.write_text(page(rows, outliers), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

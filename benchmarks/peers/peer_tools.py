@@ -1,0 +1,72 @@
+"""One conversion by one other tool: `peer_tools TOOL IN OUT`, in that tool's own environment.
+
+What protobuf cannot hold in one message is converted in the way that each tool's documentation names for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def onnxconverter_common(source: str, target: str) -> None:
+    from onnxconverter_common import float16
+
+    if _large(source):
+        _save(float16.convert_float_to_float16_model_path(source, keep_io_types=True), target)
+    else:
+        _save(float16.convert_float_to_float16(_load(source), keep_io_types=True), target)
+
+
+def onnxruntime_float16(source: str, target: str) -> None:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    # Its Casts stand behind their readers: onnxruntime sorts nodes when it loads, others refuse such a model.
+    given = source if _large(source) else _load(source)
+    model = OnnxModel(convert_float_to_float16(given, keep_io_types=True))
+    model.topological_sort()
+    _save(model.model, target)
+
+
+def onnxruntime_onnxmodel(source: str, target: str) -> None:
+    """The class that onnxruntime's own optimizer uses: it infers shapes outside of the converter."""
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    model = OnnxModel(_load(source))
+    model.convert_float_to_float16(keep_io_types=True, use_symbolic_shape_infer=_large(source))
+    model.topological_sort()
+    _save(model.model, target)
+
+
+def modelopt_autocast(source: str, target: str) -> None:
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    _save(convert_to_mixed_precision(source, low_precision_type="fp16", keep_io_types=True), target)
+
+
+def _large(source: str) -> bool:
+    """Whether the model has more bytes than protobuf reads and writes."""
+    beside = Path(source + ".data")
+    return beside.exists() and beside.stat().st_size >= 1 << 31
+
+
+def _load(source: str) -> Any:
+    import onnx
+
+    return onnx.load(source)
+
+
+def _save(model: Any, target: str) -> None:
+    import onnx
+
+    beside = sum(len(t.raw_data) for t in model.graph.initializer) > 1_500_000_000
+    onnx.save(model, target, save_as_external_data=beside, location=Path(target).name + ".data")
+
+
+if __name__ == "__main__":
+    tool, source, target = sys.argv[1:]
+    {f.__name__: f for f in (onnxconverter_common, onnxruntime_float16, onnxruntime_onnxmodel, modelopt_autocast)}[
+        tool
+    ](source, target)

@@ -1,0 +1,139 @@
+"""Table of the README about other converters, from results/peers.json.
+
+    python benchmarks/run.py readme_table            # print it
+    python benchmarks/run.py readme_table --write    # put it into the README
+
+A tool counts beside a model only where its result runs; where it does not, the last lines say so. Its error counts
+only where it lowered every MatMul, Conv and Gemm: what stays float32 has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.shared import measure
+
+README = measure.ROOT / "README.md"
+OURS = "amp-rewrite"
+FIRST, LAST = "Beside other converters", "The others:"
+
+NAMES = {
+    "resnet50": "ResNet-50",
+    "vit_base": "ViT-base",
+    "whisper_small_encoder": "Whisper encoder",
+    "bert_base": "BERT-base",
+    "bert_base_masked": "the same, one row all masked",
+    "gpt2": "GPT-2",
+    "unet": "UNet",
+    "llama": "Llama",
+}
+TOOLS = {
+    "onnxruntime_float16": "onnxruntime's `float16`",
+    "onnxruntime_onnxmodel": "onnxruntime's `OnnxModel`",
+    "onnxconverter_common": "onnxconverter-common",
+    "modelopt_autocast": "ModelOpt AutoCast",
+}
+HEAD = (
+    *("model", "processor seconds, ours / fastest other", "peak MB, ours / least other"),
+    *("casts, ours / fewest other", "error, ours / best other with all products low"),
+)
+Row = Mapping[str, Any]
+
+
+def passage(results: Mapping[str, Any]) -> str:
+    """Return the README's lines about other converters. Raise ValueError if our own result is missing."""
+    about, rows = results["machine"], results["rows"]
+    load = about["load"]
+    shared = f" shared with other\nwork, load {load:.0f}" if load > 2 else f",\nload {load:.1f}"
+    intro = (
+        f"{FIRST}, on models of real size with random weights (whole processes, {about['cores']} cores{shared};"
+        " every tool, wall times and versions: [benchmarks/results/peers.md](benchmarks/results/peers.md)):"
+    )
+    models = sorted({row["model"]: row["megabytes"] for row in rows}.items(), key=lambda named: (named[1], named[0]))
+    table = measure.markdown(HEAD, [_cells([r for r in rows if r["model"] == model]) for model, _ in models])
+    table[1] = "|" + "---|" * len(HEAD)
+    others = f"{LAST} onnxruntime's two float16 tools, onnxconverter-common, ModelOpt AutoCast."
+    return "\n".join([intro, "", *table, "", others, *_failed(rows)]) + "\n"
+
+
+def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
+    """One model: ours beside the best of the others in each respect."""
+    ours = next((row for row in rows if row["tool"] == OURS and not row["fault"]), None)
+    if ours is None:
+        raise ValueError(f"amp-rewrite has no result for {rows[0]['model']}; run benchmarks/run.py peers")
+    others = [row for row in rows if row["tool"] != OURS and not row["fault"]]
+    whole = [row for row in others if row["judged"]["lowered"] == row["judged"]["compute"]]
+    name, size = NAMES[ours["model"]], f"{ours['megabytes']:.0f} MB"
+    return (
+        name if name.startswith("the same") else f"{name}, {size}",
+        f"{ours['cpu']:.1f} / {_least([f['cpu'] for f in others], '.1f')}",
+        f"{ours['peak'] / 1e6:.0f} / {_least([f['peak'] / 1e6 for f in others], '.0f')}",
+        f"{ours['judged']['casts']} / {_least([f['judged']['casts'] for f in others], 'd')}",
+        f"{_error(ours)} / {_best(whole)}",
+    )
+
+
+def _least(numbers: Sequence[float], spelled: str) -> str:
+    return format(min(numbers), spelled) if numbers else "–"
+
+
+def _error(row: Row) -> str:
+    l2 = row["judged"]["l2"]
+    return f"{l2:.2f}" if l2 >= 0.1 else f"{l2:.1e}".replace("e-0", "e-")
+
+
+def _best(rows: Sequence[Row]) -> str:
+    """The least error, and where it takes more Casts than another tool has, what that one's is."""
+    if not rows:
+        return "–"
+    best = min(rows, key=lambda row: (float(_error(row)), row["judged"]["casts"]))
+    least = min(rows, key=lambda row: (row["judged"]["casts"], row["judged"]["l2"]))
+    if best["judged"]["casts"] == least["judged"]["casts"]:
+        return _error(best)
+    many, few = best["judged"]["casts"], least["judged"]["casts"]
+    return f"{_error(best)} (with {many} casts; with {few}: {_error(least)})"
+
+
+def _failed(rows: Sequence[Row]) -> list[str]:
+    """A sentence about what gave no model that runs, in lines, or nothing."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["fault"]:
+            found.setdefault((NAMES[row["model"]], _short(row["fault"])), []).append(TOOLS[row["tool"]])
+    said = [f"{model} by {' and '.join(tools)} ({why})" for (model, why), tools in found.items()]
+    return textwrap.wrap(f"No model that runs: {'; '.join(said)}.", 120, break_on_hyphens=False) if said else []
+
+
+def _short(fault: str) -> str:
+    """Why, in the words that matter."""
+    stopped = re.match(r"stopped (after|at) [\d.]+ \w+( of memory)?", fault)
+    return stopped.group() if stopped else "onnxruntime refuses it" if "ONNXRuntimeError" in fault else "it failed"
+
+
+def replaced(readme: str, text: str) -> str:
+    """The README with the passage in place of the one that it has. ValueError where it has none."""
+    start, last = readme.find(f"{FIRST},"), readme.find(f"\n{LAST}")
+    end = readme.find("\n\n", last + 1)
+    if start < 0 or not start < last < end:
+        raise ValueError(f"the README has no passage from {FIRST!r} to {LAST!r}")
+    return readme[:start] + text + readme[end + 1 :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put it into README.md")
+    given = parser.parse_args()
+    text = passage(json.loads((measure.RESULTS / "peers.json").read_text("utf-8")))
+    if given.write:
+        README.write_text(replaced(README.read_text("utf-8"), text), "utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""List the benchmarks, or run one of them.
+
+    python benchmarks/run.py                     # list all
+    python benchmarks/run.py NAME [ARGUMENT …]   # run one; --help prints its arguments
+
+NAME is the name of a script in a folder beside this file, without `.py`. A benchmark starts its helper scripts in
+other processes by the same command; some of these run in environments that hold another converter and not this package.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+USAGE = "python benchmarks/run.py {}"
+QUOTES = '"""'
+
+
+def listing() -> str:
+    """Return the benchmarks by folder, each with the first line of its docstring; helper scripts are left out."""
+    lines = [USAGE.format("NAME [ARGUMENT …]")]
+    folder = ""
+    for path in sorted(HERE.glob("*/*.py")):
+        text = path.read_text("utf-8")
+        if USAGE.format(path.stem) not in text:
+            continue
+        if path.parent.name != folder:
+            folder = path.parent.name
+            lines += ["", f"{folder}/"]
+        lines.append(f"  {path.stem:15} {text.removeprefix(QUOTES).splitlines()[0].removesuffix(QUOTES)}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(listing())
+        return
+    script = next((path for path in HERE.glob("*/*.py") if path.stem == words[0]), None)
+    if script is None:
+        sys.exit(f"no benchmark is called {words[0]!r}; without a name, this command lists them")
+    root = HERE.parent
+    sys.path[0] = str(root)
+    sys.path.append(str(root / "tests"))  # some measure models that the tests build
+    sys.argv = [str(script), *words[1:]]
+    runpy.run_module(f"benchmarks.{script.parent.name}.{script.stem}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""Cost of a training step: one graph in onnxruntime beside PyTorch's eager loop, on the same batches.
+
+    python benchmarks/run.py training [--models mlp cnn gpt] [--pairs 15] [--device cpu|cuda]
+
+Needs torch and onnxscript. Both sides begin with the same weights; their first losses in float32 have to agree to
+1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is the
+median of the pairs' ratios: wall times on all cores, and processor times on one thread, which a busy machine changes
+less. Memory is the peak of a process that makes ten steps, and what of it came after its imports.
+
+On a CPU: float32, and float32 with a dynamic loss scale (PyTorch: GradScaler), which tells what scaling costs. Low
+types are emulated there and not timed. On a GPU: float32 without and with TF32, float16 (PyTorch: autocast and
+GradScaler) and bfloat16 (autocast).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.shared import measure
+
+if TYPE_CHECKING:
+    import torch
+
+    from amp_rewrite.train import TrainingStep
+
+EXAMPLES = measure.ROOT / "examples" / "training"
+AGREE = 1e-4
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One precision on both sides. `low`: PyTorch's type under autocast. `scaled`: with a dynamic loss scale."""
+
+    policy: str
+    scaled: bool
+    low: str | None = None
+    tf32: bool = False
+
+
+MODES = {
+    "float32": Mode("float32", False),
+    "float32, loss scale": Mode("float32", True),
+    "TF32": Mode("float32", False, tf32=True),
+    "float16": Mode("mixed_float16", True, "float16"),
+    "bfloat16": Mode("mixed_bfloat16", False, "bfloat16"),
+}
+ON = {"cpu": ("float32", "float32, loss scale"), "cuda": ("float32", "TF32", "float16", "bfloat16")}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to train: how it is made, its batch, and its optimizer in both worlds."""
+
+    title: str
+    source: str
+    module: Callable[[], Any]
+    batch: Callable[[np.random.Generator], Batch]
+    ours: str
+    theirs: Callable[[Any], Any]
+
+
+def mlp(width: int) -> Subject:
+    def module() -> Any:
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+    return Subject(f"MLP 784-{width}-{width}-10, batch 128, RMSprop", "image", module, _images(128), *_rmsprop())
+
+
+def _rmsprop() -> tuple[str, Callable[[Any], Any]]:
+    import torch
+
+    return "rmsprop,lr=0.001,epsilon=1e-8", lambda m: torch.optim.RMSprop(m.parameters(), 1e-3, alpha=0.9, eps=1e-8)
+
+
+def _images(rows: int) -> Callable[[np.random.Generator], Batch]:
+    def batch(rng: np.random.Generator) -> Batch:
+        return {"image": rng.random((rows, 784), np.float32), "label": rng.integers(0, 10, rows)}
+
+    return batch
+
+
+def cnn() -> Subject:
+    def module() -> Any:
+        from torch import nn
+
+        def stage(a: int, b: int, stride: int) -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+
+        wide = (nn.Unflatten(1, (1, 28, 28)), stage(1, 32, 1), stage(32, 64, 2), stage(64, 64, 1), stage(64, 128, 2))
+        return nn.Sequential(*wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+    import torch
+
+    rule = "sgd,lr=0.05,momentum=0.9"
+    title = "CNN, 4 convolutions with BatchNormalization, batch 64, SGD"
+    return Subject(title, "image", module, _images(64), rule, lambda m: torch.optim.SGD(m.parameters(), 0.05, 0.9))
+
+
+def gpt() -> Subject:
+    import torch
+
+    def module() -> Any:
+        from against_torch import TinyGPT
+
+        return TinyGPT(96, dim=128, heads=4, depth=4, context=64)
+
+    def batch(rng: np.random.Generator) -> Batch:
+        letters = rng.integers(0, 96, (16, 65))
+        return {"tokens": letters[:, :-1], "label": letters[:, 1:]}
+
+    title = "GPT, 4 blocks of width 128, 16 × 64 tokens, Adam"
+    rule = "adam,lr=0.001,epsilon=1e-8"
+    return Subject(title, "tokens", module, batch, rule, lambda m: torch.optim.Adam(m.parameters(), 1e-3))
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "mlp": lambda: mlp(1024),
+    "wide": lambda: mlp(4096),
+    "cnn": cnn,
+    "gpt": gpt,
+}
+
+
+def made(name: str) -> tuple[Subject, Any]:
+    """A subject with its module, the same each time."""
+    import torch
+
+    sys.path.insert(0, str(EXAMPLES))
+    torch.manual_seed(0)
+    subject = SUBJECTS[name]()
+    return subject, subject.module()
+
+
+def batches(subject: Subject) -> Iterator[Batch]:
+    rng = np.random.default_rng(0)
+    while True:
+        yield {
+            n: np.ascontiguousarray(a, np.int64 if a.dtype.kind == "i" else None) for n, a in subject.batch(rng).items()
+        }
+
+
+def written(name: str, mode: str, path: str) -> str:
+    """Write the step of a subject, made from PyTorch's module, and a batch; its title."""
+    import torch
+
+    from amp_rewrite.train import save_step, training_step
+
+    subject, module = made(name)
+    from from_torch import trainable
+
+    first = next(batches(subject))[subject.source]
+    model = trainable(module, {subject.source: torch.from_numpy(first)}, "logits")
+    chosen = MODES[mode]
+    step = training_step(
+        model,
+        loss="cross_entropy(logits, label)",
+        optimizer=subject.ours,
+        policy=chosen.policy,
+        loss_scale="dynamic" if chosen.scaled else None,
+        training_mode=True,
+    )
+    save_step(step, path, overwrite=True)
+    np.savez(f"{path}.npz", **next(batches(subject)))  # type: ignore[arg-type]
+    return subject.title
+
+
+# -- the two sides -------------------------------------------------------------------------------------
+
+
+class Ours:
+    """A step in a `Trainer`: its state stays where it is computed."""
+
+    def __init__(self, step: TrainingStep, device: str, threads: int, tf32: bool) -> None:
+        from amp_rewrite.train import Trainer
+
+        there = ("CUDAExecutionProvider",) if device == "cuda" else ()
+        self.trainer = Trainer(
+            step,
+            providers=(*there, "CPUExecutionProvider"),
+            threads=threads,
+            emulated=False,
+            provider_options={name: {"use_tf32": str(int(tf32))} for name in there},
+        )
+        if there and not self.trainer.where.startswith(there):
+            raise SystemExit("CUDA does not open here")
+
+    def __call__(self, batch: Batch) -> float:
+        return self.trainer.fit([batch]).losses[0]
+
+
+class Theirs:
+    """PyTorch's usual loop, with autocast and GradScaler where the mode has them."""
+
+    def __init__(self, subject: Subject, module: torch.nn.Module, mode: Mode, device: str) -> None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = mode.tf32
+        self.module = module.to(device).train()
+        self.optimizer = subject.theirs(self.module)
+        self.scaler = torch.amp.GradScaler(device) if mode.scaled else None
+        self.low = getattr(torch, mode.low) if mode.low else None
+        self.device, self.source = device, subject.source
+
+    def __call__(self, batch: Batch) -> float:
+        import torch
+        from torch.nn import functional as F
+
+        given, label = (torch.from_numpy(batch[name]).to(self.device) for name in (self.source, "label"))
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, dtype=self.low) if self.low else nullcontext():
+            loss = F.cross_entropy(self.module(given), label)
+        if self.scaler is None:
+            loss.backward()
+            self.optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return float(loss.detach())
+
+
+def side(which: str, name: str, mode: str, path: str, device: str, threads: int) -> Callable[[Batch], float]:
+    """One of the two, ready to make steps."""
+    if which == "ours":
+        from amp_rewrite.train import load_step
+
+        return Ours(load_step(path), device, threads, MODES[mode].tf32)
+    import torch
+
+    torch.set_num_threads(threads or (os.cpu_count() or 1))
+    subject, module = made(name)
+    return Theirs(subject, module, MODES[mode], device)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Seconds of steps in turn, wall and processor; how far the first losses were apart."""
+
+    ours: list[float]
+    theirs: list[float]
+    ours_cpu: list[float]
+    theirs_cpu: list[float]
+    apart: float
+
+
+def in_turn(name: str, mode: str, path: str, device: str, threads: int, pairs: int) -> Turns:
+    """A step of ours and one of theirs, one after the other; three pairs warm up. 0 threads: one for each core."""
+    ours, theirs = (side(which, name, mode, path, device, threads) for which in ("ours", "theirs"))
+    feed = batches(made(name)[0])
+    first = [abs(ours(batch) - theirs(batch)) for batch, _ in zip(feed, range(3), strict=False)]
+    found = Turns([], [], [], [], max(first))
+    for batch, _ in zip(feed, range(pairs), strict=False):
+        for step, wall, cpu in ((ours, found.ours, found.ours_cpu), (theirs, found.theirs, found.theirs_cpu)):
+            start, began = time.perf_counter(), time.process_time()
+            step(batch)
+            wall.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - began)
+    return found
+
+
+_IMPORTED = {"ours": ("onnxruntime", "amp_rewrite.train.step_file"), "theirs": ("torch", "torch.nn.functional")}
+
+
+def remember(which: str, name: str, mode: str, path: str, device: str) -> None:
+    """Make ten steps and print peak bytes, those after the imports, and bytes on the GPU."""
+    for module in (
+        ("onnxruntime", "amp_rewrite.train.step_file") if which == "ours" else ("torch", "torch.nn.functional")
+    ):
+        import_module(module)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = side(which, name, mode, path, device, 0)
+    for batch, _ in zip(_saved(path), range(10), strict=False):
+        step(batch)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([peak * 1024, before * 1024, _on_gpu() if device == "cuda" else 0]))
+
+
+def _saved(path: str) -> Iterator[Batch]:
+    """The batch that was written, again and again; our process needs no PyTorch for it."""
+    with np.load(f"{path}.npz") as found:
+        batch = dict(found)
+    while True:
+        yield batch
+
+
+def _on_gpu() -> int:
+    """Bytes that the driver counts for this process."""
+    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    rows = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sum(int(row.split(",")[1]) << 20 for row in rows if int(row.split(",")[0]) == os.getpid())
+
+
+def memory(which: str, name: str, mode: str, path: Path, device: str) -> tuple[int, int, int]:
+    """What `remember` printed, in a process of its own."""
+    words = [*measure.script("training"), "--remember", which, name, mode, str(path), device]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    peak, before, gpu = json.loads(done.stdout.splitlines()[-1])
+    return peak, before, gpu
+
+
+# -- results -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one subject in one mode: steps on one thread and on all, and bytes (peak, after the imports, on the GPU)."""
+
+    model: str
+    mode: str
+    device: str
+    one: Turns
+    all: Turns
+    ours_bytes: tuple[int, int, int]
+    theirs_bytes: tuple[int, int, int]
+
+    def cells(self) -> list[str]:
+        one, many = self.one, self.all
+        cpu, wall = (_compared(one.ours_cpu, one.theirs_cpu), _compared(many.ours, many.theirs))
+        return [self.model, self.mode, *cpu, *wall, *(self._kept(b) for b in (self.ours_bytes, self.theirs_bytes))]
+
+    def _kept(self, kept: tuple[int, int, int]) -> str:
+        peak, imported, gpu = kept
+        return (
+            f"{peak / 1e6:.0f} MB (+{(peak - imported) / 1e6:.0f})" if self.device == "cpu" else f"{gpu / 1e6:.0f} MB"
+        )
+
+
+def _compared(ours: list[float], theirs: list[float]) -> list[str]:
+    """Median times, and the median and the quartiles of the pairs' ratios."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
+    return [*(f"{1e3 * statistics.median(t):.1f} ms" for t in (ours, theirs)), f"{middle:.2f} ({low:.2f}–{high:.2f})"]
+
+
+HEAD = ("model", "mode", "one thread, processor time: one graph", "PyTorch eager", "ratio (quartiles)")
+HEAD += ("all cores, wall time: one graph", "PyTorch eager", "ratio (quartiles)")
+HEAD += ("peak memory: one graph (after imports)", "PyTorch eager")
+
+
+def measured(name: str, mode: str, device: str, pairs: int, folder: Path) -> Row:
+    path = folder / f"{name}.onnx"
+    title = measure.apart(written, name, mode, str(path))  # this process stays small: children inherit its peak
+    one, many = (measure.apart(in_turn, name, mode, str(path), device, threads, pairs) for threads in (1, 0))
+    chosen = MODES[mode]
+    if chosen.policy == "float32" and not chosen.tf32 and one.apart > AGREE:
+        raise SystemExit(f"{name}, {mode}: the first losses are {one.apart:.1e} apart: not the same training")
+    ours, theirs = (memory(which, name, mode, path, device) for which in ("ours", "theirs"))
+    return Row(title, mode, device, one, many, ours, theirs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mlp", "cnn", "gpt"])
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--device", choices=ON, default="cpu")
+    parser.add_argument("--remember", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.remember:
+        remember(*given.remember)
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.models:
+            for mode in ON[given.device]:
+                rows.append(measured(name, mode, given.device, given.pairs, Path(folder)))
+                print(" | ".join(rows[-1].cells()), flush=True)
+    about = measure.machine(("onnx", "onnxruntime-gpu", "numpy", "torch"))
+    table = [
+        _ON_CPU if given.device == "cpu" else _gpu_name(),
+        "",
+        *measure.markdown(HEAD, [row.cells() for row in rows]),
+    ]
+    measure.write("training" if given.device == "cpu" else "training_cuda", about, [asdict(r) for r in rows], table)
+
+
+_ON_CPU = (
+    "CPU provider of onnxruntime; nothing here was measured on a GPU. Compare by processor time on one thread: wall"
+    " times on all cores share them with whatever else ran (the load is stated), from which PyTorch's threads, which"
+    " wait for each other in a loop, lose more."
+)
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, CUDA provider of onnxruntime."
+
+
+if __name__ == "__main__":
+    main()
