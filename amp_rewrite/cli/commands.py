@@ -13,7 +13,7 @@ from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.door import FOUND, Door
 from amp_rewrite.cli.measuring import MEASURING, Measuring
 from amp_rewrite.errors import ReportError
-from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.policy import low_type
 from amp_rewrite.version import VERSION
 
@@ -35,7 +35,7 @@ def door() -> None:
 
 @door.command()
 @options.take(options.model, options.output, *options.CONVERSION, *MEASURING, *options.WRITING, *options.TALKING)
-@uncollected(last=True)
+@gc_paused(last=True)
 def convert(
     model: Path,
     output: Path | None,

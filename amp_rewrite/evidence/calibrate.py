@@ -97,7 +97,7 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
 
     Then yield the bodies of the standard's functions that a conversion with the default lists inlines for CUDA.
     """
-    view = View.of(inline_functions(source)[0])
+    view = inline_functions(View.of(source))[0]
     if view.low_types:
         widened = View.of(emulate(source, rounding=False, io="float32"))
         yield _Part(widened, Taps.of(widened))

@@ -130,15 +130,9 @@ class Model:
         is replaced, not the file that it leads to. `progress(done, total)` is called with bytes.
         ModelError for whatever is in the way.
         """
-        store.save(
-            self.proto,
-            Path(path),
-            read=self.path,
-            total=self.nbytes,
-            overwrite=overwrite,
-            external_data=external_data,
-            progress=progress,
-        )
+        external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
+        saving = store.Saving(Path(path), self.path, overwrite=overwrite, external=external)
+        saving.save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:
         """Return a copy with every tensor in memory. ModelError above 2 GB, protobuf's limit."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from google.protobuf.message import Message
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M")
 
 
 def clone(message: M) -> M:
     """Return a copy of a message."""
     copy = type(message)()
-    copy.CopyFrom(message)
+    cast(Message, copy).CopyFrom(message)
     return copy
 
 

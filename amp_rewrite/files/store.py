@@ -48,29 +48,50 @@ class Placed:
     nbytes: int
 
 
-def save(
-    proto: ModelProto,
-    path: Path,
-    *,
-    read: Path | None,
-    total: int,
-    overwrite: bool,
-    external_data: bool | None,
-    progress: Progress | None,
-) -> None:
-    """Write the model to `path`, with large tensors in a data file if `external_data`; see `Model.save`.
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Where a model is written, and how. `read`: the file that it came from; `external`: large tensors go beside it."""
 
-    `read`: the file of the source model. `total`: bytes of all tensors.
-    """
-    external = total > LARGEST_INLINE if external_data is None else external_data
-    try:
-        check_target(path, overwrite)
-        sweep(path.parent)
-        with Sources() as sources, ExitStack() as undo:
-            kept = _read_on(proto, path, read)
-            _save(proto, path, external, overwrite, kept, sources, undo, progress or _silent)
-    except OSError as cause:
-        raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
+    path: Path
+    read: Path | None
+    overwrite: bool
+    external: bool
+
+    def save(self, proto: ModelProto, progress: Progress | None) -> None:
+        """Write the model, as `Model.save` says."""
+        try:
+            check_target(self.path, self.overwrite)
+            sweep(self.path.parent)
+            with Sources() as sources, ExitStack() as undo:
+                self._write(proto, sources, undo, progress or _silent)
+        except OSError as cause:
+            raise ModelError(f"cannot write {self.path}: {cause.strerror or cause}; nothing was changed") from cause
+
+    def _write(self, proto: ModelProto, sources: Sources, undo: ExitStack, progress: Progress) -> None:
+        kept = _read_on(proto, self.path, self.read)
+        layout: list[Placed] = []
+        body = wire.pieces(proto, _Replace(sources, layout if self.external else None))
+        if body is None:
+            body = [proto.SerializeToString(deterministic=True)]
+        total = wire.total(body) + sum(placed.nbytes for placed in layout)
+        written = _Counter(total, progress)
+        data: tuple[Path, Path] | None = None
+        if layout:
+            temporary, file = scratch(self.path.parent, undo)
+            digest = _write_data(_Output(file, written), layout, sources)
+            data = temporary, self.path.parent / f"{self.path.stem}.{digest}.data"
+            body = _located(body, data[1].name)
+        if wire.total(body) > LARGEST_FILE:
+            raise ModelError(
+                f"cannot write {self.path}: {wire.total(body)} bytes are more than protobuf can read"
+                + ("" if self.external else "; use external data")
+            )
+        model, model_file = scratch(self.path.parent, undo)
+        _write_model(_Output(model_file, written), body, sources)
+        sources.confirm()
+        with alone(self.path.parent):
+            check_target(self.path, self.overwrite)  # another process may have been faster
+            _commit(self.path, model, data, kept, undo)
 
 
 def _silent(done: int, total: int) -> None:
@@ -103,42 +124,6 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
 def replaces(path: Path, file: Path) -> bool:
     """True if writing to `path` replaces `file`. Writing to a link replaces only the link."""
     return not path.is_symlink() and path.exists() and path.resolve() == file.resolve()
-
-
-def _save(
-    proto: ModelProto,
-    path: Path,
-    external: bool,
-    overwrite: bool,
-    kept: Collection[str],
-    sources: Sources,
-    undo: ExitStack,
-    progress: Progress,
-) -> None:
-    folder = path.parent
-    layout: list[Placed] = []
-    body = wire.pieces(proto, _Replace(sources, layout if external else None))
-    if body is None:
-        body = [proto.SerializeToString(deterministic=True)]
-    total = wire.total(body) + sum(placed.nbytes for placed in layout)
-    written = _Counter(total, progress)
-    data: tuple[Path, Path] | None = None
-    if layout:
-        temporary, file = scratch(folder, undo)
-        digest = _write_data(_Output(file, written), layout, sources)
-        data = temporary, folder / f"{path.stem}.{digest}.data"
-        body = _located(body, data[1].name)
-    if wire.total(body) > LARGEST_FILE:
-        raise ModelError(
-            f"cannot write {path}: {wire.total(body)} bytes are more than protobuf can read"
-            + ("" if external else "; use external data")
-        )
-    model, model_file = scratch(folder, undo)
-    _write_model(_Output(model_file, written), body, sources)
-    sources.confirm()
-    with alone(folder):
-        check_target(path, overwrite)  # another process may have been faster
-        _commit(path, model, data, kept, undo)
 
 
 def _commit(path: Path, model: Path, data: tuple[Path, Path] | None, kept: Collection[str], undo: ExitStack) -> None:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
-from amp_rewrite.ir.node_check import breach, unstated
+from amp_rewrite.ir.node_check import unstated, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
 from amp_rewrite.ir.type_inference import handed_in, result_type, settle, state_pairs
@@ -38,9 +38,9 @@ class Index:
     """Every value and node name of the model, all scopes and functions: what a new name must avoid."""
 
 
-def index(proto: ModelProto) -> Index:
+def build(proto: ModelProto) -> Index:
     """Index a model. ModelError, naming the node, when the graph is not one that can run. O(nodes + uses)."""
-    walk = _Walk(proto)
+    walk = _Build(proto)
     walk.graph(proto.graph, None, "", "", ChainMap(), [])
     for function in proto.functions:
         walk.names.update(_names(function.node))
@@ -141,7 +141,7 @@ _Kind = tuple[str, str, str, Signature | None]
 
 
 @dataclass
-class _Walk:
+class _Build:
     proto: ModelProto
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -209,47 +209,37 @@ class _Walk:
                 if frame.main:
                     _refuse_untyped(formal)
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
-                value = self._value(frame, formal.name, Role.INPUT, vtype, public=frame.main)
-            frame.define(formal.name, value)
+                fed = Value(self._next, frame.scope, formal.name, Role.INPUT, None, frame.main, False, None)
+                value = self._define(frame, fed, vtype)
             if tensor is None or may_override:
                 inputs.append(value)
         for tensor in constants.values():
-            value = self._initializer(frame, tensor, public=tensor.name in frame.outputs, overridable=False)
-            frame.define(tensor.name, value)
+            self._initializer(frame, tensor, public=tensor.name in frame.outputs, overridable=False)
         for sparse in graph.sparse_initializer:
             name, vtype = sparse.values.name, ValueType(TENSOR, DType.of(sparse.values.data_type))
-            value = self._value(frame, name, Role.INITIALIZER, vtype, public=name in frame.outputs)
-            frame.define(name, value)
+            held = Value(self._next, frame.scope, name, Role.INITIALIZER, None, name in frame.outputs, False, None)
+            self._define(frame, held, vtype)
         return tuple(inputs)
 
     def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
         if not tensor.data_type:
             raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
         vtype = ValueType(TENSOR, DType.of(tensor.data_type))
-        return self._value(
-            frame, tensor.name, Role.INITIALIZER, vtype, public=public, tensor=tensor, overridable=overridable
-        )
+        held = Value(self._next, frame.scope, tensor.name, Role.INITIALIZER, None, public, overridable, tensor)
+        return self._define(frame, held, vtype)
 
-    def _value(
-        self,
-        frame: _Frame,
-        name: str,
-        role: Role,
-        vtype: ValueType | None,
-        *,
-        public: bool,
-        overridable: bool = False,
-        tensor: TensorProto | None = None,
-    ) -> ValueId:
-        value = Value(ValueId(len(self.values)), frame.scope, name, role, None, public, overridable, tensor)
-        self._add(value, vtype)
-        return value.id
+    @property
+    def _next(self) -> ValueId:
+        return ValueId(len(self.values))
 
-    def _add(self, value: Value, vtype: ValueType | None) -> None:
+    def _define(self, frame: _Frame, value: Value, vtype: ValueType | None) -> ValueId:
+        """Add a value, and let its name mean it in the frame."""
         self.values.append(value)
         self.types.append(vtype)
         self.uses.append([])
         self.names.add(value.name)
+        frame.define(value.name, value.id)
+        return value.id
 
     # -- nodes ---------------------------------------------------------------------------------------
 
@@ -264,7 +254,7 @@ class _Walk:
         self.names.add(name)
         own = frame.own
         inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
-        fault = self._breach(schema, read, written, stated) if schema is not None else unstated(stated)
+        fault = self._violation(schema, read, written, stated) if schema is not None else unstated(stated)
         if fault:
             raise ModelError(f"node {name!r} ({op_type}) {fault}")
         graphs = list(_graphs(stated)) if stated else ()
@@ -284,16 +274,16 @@ class _Walk:
             self.scopes[body] = replace(self.scopes[body], owner=made)
         return made
 
-    def _breach(
+    def _violation(
         self, schema: Signature, read: Sequence[str], written: Sequence[str], stated: Sequence[AttributeProto]
     ) -> str | None:
         """How a node breaks its schema; most nodes of a model are like many others, which do not."""
         if stated or "" in read or "" in written:
-            return breach(schema, read, written, stated)
+            return violation(schema, read, written, stated)
         alike = schema, len(read), len(written)
         if alike in self.sound:
             return None
-        fault = breach(schema, read, written, stated)
+        fault = violation(schema, read, written, stated)
         if fault is None:
             self.sound.add(alike)
         return fault
@@ -351,9 +341,8 @@ class _Walk:
         if op.signature is None and (vtype is None or vtype.dtype is None):
             vtype = frame.declared.get(name, vtype)  # an unknown op: the declaration is all there is
         tensor = _constant_tensor(stated) if op.op_type == "Constant" and not op.domain else None
-        made = ValueId(len(self.values))
-        self._add(Value(made, frame.scope, name, Role.RESULT, op.id, name in frame.outputs, False, tensor), vtype)
-        frame.define(name, made)
+        public = name in frame.outputs
+        self._define(frame, Value(self._next, frame.scope, name, Role.RESULT, op.id, public, False, tensor), vtype)
 
     def _signature(self, node: NodeProto, domain: str, op_type: str) -> Signature | None:
         if (domain, op_type) in self.functions:

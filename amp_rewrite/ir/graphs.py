@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto
 
 from amp_rewrite.ir.build import bodies
 
@@ -15,6 +15,14 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         yield node
         for _, body in bodies(node):
             yield from all_nodes(body.node)
+
+
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph and those inside it, in the order of a view's scopes."""
+    yield graph
+    for node in graph.node:
+        for _, body in bodies(node):
+            yield from all_graphs(body)
 
 
 def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:

@@ -13,13 +13,13 @@ from functools import cache
 import onnx
 from onnx import AttributeProto
 
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, Signature, contrib_schemas, onnx_schema
 
 _ANY = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class NodeCheck:
     """Counts of inputs and outputs, the slots that may not be left out, and the kinds of attributes."""
 
     inputs: tuple[int, int] = (0, _ANY)
@@ -32,16 +32,15 @@ class Demand:
 
 
 @cache
-def demand(domain: str, op_type: str, since: int) -> Demand:
+def node_check(domain: str, op_type: str, since: int) -> NodeCheck:
     """What the schema of that version demands; of an operator that only the runtime knows, its inputs alone."""
-    try:
-        schema = onnx.defs.get_schema(op_type, since, domain)
-    except onnx.defs.SchemaError:
+    schema = onnx_schema(domain, op_type, since)
+    if schema is None:
         row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
         needed = [i for i, p in enumerate(row["inputs"]) if p[2] == "Single"] if row else []
-        return Demand((max(needed, default=-1) + 1, _ANY), needed_inputs=frozenset(needed))
+        return NodeCheck((max(needed, default=-1) + 1, _ANY), needed_inputs=frozenset(needed))
     single = onnx.defs.OpSchema.FormalParameterOption.Single
-    return Demand(
+    return NodeCheck(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         frozenset(i for i, p in enumerate(schema.inputs) if p.option == single),
@@ -52,14 +51,14 @@ def demand(domain: str, op_type: str, since: int) -> Demand:
     )
 
 
-def breach(
+def violation(
     signature: Signature, inputs: Sequence[str], outputs: Sequence[str], stated: Sequence[AttributeProto]
 ) -> str | None:
     """How a node of a graph (not of a function's body) breaks its schema, and the way out; None if it does not.
 
     The node is told by the names of its inputs and outputs and by its attributes.
     """
-    terms = demand(signature.domain, signature.op_type, signature.since)
+    terms = node_check(signature.domain, signature.op_type, signature.since)
     return (
         _ports("input", inputs, terms.inputs, terms.needed_inputs)
         or _ports("output", outputs, terms.outputs, terms.needed_outputs)
@@ -81,7 +80,7 @@ def _ports(side: str, names: Sequence[str], counts: tuple[int, int], needed: Col
     return None
 
 
-def _attributes(stated: Sequence[AttributeProto], terms: Demand) -> str | None:
+def _attributes(stated: Sequence[AttributeProto], terms: NodeCheck) -> str | None:
     named = {a.name: a for a in stated}
     if len(named) < len(stated):
         return "states an attribute twice; keep one"

@@ -173,13 +173,20 @@ def _variable(params: tuple[Param, ...], slot: int) -> str | None:
     return f"{formal.type}[{slot - len(params) + 1}]"
 
 
+def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    """Return onnx's schema in force at an opset version of a domain; None for an operator that onnx does not know."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
 @cache
 def signature(domain: str, op_type: str, opset: int) -> Signature | None:
     """The schema in force at an opset version of a domain; None for an operator that no schema here knows."""
     domain = normal_domain(domain)
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
+    schema = onnx_schema(domain, op_type, opset)
+    if schema is None:
         return _contrib_signature(domain, op_type)
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     linked = _LINKED.get((domain, op_type), {})

@@ -18,7 +18,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.tensors import fresh_memory
-from amp_rewrite.ir.build import Index, index
+from amp_rewrite.ir.build import Index, build
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
 
@@ -39,8 +39,8 @@ class View(Index):
     @classmethod
     def of(cls, model: Model) -> View:
         """Index a model. ModelError, naming the node, when the graph is not one that can run."""
-        found = index(model.proto)
-        return cls(**{part.name: getattr(found, part.name) for part in fields(found)}, model=model)
+        index = build(model.proto)
+        return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
 
     def dtype(self, value: ValueId) -> DType | None:
         """The element type of a value, whatever its container; None when it is unknown."""
@@ -77,6 +77,14 @@ class View(Index):
             tensor = self.constant(value)
             self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()
         return self._fits[value, to]
+
+    @cached_property
+    def values_of(self) -> tuple[tuple[Value, ...], ...]:
+        """For each scope its own values, in order."""
+        own: tuple[list[Value], ...] = tuple([] for _ in self.scopes)
+        for value in self.values:
+            own[value.scope].append(value)
+        return tuple(map(tuple, own))
 
     @cached_property
     def yielded(self) -> frozenset[ValueId]:

@@ -16,7 +16,7 @@ from amp_rewrite.decide.plan import Plan
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import Guarded, guard
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.dump import dump
@@ -59,7 +59,7 @@ class Converted:
 
 
 @takes_options
-@uncollected()
+@gc_paused()
 def convert(
     model: object,
     *,

@@ -18,15 +18,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, ValueId, View
-from amp_rewrite.rewrite.passes.additive_masks import select_masks
-from amp_rewrite.rewrite.passes.biased_masks import select_biased
-from amp_rewrite.rewrite.passes.canonicalize import canonical, followed
-from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
-from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
-from amp_rewrite.settings.choices import Fuse
+from amp_rewrite.rewrite.passes.canonicalize import canonicalize
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.options import Request
-from amp_rewrite.settings.selectors import overrides
 
 if TYPE_CHECKING:
     from amp_rewrite.decide.placement.place import Placing
@@ -54,9 +48,8 @@ class Draft:
     def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
         """The draft of whatever `Model.load` takes. O(nodes + uses); reads each constant once."""
         source = Model.load(model, folder=folder)
-        plain, expansions = _expanded(source, request)
-        keep, lower = overrides(plain, request.keep, request.lower, lambda: View.of(source))
-        view, fusions = _fused(plain, request, {*keep, *lower})
+        standard = canonicalize(View.of(source), request)
+        view = standard.view
         found = find_hazards(view, request.to) if request.safe else Hazards()
         return cls(
             request,
@@ -64,10 +57,10 @@ class Draft:
             view,
             found,
             found.clusters if request.safe else clusters(view),
-            followed(keep, plain, view),
-            followed(lower, plain, view),
+            standard.keep,
+            standard.lower,
             io_types(view, parse_io(request.io), request.to),
-            (*expansions, *fusions),
+            standard.findings,
         )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
@@ -116,32 +109,3 @@ class Draft:
     def plan(self, coloring: Coloring) -> Plan:
         """What has to change for a coloring, as data. O(nodes + uses)."""
         return plan_casts(self.view, coloring, self.io, self.hazards.saturate)
-
-
-def _expanded(source: Model, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """The view that is painted: functions inlined where painting gains by it, CastLike and added masks spelled out."""
-    inlined, local = inline_functions(source, low=bool(request.keep))
-    view, moves = _moved(View.of(inlined), request)
-    view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
-    view = spell_out_casts(view)
-    if not request.safe:
-        return view, (*local, *moves, *standard)
-    view, masks = select_masks(view)
-    view, biased = select_biased(view)
-    return view, (*local, *moves, *standard, *masks, *biased)
-
-
-def _moved(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """The view at the opset that is asked for."""
-    if request.opset is None:
-        return view, ()
-    from amp_rewrite.rewrite.opset import at_opset
-
-    return at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
-
-
-def _fused(view: View, request: Request, named: set[OpId]) -> tuple[View, tuple[Finding, ...]]:
-    """The view in standard form, as far as that is asked for and no pattern names the ops."""
-    if request.fuse is Fuse.NONE:
-        return view, ()
-    return canonical(view, request.to, request.target, named, request.fuse)

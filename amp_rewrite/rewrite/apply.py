@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
@@ -14,6 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import (
     DTYPE_ATTRIBUTES,
@@ -24,7 +24,7 @@ from amp_rewrite.ir.schema import (
     set_element_type,
 )
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Value, ValueId, View
 
 
 def apply(view: View, plan: Plan) -> Model:
@@ -51,7 +51,7 @@ class _Emitter:
     def __init__(self, view: View, plan: Plan) -> None:
         self.view = view
         self.plan = plan
-        self.in_words = view.opsets.get("", FIRST_CAST_BY_CODE) < FIRST_CAST_BY_CODE
+        self.opset = view.opsets.get("", FIRST_CAST_BY_CODE)
         self.casts: dict[ValueId, list[Cast]] = {}
         for cast in plan.casts:
             self.casts.setdefault(cast.value, []).append(cast)
@@ -61,22 +61,19 @@ class _Emitter:
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
         unknown = (op for op in view.ops if op.signature is None and not op.bodies)
         self.strange = {result for op in unknown for result in op.outputs}
-        self.in_scope: dict[ScopeId, list[Value]] = {}
-        for value in view.values:
-            self.in_scope.setdefault(value.scope, []).append(value)
 
     # -- one graph -----------------------------------------------------------------------------------
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Rewrite a copied graph in place; `scope` is its original's index."""
-        values = self.in_scope.get(scope.id, [])
+        values = self.view.values_of[scope.id]
         nodes = list(self._nodes(graph, scope, values))
         self._initializers(graph, values)
         types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
         self._value_infos(graph, values, types)
         refill(graph, "node", nodes)
 
-    def _nodes(self, graph: GraphProto, scope: Scope, values: list[Value]) -> Iterator[NodeProto]:
+    def _nodes(self, graph: GraphProto, scope: Scope, values: Sequence[Value]) -> Iterator[NodeProto]:
         for value in values:
             if value.producer is None and value.id in self.casts:
                 yield from self._casts_of(value)
@@ -98,20 +95,20 @@ class _Emitter:
             if cast.saturates:
                 clamped = f"{cast.name}_clamped"
                 yield from self._clamp(source, clamped, cast.to)
-            yield _cast(clamped, cast.name, self._node_name(name), cast.to, in_words=self.in_words)
+            yield new_cast(clamped, cast.name, cast.to, name=self._node_name(name), opset=self.opset)
 
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
         """float32 values held within the range of the low type."""
         name = self._node_name(clamped)
         if self.view.opsets.get("", 1) < FIRST_CLIP_WITH_INPUTS:
-            yield onnx.helper.make_node("Clip", [source], [clamped], name=name, min=-to.max, max=to.max)
+            yield new_node("Clip", [source], clamped, name=name, min=-to.max, max=to.max)
             return
         bounds = []
         for side, bound in (("min", -to.max), ("max", to.max)):
             bounds.append(f"{clamped}_{side}")
             value = onnx.helper.make_tensor("value", TensorProto.FLOAT, (), [bound])
-            yield onnx.helper.make_node("Constant", [], [bounds[-1]], name=self._node_name(bounds[-1]), value=value)
-        yield onnx.helper.make_node("Clip", [source, *bounds], [clamped], name=name)
+            yield new_node("Constant", [], bounds[-1], name=self._node_name(bounds[-1]), value=value)
+        yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _node_name(self, name: str) -> str:
         """Made from a value name that is unique in the model, so unique itself but for a user's own choice."""
@@ -175,7 +172,7 @@ class _Emitter:
 
     # -- initializers, declarations ------------------------------------------------------------------
 
-    def _initializers(self, graph: GraphProto, values: list[Value]) -> None:
+    def _initializers(self, graph: GraphProto, values: Sequence[Value]) -> None:
         low: dict[str, Bake] = {
             value.name: self.bakes[value.id]
             for value in values
@@ -204,7 +201,7 @@ class _Emitter:
             if bake is not None and not bake.keeps_original:
                 set_element_type(formal.type, bake.to)
 
-    def _value_infos(self, graph: GraphProto, values: list[Value], types: dict[str, TypeProto]) -> None:
+    def _value_infos(self, graph: GraphProto, values: Sequence[Value], types: dict[str, TypeProto]) -> None:
         """Declared types follow the plan; a new value is declared where its source was."""
         by_name = {v.name: v for v in values}
         for formal in (*graph.input, *graph.output):
@@ -230,7 +227,7 @@ class _Emitter:
         refill(graph, "value_info", listed)
 
     def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
-        """What an unknown op gives is declared if only its readers told: they may read a Cast of it now."""
+        """Declare the result of an unknown op if only its readers told its type: they may read a Cast of it now."""
         vtype = self.view.types[value.id]
         if vtype is not None and vtype.dtype is not None and vtype.container == TENSOR:
             yield onnx.helper.make_tensor_value_info(value.name, vtype.dtype.code, None)
@@ -256,25 +253,6 @@ class _Emitter:
                 info.type.CopyFrom(source)
                 set_element_type(info.type, dtype)
                 yield info
-
-
-def _cast(source: str, result: str, name: str, to: DType, *, in_words: bool = False) -> NodeProto:
-    """A Cast, whose type is a word before opset 6. Large models get as many as they have nodes, and make_node takes
-    ten times as long."""
-    node: NodeProto = NodeProto.FromString(_nameless_cast(to, in_words))
-    node.name = name
-    node.input.append(source)
-    node.output.append(result)
-    return node
-
-
-@cache
-def _nameless_cast(to: DType, in_words: bool) -> bytes:
-    stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
-    if in_words:
-        stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code))
-    serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
-    return serialized
 
 
 def _widen_inside(node: NodeProto) -> None:

@@ -1,30 +1,30 @@
-"""The last look at a converted model before anyone gets it."""
+"""The checks of a converted model before it is returned."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 import onnx
 import onnx.checker
 import onnx.defs
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, TypeProto
+from onnx import ModelProto, TypeProto
 
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.schema import Signature, type_of_proto
+from amp_rewrite.ir.graphs import all_graphs
+from amp_rewrite.ir.schema import Signature, onnx_schema, type_of_proto
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
 
 
 def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding, ...]:
-    """What onnx has to say against the result that it also says against the source; raises for anything else.
+    """Return the complaints of onnx about the result that it has about the source, too; raise for any other.
 
-    ModelError when the source was no valid model to begin with; ConversionError when the conversion broke it.
+    ModelError if the source was not a valid model; ConversionError if the conversion broke it.
     """
     fault, inferred = _examined(result)
     doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
@@ -41,7 +41,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 
 
 def _misdeclared(view: View) -> str | None:
-    """Which output is declared as something that it is not: of ops that it knows too little of, onnx believes that."""
+    """Return which output declares another type than it has: for ops that onnx does not infer, it believes that."""
     for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
         declared, found = type_of_proto(stated.type), view.types[value]
         if None not in (declared, found) and declared != found:
@@ -52,7 +52,7 @@ def _misdeclared(view: View) -> str | None:
 
 
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
-    """What onnx cannot tell of the result because it cannot of the source, or of old Casts; raises where the source is
+    """Return what onnx cannot infer of the result, as of the source, or of old Casts; raise where the source is
     at fault, or the conversion."""
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
         return (Finding("unchecked", "shapes", f"onnx infers nothing of a Cast of opset {opset}"),)
@@ -78,7 +78,7 @@ def check_source(source: Model) -> None:
 
 
 def _invalid(model: Model, fault: _Fault) -> str:
-    """What onnx refuses, in one line; it does not name an input that states no shape, or no element type."""
+    """Return onnx's complaint in one line, and name an input that states no shape, or no element type."""
     graph = model.proto.graph
     edges = [(v.name, v.type.tensor_type) for v in (*graph.input, *graph.output) if v.type.HasField("tensor_type")]
     untyped = next((name for name, tensor in edges if not tensor.elem_type), None)
@@ -93,7 +93,7 @@ def _invalid(model: Model, fault: _Fault) -> str:
 
 
 def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
-    """What the checker, then strict shape inference, finds wrong with a model; if nothing, what the latter inferred."""
+    """Run the checker and strict shape inference; return the first fault, or the inferred model."""
     skeleton = model.skeleton().SerializeToString()  # once for both
     try:
         onnx.checker.check_model(skeleton)
@@ -126,14 +126,14 @@ def _wanted(view: View, plan: Plan) -> _Types:
 
 
 def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
-    """What onnx's own inference says of the values; nothing where it may have believed a declaration instead.
+    """Return the types that onnx infers; nothing if it may have believed a declaration instead.
 
     It costs a fifth of a second view, and it is not our own arithmetic.
     """
     if inferred.functions or not all(_inferred(schema) for schema in {op.signature for op in view.ops}):
         return {}
     told: dict[ScopeId, dict[str, DType]] = {}
-    for number, graph in enumerate(_graphs(inferred.graph, len(view.scopes) > 1)):
+    for number, graph in enumerate(all_graphs(inferred.graph) if len(view.scopes) > 1 else (inferred.graph,)):
         types = told[ScopeId(number)] = {}
         for tensor in chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer)):
             _note(types, tensor.name, DType.of(tensor.data_type))
@@ -157,27 +157,14 @@ def _dtype(stated: TypeProto) -> DType | None:
 
 
 def _tells(told: _Types, wanted: _Types) -> bool:
-    """Whether a type is told of every value that is wanted."""
+    """True if the type of every expected value is known."""
     return all(types.keys() <= told.get(scope, {}).keys() for scope, types in wanted.items())
 
 
 def _inferred(schema: Signature | None) -> bool:
-    """Whether onnx itself infers what an operator gives: not for those of others, nor for some old versions."""
-    if schema is None or schema.domain:
-        return False
-    try:
-        found = onnx.defs.get_schema(schema.op_type, schema.since, schema.domain)
-    except onnx.defs.SchemaError:
-        return False
-    return bool(found.has_type_and_shape_inference_function)
-
-
-def _graphs(graph: GraphProto, nested: bool) -> Iterator[GraphProto]:
-    """A graph and, where there are any, those inside it, in the order of scopes."""
-    yield graph
-    for node in graph.node if nested else ():
-        for _, body in bodies(node):
-            yield from _graphs(body, nested)
+    """True if onnx infers the results of an operator: not for other domains, nor for some old versions."""
+    known = onnx_schema("", schema.op_type, schema.since) if schema is not None and not schema.domain else None
+    return known is not None and bool(known.has_type_and_shape_inference_function)
 
 
 def _told_by_view(result: View) -> _Types:

@@ -1,4 +1,4 @@
-"""What a value is computed from: the ops between it and given values; its numbers, where there are constants alone."""
+"""Evaluation of values: the ops between a value and entries, and its numbers if it depends on constants alone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
     return behind(view, value, first_input_of(TRACED_MOVES))
 
 
-def cone(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
+def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
     """The ops that make a value of the entries and of constants, in order; None where anything else is read.
 
-    None also where there are more than 64, one has bodies or is no function, or a constant is a large weight.
+    None also where there are more than 64, one has bodies or is not a function, or a constant is a large weight.
     """
     found: set[OpId] = set()
     pending = [value]
@@ -47,15 +47,15 @@ def cone(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple
 
 
 def numbers(view: View, value: ValueId) -> Array | None:
-    """What a value holds that is a constant or computed from constants; None where that is not known."""
+    """Return the numbers of a value that is a constant or computed from constants; None if they are not known."""
     tensor = view.constant(value)
     if tensor is not None:
         return view.model.array(tensor) if math.prod(tensor.dims) <= _MOST_ELEMENTS else None
-    ops = cone(view, value)
+    ops = ops_behind(view, value)
     return computed(view, ops, value, {}) if ops else None
 
 
 def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
-    """What ops make of a feed; None where onnx's reference cannot tell."""
+    """Run ops on a feed; None if onnx's reference cannot run them."""
     made = runs_of(view, ops, view.value_name(value), [feed])
     return None if isinstance(made, str) else made[0]

@@ -19,12 +19,13 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies, check_imports
+from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, set_element_type, type_of_proto
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE
-from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, Value, ValueId, View
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST
+from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -89,9 +90,6 @@ class _Twin:
         self.kept = frozenset(v for v in self.fed | given if view.dtype(v) in kept)
         apart = self.kept | self.fed if rounding else self.kept
         self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
-        self.in_scope: dict[ScopeId, list[Value]] = {}
-        for value in view.values:
-            self.in_scope.setdefault(value.scope, []).append(value)
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -117,7 +115,7 @@ class _Twin:
         return name if value in self.kept else self._fresh(f"{name}_{self.view.dtype(value).spelling}")  # type: ignore[union-attr]
 
     def _wanted(self, value: ValueId) -> bool:
-        """Whether anyone reads the twin: of an output that keeps its low type that may be no one."""
+        """True if the twin of a value is read; an output that keeps its low type may have no reader."""
         return value not in self.kept or bool(self.view.uses[value])
 
     # -- casts ---------------------------------------------------------------------------------------
@@ -128,8 +126,7 @@ class _Twin:
                 f"the model imports ai.onnx opset {self.opset}, which has no Cast to bfloat16; import opset "
                 f"{FIRST_BFLOAT16_CAST} or later"
             )
-        code: int | str = to.code if self.opset >= FIRST_CAST_BY_CODE else TensorProto.DataType.Name(to.code)
-        return onnx.helper.make_node("Cast", [source], [target], name=self._fresh(f"{target}_cast"), to=code)
+        return new_cast(source, target, to, name=self._fresh(f"{target}_cast"), opset=self.opset)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
         """Casts from a float32 name to the value's low type, and from there to its twin."""
@@ -145,12 +142,12 @@ class _Twin:
         nodes = list(self._entries()) if scope.id == MAIN else []
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
-        self._initializers(graph, {v.name: v for v in self.in_scope.get(scope.id, ())})
+        self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
         self._declarations(graph, scope)
         refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
-        """What stands between the model's inputs, and initializers that are its outputs, and their twins."""
+        """The Casts between the model's inputs, and initializers that are its outputs, and their twins."""
         for value in sorted(self.fed):
             name = self.view.value_name(value)
             if value in self.kept:
@@ -220,8 +217,8 @@ class _Twin:
                 node.input[slot] = ""
         half, halves = self._fresh(f"{total}_half"), self._fresh(f"{total}_halves")
         number = onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5])
-        yield onnx.helper.make_node("Constant", [], [half], half, value=number)
-        yield onnx.helper.make_node("Mul", [total, half], [halves], halves)
+        yield new_node("Constant", [], half, half, value=number)
+        yield new_node("Mul", [total, half], halves, halves)
         node.input[0] = node.input[1] = halves
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
@@ -263,7 +260,7 @@ class _Twin:
             yield from self._computed(op, cast)
 
     def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
-        """Whether a Cast of the model, from or to a low type, casts nothing any more."""
+        """True if a Cast of the model, from or to a low type, is a copy in the twin."""
         was, becomes = self.view.dtype(before), self.view.dtype(after)
         if not (self._low(before) or self._low(after)):
             return False
@@ -272,7 +269,7 @@ class _Twin:
         return {was, becomes} <= _FLOAT32_IN_TWIN
 
     def _stays_low(self, op: Op) -> bool:
-        """Whether no float32 kernel can stand for the op."""
+        """True if no float32 kernel can stand for the op."""
         if op.bodies or not any(self._low(v) for v in (*op.inputs, *op.outputs)):
             return False
         if op.signature is None or op.kind == "BitCast":

@@ -1,4 +1,4 @@
-"""Whether a fused node computes what the ops that it replaces compute: both are run, by onnx's reference, on numbers.
+"""Proof that a fused node computes what the ops that it replaces compute: onnx's reference runs both on numbers.
 
 Everything is run in float64 on the model's own constants, so that the two may differ only where the mathematics does,
 or where a constant of the node was rounded to float32. Both are measured in units of what float32 could tell apart.
@@ -26,14 +26,17 @@ ROUNDINGS = 4
 """Constants rounded to float32 that any of the formulas has, at most: √2, √(2/π), 0.044715 and one factor; an error of
 UNIT in one of them moves the result by no more than UNIT of its magnitude."""
 
+SPREADS = (1.0, 1e-3, 30.0)
+"""Of the random inputs: usual ones, ones so small that an epsilon decides, and ones far out."""
+
 Arrays = Mapping[str, Array]
 
 # What numpy and onnx's reference raise for shapes or attributes that they cannot take.
 _FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 
 
-def doubt(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
-    """Why two runs differ, result by result, by more than ROUNDINGS · UNIT of a magnitude; None if none does."""
+def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
+    """Return how two runs differ, if by more than ROUNDINGS · UNIT of a result's magnitude; None if they agree."""
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)
     for a, b, magnitude in zip(before, after, magnitudes, strict=True):
@@ -45,15 +48,21 @@ def doubt(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitude
     return None
 
 
+def gate_magnitude(x: Array, y: Array) -> Array:
+    """Return |x|, or |y| where that is more: an error of a gate, which is at most 1, is an error of x times as much."""
+    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
+    return magnitude
+
+
 def _worst(a: Array, b: Array) -> str:
     gap = np.abs(a - b)
     return f"{gap.max():.1e}" if bool(np.isfinite(gap).all()) else "more than any bound"
 
 
 def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays]) -> list[Array] | str:
-    """What ops of a view give as `result` in float64, for each feed; or why they cannot be run.
+    """Run ops of a view in float64; return `result` for each feed, or why they cannot be run.
 
-    A feed names every value that the ops read and that is no constant. A constant that it names is not read.
+    A feed names every value that the ops read and that is not a constant. A constant that it names is not read.
     """
     made = [view.ops[op] for op in ops]
     nodes = [_plain(view, op.id) for op in made if op.kind != "Constant"]
@@ -62,14 +71,14 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
         for value in op.inputs:
             tensor = view.constant(value)
             if value is not None and tensor is not None and view.value_name(value) not in feeds[0]:
-                constants[view.value_name(value)] = _double(view.model.array(tensor))
+                constants[view.value_name(value)] = double(view.model.array(tensor))
     return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
 
 
 def run(
     nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
 ) -> list[Array] | str:
-    """What nodes give as `result` for each feed of all that they read; or why onnx's reference cannot run them."""
+    """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them."""
     shifted = [moved(nodes, result, feed) for feed in feeds]
     made = [array for array in shifted if array is not None]
     return made if len(made) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
@@ -105,7 +114,8 @@ def _plain(view: View, op_id: OpId) -> NodeProto:
     return node
 
 
-def _double(array: Array) -> Array:
+def double(array: Array) -> Array:
+    """Return the numbers, floats in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy else array
 
 

@@ -1,4 +1,4 @@
-"""What the operators that only move or repeat numbers compute, in numpy.
+"""The operators that only move or repeat numbers, in numpy.
 
 To run them by onnx's reference would load all of it, which takes longer than most models take to be looked at.
 """
@@ -22,7 +22,7 @@ _FAULTS = (ValueError, TypeError, IndexError, KeyError)
 
 
 def moved(nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array]) -> Array | None:
-    """What nodes give as `result` for a feed of all that they read. None where one does more than move what it reads,
+    """Run nodes on a feed of their inputs; return `result`. None where one does more than move its input,
     or cannot be run: onnx's reference may tell why."""
     known = dict(feed)
     try:

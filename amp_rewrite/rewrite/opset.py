@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import onnx.checker
 import onnx.defs
 import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto
 from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.schema import normal_domain
-from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Opset, Target
 
 
@@ -49,7 +49,8 @@ def at_opset(
     if wanted == current or not current:
         return view, ()
     if isinstance(wanted, int):
-        moved = _moved(view, wanted)
+        model = _moved(view, wanted)
+        moved = model if isinstance(model, str) else _indexed(model)
         if isinstance(moved, str):
             raise ModelError(
                 f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again"
@@ -78,7 +79,7 @@ class _Judge:
         return cls(to, target, dict(_wholes(view, to, target)) if fusing else {})
 
     def covers(self, view: View) -> _Coverage:
-        """How the target serves each op: once for the types that it has, once more for the low type."""
+        """Return how the target serves each op: once for the types that it has, once more for the low type."""
         gate = Gate.of(self.target, self.to)
         served, kinds = [], []
         for op in view.ops:
@@ -94,7 +95,7 @@ class _Judge:
 def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
     """The ops that some opset has one op for, and what that computes."""
     if target is not Target.TENSORRT:
-        for _, site in sites(view, to, cache(lambda: known_dims(view))):
+        for _, site in sites(view, Context(to)):
             if not isinstance(site, str):
                 yield from ((op, ATTENTION) for op in site.form.ops)
     for cluster in clusters(view):
@@ -110,11 +111,11 @@ class _Coverage:
     kinds: tuple[str, ...]
 
     def lost(self, then: _Coverage) -> list[str]:
-        """What is served less then."""
+        """The kinds of ops that are served less then."""
         return _kinds(self.kinds, (a > b for a, b in zip(self.served, then.served, strict=True)))
 
     def gained(self, then: _Coverage) -> list[str]:
-        """What is served more then."""
+        """The kinds of ops that are served more then."""
         return _kinds(self.kinds, (a < b for a, b in zip(self.served, then.served, strict=True)))
 
 
@@ -130,21 +131,22 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
     """The view at the opset that serves most; of several such the nearest, and its own before any other."""
     current = view.opsets[""]
     own = judge.covers(view)
-    best, most = view, sum(own.served)
+    best: Model | None = None
+    most = sum(own.served)
     barred: list[str] = []
     for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
         moved = _moved(view, opset)
         if isinstance(moved, str):
             barred += [f"opset {opset}: {moved}"] if opset > current else []
             continue
-        then = judge.covers(moved)
+        then = judge.covers(_relabelled(view, opset))
         gained, lost = own.gained(then), own.lost(then)
         if gained and lost:
             barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
         elif sum(then.served) > most:  # nothing is lost, or the sum would be less
             best, most = moved, sum(then.served)
-    if best is not view:
-        return best, (_told(view, best, judge),)
+    if best is not None and not isinstance(after := _indexed(best), str):
+        return after, (_told(view, after, judge),)
     note = f"opset {current} stays: no other serves more without serving something less"
     return view, (Finding("opset", "ai.onnx", "; ".join((note, *barred[:_SHOWN]))),)
 
@@ -166,8 +168,8 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
 
 
 def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """What tells two opsets apart for a model."""
-    schemas = (_schema(op_type, opset) for op_type in types)
+    """The schema versions of op types at an opset, and the steps that it has passed."""
+    schemas = (onnx_schema("", op_type, opset) for op_type in types)
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
 
@@ -189,8 +191,14 @@ def _listed(names: Sequence[str]) -> str:
 # -- the move --------------------------------------------------------------------------------------
 
 
-def _moved(view: View, opset: int) -> View | str:
-    """The view at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
+def _relabelled(view: View, opset: int) -> View:
+    """The view with the schemas of another opset: its ids, values and types suffice to ask the target."""
+    ops = tuple(op if op.domain else op._replace(signature=signature("", op.op_type, opset)) for op in view.ops)
+    return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
+
+
+def _moved(view: View, opset: int) -> Model | str:
+    """The model at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
     current = view.opsets[""]
     if current < OLDEST_MOVED:
         return f"opset {current} is older than {OLDEST_MOVED}"
@@ -210,9 +218,20 @@ def _moved(view: View, opset: int) -> View | str:
     try:
         onnx.checker.check_model(skeleton)
         onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
-        return View.of(moved)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, ModelError) as cause:
-        return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as cause:
+        return _refused(cause)
+    return moved
+
+
+def _indexed(model: Model) -> View | str:
+    try:
+        return View.of(model)
+    except ModelError as cause:
+        return _refused(cause)
+
+
+def _refused(cause: Exception) -> str:
+    return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
 
 
 @dataclass(slots=True)
@@ -236,7 +255,7 @@ class _Mover:
         return None
 
     def _node(self, node: NodeProto) -> str | None:
-        old, new = _schema(node.op_type, self.current), _schema(node.op_type, self.opset)
+        old, new = onnx_schema("", node.op_type, self.current), onnx_schema("", node.op_type, self.opset)
         if new is None or new.deprecated:
             return f"does not exist at opset {self.opset}"
         if old is None or old.since_version == new.since_version:
@@ -249,7 +268,7 @@ class _Mover:
         return _drop_defaults(node, old, new) or _misfit(node, new)
 
     def _spell_out(self, node: NodeProto, new: OpSchema) -> None:
-        """What opset 18 wants said in another way: axes as an input, and into how many parts to split."""
+        """State for opset 18: axes as an input, and into how many parts to split."""
         stated = {a.name: a for a in node.attribute}
         if node.op_type.startswith("Reduce") and "axes" in stated and "axes" not in new.attributes:
             name = self._fresh(f"{node.output[0]}_axes")
@@ -275,8 +294,12 @@ def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
         if a.name in new.attributes:
             continue
         default = old.attributes[a.name].default_value if a.name in old.attributes else None
-        if default is None or not default.name or _value(default) != _value(a):
-            return f"states {a.name}, which is none of its attributes there"
+        if (
+            default is None
+            or not default.name
+            or onnx.helper.get_attribute_value(default) != onnx.helper.get_attribute_value(a)
+        ):
+            return f"states {a.name}, which is not one of its attributes there"
         _without(node, a.name)
     return None
 
@@ -290,14 +313,3 @@ def _misfit(node: NodeProto, new: OpSchema) -> str | None:
 
 def _without(node: NodeProto, name: str) -> None:
     refill(node, "attribute", [a for a in node.attribute if a.name != name])
-
-
-def _value(stated: AttributeProto) -> object:
-    return onnx.helper.get_attribute_value(stated)
-
-
-def _schema(op_type: str, opset: int) -> OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None

@@ -1,24 +1,28 @@
-"""What a fusion is: the ops that go, the node that comes, the weights that it brings; and what stands in its way."""
+"""Replacements of ops by nodes, refusals, and the passes that yield them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape
 from amp_rewrite.ir.view import OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Fusion:
+class Replacement:
     """Ops that one node replaces. The node stands where `last` stood and makes the values that `last` made.
 
-    `kind` is what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers that
-    the node reads. `place`: the op where it stands instead, if it makes a value that is read before `last`.
-    `declared`: types of what it makes, where onnx cannot infer them. `ahead` and `behind`: nodes right before and
-    after it; one whose result another fusion of the same graph has ahead, too, comes once.
+    `kind` names what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers
+    that the node reads. `place`: the op where the node stands instead, if its results are read before `last`.
+    `declared`: types of its results, where onnx cannot infer them. `ahead` and `behind`: nodes right before and
+    after it; a node ahead of several replacements in one graph is written once. `frees`: drop ops and constants that
+    only the replaced ops read. `findings`: what the report says; None for a fusion, which names its parts.
     """
 
     kind: str
@@ -30,56 +34,89 @@ class Fusion:
     declared: tuple[ValueInfoProto, ...] = ()
     ahead: tuple[NodeProto, ...] = ()
     behind: tuple[NodeProto, ...] = ()
+    frees: bool = True
+    findings: tuple[Finding, ...] | None = None
+
+    @property
+    def nodes(self) -> tuple[NodeProto, ...]:
+        """The node with its neighbours, in order."""
+        return (*self.ahead, self.node, *self.behind)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops that compute something together and yet stay apart: why, in one clause."""
+    """Ops that compute one thing together and stay separate; `why` is one clause."""
 
     kind: str
     last: OpId
     why: str
 
 
-Outcome = Fusion | Refusal
+Outcome = Replacement | Refusal
+
+
+@dataclass(slots=True)
+class Context:
+    """The low type, and the shapes of a view, inferred once for all passes of a round."""
+
+    to: DType
+    _known: tuple[View, AllDims] | None = field(default=None, repr=False)
+
+    def dims(self, view: View) -> AllDims:
+        """Return the known dimensions of each value. O(nodes) at the first call."""
+        if self._known is None or self._known[0] is not view:
+            self._known = view, known_dims(view)
+        return self._known[1]
+
+    def shape(self, view: View, value: ValueId | None) -> Shape | None:
+        """Return the shape of a value, with None for each dimension that is not a number; None if it is unknown."""
+        if value is None:
+            return None
+        dims = self.dims(view).get((view.values[value].scope, view.value_name(value)))
+        return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
+
+
+Pass = Callable[[View, Context], Iterable[Outcome]]
+"""Finds what to replace in a view, and what to refuse. Of two replacements that share an op the first counts."""
 
 
 def too_old(opset: int, op_type: str, first: int) -> str:
-    """Why ops stay apart that one operator of a newer opset replaces."""
+    """Return the reason why an opset keeps ops apart that one operator of a newer opset replaces."""
     return f"opset {opset} has no {op_type}; opset {first} has, and --opset auto takes the model there"
 
 
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
-    """A finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
-    fused = [o for o in outcomes if isinstance(o, Fusion)]
-    made = [_made(view, fusion) for fusion in fused if fusion.kind != "constant"]
-    return (*made, *_folded(view, [f for f in fused if f.kind == "constant"]), *_refused(view, outcomes))
+    """Return a finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
+    replacements = [o for o in outcomes if isinstance(o, Replacement)]
+    own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != "constant"]
+    folded = _folded(view, [r for r in replacements if r.kind == "constant"])
+    return (*dict.fromkeys(finding for each in own for finding in each), *folded, *_refused(view, outcomes))
 
 
-def _made(view: View, fusion: Fusion) -> Finding:
+def _fusion(view: View, fusion: Replacement) -> Finding:
     words = fusion.kind.replace("_", " ")
     parts = ", ".join(view.ops[op].name for op in fusion.ops)
     return Finding("fused", view.ops[fusion.last].name, f"{words}: one {fusion.node.op_type} in place of {parts}")
 
 
-def _folded(view: View, fusions: Sequence[Fusion]) -> Iterable[Finding]:
-    if fusions:
-        names = ", ".join(view.ops[fusion.last].name for fusion in fusions)
+def _folded(view: View, constants: Sequence[Replacement]) -> Iterable[Finding]:
+    if constants:
+        names = ", ".join(view.ops[constant.last].name for constant in constants)
         yield Finding("fused", "constants", f"computed now, each to the bit what it would be at run time: {names}")
 
 
 def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
-    found: dict[tuple[str, str], list[OpId]] = {}
+    refused: dict[tuple[str, str], list[OpId]] = {}
     for outcome in outcomes:
         if isinstance(outcome, Refusal):
-            found.setdefault((outcome.kind, outcome.why), []).append(outcome.last)
-    for (kind, why), ops in found.items():
+            refused.setdefault((outcome.kind, outcome.why), []).append(outcome.last)
+    for (kind, why), ops in refused.items():
         more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
         yield Finding("not_fused", kind, f"the one that ends in {view.ops[ops[0]].name}{more}: {why}")
 
 
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
-    """The values that ops read and do not make, in order of first use."""
+    """Return the values that ops read and do not make, in order of first use."""
     made = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in made)

@@ -20,6 +20,7 @@ from onnx import ModelProto, TensorProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
@@ -213,7 +214,7 @@ def cuda_opens() -> bool:
     """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
     from onnx import helper
 
-    node = helper.make_node("Neg", ["x"], ["y"])
+    node = new_node("Neg", ["x"], "y")
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([node], "probe", [x], [y])
     probe = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])

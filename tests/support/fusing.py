@@ -15,7 +15,7 @@ from onnx import ModelProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.settings.choices import Target
 
 
@@ -37,7 +37,7 @@ def reducing(head: str, body: str, opset: int) -> ModelProto:
 def standard(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
     """The model in standard form, its types checked, and what was said."""
     arguments = {"to": DType.FLOAT16, "target": Target.ORT_CUDA, **options}
-    view, told = canonical(View.of(Model.load(model)), **arguments)  # type: ignore[arg-type]
+    view, told = fuse_operators(View.of(Model.load(model)), **arguments)  # type: ignore[arg-type]
     onnx.checker.check_model(view.model.proto, full_check=True)
     return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
 

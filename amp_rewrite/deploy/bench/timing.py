@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.ir.gc_paused import gc_paused
 
 Seconds = NDArray[Any]
 """float64[rounds, runs]: how long each run took."""
@@ -76,7 +76,7 @@ def interleaved(
     """
     names = list(calls)
     found = {name: np.empty((rounds, runs)) for name in names}
-    with uncollected():
+    with gc_paused():
         for number in range(rounds):
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:

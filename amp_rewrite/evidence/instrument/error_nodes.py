@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.builder import new_node
 
 _WIDEST = 2.0**64  # its square is the first power of two that no float32 holds
 
@@ -109,7 +110,7 @@ class ErrorNodes:
         yield node("Cast", "lost_ones", at + "lost_where", to=TensorProto.FLOAT)
         yield node("ReduceSum", "lost", at + "lost_ones", keepdims=1)
         parts = [at + part for part in ("error_largest", "any_largest", "noise", "signal", "lost", "unit")]
-        yield helper.make_node("Concat", parts, [self.row(number)], self.row(number), axis=0)
+        yield new_node("Concat", parts, self.row(number), self.row(number), axis=0)
 
     def row(self, number: int) -> str:
         return f"{self._prefix}{number}"
@@ -124,9 +125,9 @@ class ErrorNodes:
         so_far = rows[0]
         for number, row in enumerate(rows[1:], 1):
             name = f"{self._prefix}upto/{number}"
-            yield helper.make_node("Concat", [so_far, row], [name], name, axis=0)
+            yield new_node("Concat", [so_far, row], name, name, axis=0)
             so_far = name
-        yield helper.make_node("Identity", [so_far], [output], output)
+        yield new_node("Identity", [so_far], output, output)
 
 
 def _bound(dtype: DType) -> float:

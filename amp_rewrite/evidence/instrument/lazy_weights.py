@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
+from amp_rewrite.ir.builder import new_cast
 from amp_rewrite.ir.names import claimed
 
 
@@ -30,7 +31,7 @@ def casting_in_graph(model: Model) -> Model:
         if stored is not None and not any(v.name == tensor.name for v in proto.graph.input):
             result = tensor.name
             stored.name = claimed(stored.name, names)
-            casts.append(helper.make_node("Cast", [stored.name], [result], f"{result}/cast", to=tensor.data_type))
+            casts.append(new_cast(stored.name, result, DType(tensor.data_type), name=f"{result}/cast"))
             tensor.CopyFrom(stored)
     refill(proto.graph, "node", [*casts, *proto.graph.node])
     return replace(model, proto=proto)

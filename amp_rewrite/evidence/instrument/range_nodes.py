@@ -27,6 +27,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
+from amp_rewrite.ir.builder import new_constant, new_if, new_node
 
 WIDTH = 9
 
@@ -99,7 +100,7 @@ class RangeNodes:
             "many": np.array([_EXACT_IN_FLOAT]),
             "no_count": np.zeros(1, self.dtype.numpy),
         }
-        return [constant(self._k(name), np.asarray(value)) for name, value in values.items()]
+        return [new_constant(self._k(name), np.asarray(value)) for name, value in values.items()]
 
     @cached_property
     def _bounds(self) -> dict[str, Any]:
@@ -112,10 +113,10 @@ class RangeNodes:
         """Return nodes that write the row of the tensor `name` to `row`. `rectified`: it is the output of a Relu."""
         n = f"{row}_n"
         flat = name if rectified else f"{row}_abs"
-        nodes = [] if rectified else [_node("Abs", [name], flat)]
-        nodes += [_node("Reshape", [flat, self._k("flat")], f"{row}_a")]
-        nodes += [_node("Shape", [f"{row}_a"], n), _node("Greater", [n, self._k("none")], f"{row}_any")]
-        nothing = constant(f"{row}_nothing", neutral(1))
+        nodes = [] if rectified else [new_node("Abs", [name], flat)]
+        nodes += [new_node("Reshape", [flat, self._k("flat")], f"{row}_a")]
+        nodes += [new_node("Shape", [f"{row}_a"], n), new_node("Greater", [n, self._k("none")], f"{row}_any")]
+        nothing = new_constant(f"{row}_nothing", neutral(1))
         return [*nodes, choice(f"{row}_any", row, self._of_some(row, rectified), [nothing])]
 
     def _k(self, name: str) -> str:
@@ -128,13 +129,13 @@ class RangeNodes:
         """
         a, n, tame = f"{row}_a", f"{row}_n", f"{row}_tame"
         nodes = [_reduced("ReduceSum", a, f"{row}_sum"), _reduced("ReduceMax", a, f"{row}_max")]
-        nodes += [_node("Cast", [n], f"{row}_all", to=TensorProto.DOUBLE)]
+        nodes += [new_node("Cast", [n], f"{row}_all", to=TensorProto.DOUBLE)]
         facts = [
-            _node("Less", [f"{row}_sum", self._k("infinity")], f"{row}_finite"),
-            _node("Less", [f"{row}_max", self._k("overflows")], f"{row}_fits"),
-            _node("Less", [n, self._k("many")], f"{row}_few"),
-            _node("And", [f"{row}_finite", f"{row}_fits"], f"{row}_ordinary"),
-            _node("And", [f"{row}_ordinary", f"{row}_few"], tame),
+            new_node("Less", [f"{row}_sum", self._k("infinity")], f"{row}_finite"),
+            new_node("Less", [f"{row}_max", self._k("overflows")], f"{row}_fits"),
+            new_node("Less", [n, self._k("many")], f"{row}_few"),
+            new_node("And", [f"{row}_finite", f"{row}_fits"], f"{row}_ordinary"),
+            new_node("And", [f"{row}_ordinary", f"{row}_few"], tame),
         ]
         gapped = self._gapped(f"{row}_g", row)
         quick = gapped if rectified else self._if_sure(a, f"{row}_q", row, gapped)
@@ -144,7 +145,7 @@ class RangeNodes:
         """Return nodes for a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
         return [
             _reduced("ReduceMin", a, f"{own}_min"),
-            _node("Greater", [f"{own}_min", self._k("sure")], f"{own}_sure"),
+            new_node("Greater", [f"{own}_min", self._k("sure")], f"{own}_sure"),
             choice(f"{own}_sure", f"{own}_row", self._dense(a, f"{own}_min", f"{own}_d", row), otherwise),
         ]
 
@@ -166,8 +167,8 @@ class RangeNodes:
         if self.dtype is not DType.FLOAT:
             return self._sparse(f"{own}_s", row)
         return [
-            _node("Sub", [f"{row}_a", self._k("step")], f"{own}_less"),
-            _node("LeakyRelu", [f"{own}_less"], f"{own}_a", alpha=-np.inf),
+            new_node("Sub", [f"{row}_a", self._k("step")], f"{own}_less"),
+            new_node("LeakyRelu", [f"{own}_less"], f"{own}_a", alpha=-np.inf),
             *self._if_sure(f"{own}_a", own, row, self._sparse(f"{own}_s", row)),
         ]
 
@@ -176,7 +177,7 @@ class RangeNodes:
         counted = ["nonzero", "survives", "normal"]
         return [
             *(node for name in counted for node in self._above(f"{row}_a", name, own, self.dtype)),
-            _node("Where", [f"{own}_nonzero_m", f"{row}_a", self._k("infinity")], f"{own}_where"),
+            new_node("Where", [f"{own}_nonzero_m", f"{row}_a", self._k("infinity")], f"{own}_where"),
             _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
             *self._joined(own, [f"{row}_all"] * 2, counted, f"{row}_max", f"{own}_min"),
         ]
@@ -186,11 +187,11 @@ class RangeNodes:
         a = f"{row}_a"
         return [
             *(node for name in _NAMES for node in self._above(a, name, own, DType.DOUBLE)),
-            _node("Less", [a, self._k("infinity")], f"{own}_finite"),
-            _node("Where", [f"{own}_finite", a, self._k("zero")], f"{own}_below"),
+            new_node("Less", [a, self._k("infinity")], f"{own}_finite"),
+            new_node("Where", [f"{own}_finite", a, self._k("zero")], f"{own}_below"),
             _reduced("ReduceMax", f"{own}_below", f"{own}_max"),
-            _node("And", [f"{own}_finite", f"{own}_nonzero_m"], f"{own}_counts"),
-            _node("Where", [f"{own}_counts", a, self._k("infinity")], f"{own}_where"),
+            new_node("And", [f"{own}_finite", f"{own}_nonzero_m"], f"{own}_counts"),
+            new_node("Where", [f"{own}_counts", a, self._k("infinity")], f"{own}_where"),
             _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
             *self._joined(own, [f"{row}_all", *(f"{own}_{name}" for name in _NAMES)], [], f"{own}_max", f"{own}_min"),
         ]
@@ -199,9 +200,12 @@ class RangeNodes:
         """Return nodes that write the number of magnitudes above a bound to `{own}_{name}`."""
         mask, ones = f"{own}_{name}_m", f"{own}_{name}_1"
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
-            indicator = [_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1])]
+            indicator = [new_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1])]
         else:
-            indicator = [_node("Greater", [a, self._k(name)], mask), _node("Cast", [mask], ones, to=counted_in.code)]
+            indicator = [
+                new_node("Greater", [a, self._k(name)], mask),
+                new_node("Cast", [mask], ones, to=counted_in.code),
+            ]
         return [*indicator, _reduced("ReduceSum", ones, f"{own}_{name}")]
 
     def _joined(self, own: str, first: list[str], counted: list[str], largest: str, smallest: str) -> list[NodeProto]:
@@ -209,10 +213,10 @@ class RangeNodes:
         zeros = [self._k("no_count")] * (_ADDED - len(first) - len(counted))
         rest = [*(f"{own}_{name}" for name in counted), *zeros, largest, f"{own}_minus"]
         return [
-            _node("Neg", [smallest], f"{own}_minus"),
-            _node("Concat", rest, f"{own}_rest", axis=0),
-            _node("Cast", [f"{own}_rest"], f"{own}_double", to=TensorProto.DOUBLE),
-            _node("Concat", [*first, f"{own}_double"], f"{own}_row", axis=0),
+            new_node("Neg", [smallest], f"{own}_minus"),
+            new_node("Concat", rest, f"{own}_rest", axis=0),
+            new_node("Cast", [f"{own}_rest"], f"{own}_double", to=TensorProto.DOUBLE),
+            new_node("Concat", [*first, f"{own}_double"], f"{own}_row", axis=0),
         ]
 
 
@@ -230,23 +234,18 @@ def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
 def merging(stem: str, a: str, b: str, rows: int, out: str) -> list[NodeProto]:
     """Return nodes that merge two vectors of rows, as `merged` does."""
     added, most = f"{stem}sum", f"{stem}most"
-    return [_node("Add", [a, b], added), _node("Max", [a, b], most), *chosen(stem, added, most, rows, out)]
+    return [new_node("Add", [a, b], added), new_node("Max", [a, b], most), *chosen(stem, added, most, rows, out)]
 
 
 def chosen(stem: str, added: str, most: str, rows: int, out: str) -> list[NodeProto]:
     """Return nodes that select the added columns from one vector of rows and the others from another."""
-    mask = constant(f"{stem}mask", np.tile(np.arange(WIDTH) < _ADDED, rows))
-    return [mask, _node("Where", [f"{stem}mask", added, most], out)]
-
-
-def constant(name: str, value: NDArray[Any]) -> NodeProto:
-    """Return a Constant node."""
-    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
+    mask = new_constant(f"{stem}mask", np.tile(np.arange(WIDTH) < _ADDED, rows))
+    return [mask, new_node("Where", [f"{stem}mask", added, most], out)]
 
 
 def choice(condition: str, out: str, then: list[NodeProto], otherwise: list[NodeProto]) -> NodeProto:
     """Return an If whose result is the output of the last node of the branch taken."""
-    return onnx.helper.make_node("If", [condition], [out], then_branch=_branch(then), else_branch=_branch(otherwise))
+    return new_if(condition, out, _branch(then), _branch(otherwise))
 
 
 def _branch(nodes: list[NodeProto]) -> GraphProto:
@@ -254,10 +253,6 @@ def _branch(nodes: list[NodeProto]) -> GraphProto:
     return onnx.helper.make_graph(nodes, name, [], [onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)])
 
 
-def _node(op_type: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-    return onnx.helper.make_node(op_type, inputs, [output], **attributes)
-
-
 def _reduced(op_type: str, name: str, output: str) -> NodeProto:
     """Over all elements, as a vector of one."""
-    return _node(op_type, [name], output, keepdims=1)
+    return new_node(op_type, [name], output, keepdims=1)

@@ -18,6 +18,7 @@ from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.graphs import names_read, needed
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
@@ -116,12 +117,12 @@ class _Merged:
     def _in_type(self, source: str, target: str, theirs: ValueId, mine: ValueId) -> NodeProto:
         is_, wanted = self.pairing.reference.types[theirs], self.pairing.candidate.types[mine]
         if is_ == wanted or wanted is None or wanted.dtype is None:
-            return helper.make_node("Identity", [source], [target], target)
+            return new_node("Identity", [source], target, target)
         if wanted.container != TENSOR:
             raise ModelError(
                 f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast converts between them"
             )
-        return helper.make_node("Cast", [source], [target], target, to=wanted.dtype.code)
+        return new_cast(source, target, wanted.dtype, name=target)
 
     # -- shadows -------------------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class _Merged:
                 outputs.append(ValueInfoProto(name=name))
                 if dtype is not None and dtype is not DType.FLOAT and not dtype.low:
                     target = f"{self.error_nodes.row(number)}/{side}"
-                    gauging.append(helper.make_node("Cast", [name], [target], target, to=TensorProto.FLOAT))
+                    gauging.append(new_cast(name, target, DType.FLOAT, name=target))
                     name = target
                 names.append(name)
             is_low = self.pairing.candidate.dtype(value) is self.low
@@ -211,7 +212,7 @@ class _Merged:
         for number, value in enumerate(values):
             for side, name, _ in self._sides(value):
                 target = f"{self.error_nodes.row(number)}/{side}"
-                nodes.append(helper.make_node("Shape", [name], [target], target))
+                nodes.append(new_node("Shape", [name], target, target))
                 results.append(helper.make_tensor_value_info(target, TensorProto.INT64, None))
         return self._assembled(nodes, results)
 

@@ -22,6 +22,7 @@ from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.builder import new_cast, new_if, new_node
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import TENSOR
@@ -31,7 +32,7 @@ from amp_rewrite.ir.versions import (
     FIRST_CLIP_WITH_INPUTS,
     FIRST_IR_WITH_FREE_INITIALIZERS,
 )
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
 
 Vertex = tuple[OpId, str]
 """A type variable of an op."""
@@ -122,9 +123,6 @@ class _Builder:
         self.new_initializers: list[TensorProto] = []
         self.rounded: dict[ValueId, str] = {}
         self.head: list[NodeProto] = []
-        self.in_scope: dict[ScopeId, list[Value]] = {}
-        for value in view.values:
-            self.in_scope.setdefault(value.scope, []).append(value)
 
     def build(self) -> SwitchableModel:
         proto = clone(self.view.model.proto)
@@ -172,7 +170,7 @@ class _Builder:
 
     def _graph(self, graph: GraphProto, scope: Scope) -> None:
         nodes: list[NodeProto] = []
-        for value in self.in_scope.get(scope.id, ()):
+        for value in self.view.values_of[scope.id]:
             if value.producer is None:
                 nodes.extend(self._versions(value))
         for op_id, node in zip(scope.ops, graph.node, strict=True):
@@ -256,12 +254,12 @@ class _Builder:
         source, nodes = value.name, list[NodeProto]()
         if clamps:
             source = self._fresh(f"{name}/clamped")
-            nodes.append(onnx.helper.make_node("Clip", [value.name, *self.limits], [source]))
+            nodes.append(new_node("Clip", [value.name, *self.limits], source))
         low, rounded, copied = (self._fresh(f"{name}/{word}") for word in (self.to.spelling, "rounded", "copied"))
-        nodes.append(onnx.helper.make_node("Cast", [source], [low], to=self.to.code))
-        nodes.append(onnx.helper.make_node("Cast", [low], [rounded], to=TensorProto.FLOAT))
-        copy = onnx.helper.make_node("Identity", [value.name], [copied])
-        return _if(switch, name, _branch("low", nodes, [rounded]), _branch("high", [copy], [copied]))
+        nodes.append(new_cast(source, low, self.to))
+        nodes.append(new_cast(low, rounded, DType.FLOAT))
+        copy = new_node("Identity", [value.name], copied)
+        return new_if(switch, name, _branch("low", nodes, [rounded]), _branch("high", [copy], [copied]))
 
     # -- weights -------------------------------------------------------------------------------------
 
@@ -273,7 +271,7 @@ class _Builder:
             name = self._fresh(f"{value.name}/low")
             self.names[value.id, reader] = name
             condition = self._switch(Switch(None, reader))
-            yield onnx.helper.make_node("Where", [condition, self._rounded(value.id), value.name], [name])
+            yield new_node("Where", [condition, self._rounded(value.id), value.name], name)
 
     def _is_heavy(self, value: ValueId) -> bool:
         tensor = self.view.constant(value)
@@ -291,7 +289,7 @@ class _Builder:
             if low == name:
                 weight = baked(weight, DType.FLOAT, name=name, model=self.view.model)
             else:
-                self.head.append(onnx.helper.make_node("Cast", [low], [name], to=TensorProto.FLOAT))
+                self.head.append(new_cast(low, name, DType.FLOAT))
             self.new_initializers.append(weight)
         return self.rounded[value]
 
@@ -321,7 +319,7 @@ class _Builder:
             inner.output[:] = given
             branches.append(_branch(word, [inner], [name for name in given if name]))
         condition = self._switch(Switch(None, next(iter(weights.values()))))
-        outer = _if(condition, "", *branches)
+        outer = new_if(condition, "", *branches)
         outer.output[:] = [name for name in node.output if name]
         outer.name = node.name
         return outer
@@ -334,7 +332,3 @@ _OUT: Vertex = (OpId(-1), "")
 def _branch(name: str, nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
     outputs = [onnx.ValueInfoProto(name=result) for result in results]
     return onnx.helper.make_graph(nodes, name, [], outputs)
-
-
-def _if(condition: str, result: str, low: GraphProto, high: GraphProto) -> NodeProto:
-    return onnx.helper.make_node("If", [condition], [result], then_branch=low, else_branch=high)

@@ -16,11 +16,12 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chosen, constant, merging, neutral
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, chosen, merging, neutral
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.builder import new_cast, new_constant, new_node
 from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
@@ -145,7 +146,7 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     constants = [node for dtype in DType if dtype in used for node in builder.range_nodes[dtype].constants()]
     refill(proto.graph, "node", [*constants, *builder.starts, *proto.graph.node])
     name = f"{builder.stem}rows"
-    proto.graph.node.append(onnx.helper.make_node("Identity", [rows.name], [name]))
+    proto.graph.node.append(new_node("Identity", [rows.name], name))
     proto.graph.output.append(onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, [WIDTH * len(rows.values)]))
     return Tapped(replace(view.model, proto=proto), rows.values, name)
 
@@ -205,7 +206,7 @@ class _Builder:
         if not parts:
             return _Rows("", ())
         together = self.fresh()
-        graph.node.append(onnx.helper.make_node("Concat", [part.name for part in parts], [together], axis=0))
+        graph.node.append(new_node("Concat", [part.name for part in parts], together, axis=0))
         return _Rows(together, tuple(value for part in parts for value in part.values))
 
     def _measured(self, value: ValueId, row: str) -> list[NodeProto]:
@@ -213,7 +214,7 @@ class _Builder:
         if self.view.dtype(value) is dtype:
             maker = self.view.producer(value)
             return self.range_nodes[dtype].row(name, row, rectified=maker is not None and maker.kind == "Relu")
-        cast = onnx.helper.make_node("Cast", [name], [f"{row}_wide"], to=dtype.code)
+        cast = new_cast(name, f"{row}_wide", dtype)
         return [cast, *self.range_nodes[dtype].row(f"{row}_wide", row)]
 
 
@@ -245,9 +246,9 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
                 parts += [rows.name] if rows.values else []
             elif rows.values:
                 parts.append(builder.fresh())
-                graph.node.append(constant(parts[-1], neutral(len(rows.values))))
+                graph.node.append(new_constant(parts[-1], neutral(len(rows.values))))
         together = builder.fresh()
-        graph.node.append(onnx.helper.make_node("Concat", parts, [together], axis=0))
+        graph.node.append(new_node("Concat", parts, together, axis=0))
         graph.output.append(onnx.helper.make_tensor_value_info(together, TensorProto.DOUBLE, None))
     node.output.append(out)
     return _Rows(out, tuple(value for rows in inner for value in rows.values)), []
@@ -285,7 +286,7 @@ def _as_state(
     node.output.extend([""] * (at - len(node.output)))
     node.output.insert(at, out)
     node.input.insert(read, start)
-    builder.starts.append(constant(start, neutral(len(rows.values))))
+    builder.starts.append(new_constant(start, neutral(len(rows.values))))
     return _Rows(out, rows.values), []
 
 
@@ -296,18 +297,17 @@ def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows])
     width = [WIDTH * len(rows.values)]
     body.output.append(onnx.helper.make_tensor_value_info(rows.name, TensorProto.DOUBLE, width))
     node.output.append(each)
-    make = onnx.helper.make_node
     axis = f"{out}_axis"
     by_input = builder.view.opsets.get("", 0) >= FIRST_REDUCTION_AXES_INPUT
     return _Rows(out, rows.values), [
-        constant(none, neutral(len(rows.values))),
-        constant(axis, np.array([0])),
-        make("SequenceInsert", [each, none], [some]),
-        make("ConcatFromSequence", [some], [stacked], axis=0, new_axis=1),
-        make("ReduceSum", [stacked, axis], [total], keepdims=0),
-        make("ReduceMax", [stacked, axis], [most], keepdims=0)
+        new_constant(none, neutral(len(rows.values))),
+        new_constant(axis, np.array([0])),
+        new_node("SequenceInsert", [each, none], some),
+        new_node("ConcatFromSequence", [some], stacked, axis=0, new_axis=1),
+        new_node("ReduceSum", [stacked, axis], total, keepdims=0),
+        new_node("ReduceMax", [stacked, axis], most, keepdims=0)
         if by_input
-        else make("ReduceMax", [stacked], [most], keepdims=0, axes=[0]),
+        else new_node("ReduceMax", [stacked], most, keepdims=0, axes=[0]),
         *chosen(f"{out}_", total, most, len(rows.values), out),
     ]
 

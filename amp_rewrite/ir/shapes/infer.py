@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, Shapes, dims_of
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of
 from amp_rewrite.ir.shapes.reading import Contents, InventedNames, Reading
 from amp_rewrite.ir.shapes.shape_values import CONTENTS, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
@@ -20,11 +20,6 @@ from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 def known_dims(view: View) -> AllDims:
     """The dimensions of each value whose rank is known, by scope and name. O(nodes)."""
     return _Walk(view, dims_of(view)).dims()
-
-
-def in_numbers(dims: AllDims) -> Shapes:
-    """The same with None for every dimension that is not a number."""
-    return {key: tuple(d if isinstance(d, int) else None for d in found) for key, found in dims.items()}
 
 
 @dataclass(slots=True)

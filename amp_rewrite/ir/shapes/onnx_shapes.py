@@ -10,7 +10,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
-from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
@@ -48,7 +48,7 @@ def dims_of(view: View, *, through_values: bool = True) -> AllDims:
     skeleton = view.model.skeleton()
     told = _inferred(skeleton, through_values)
     found: dict[tuple[ScopeId, str], Dims] = {}
-    for number, graph in enumerate(_graphs(told) if len(view.scopes) > 1 else (told.graph,)):
+    for number, graph in enumerate(all_graphs(told.graph) if len(view.scopes) > 1 else (told.graph,)):
         scope = ScopeId(number)
         found.update(((scope, v.name), s) for v in _stated(graph) if (s := _shape(v)) is not None)
         found.update(((scope, t.name), tuple(t.dims)) for t in graph.initializer)
@@ -73,18 +73,6 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
         return onnx.shape_inference.infer_shapes(skeleton, data_prop=through_values)
     except _FAULTS:
         return skeleton
-
-
-def _graphs(model: ModelProto) -> Iterator[GraphProto]:
-    """The graphs of a model in the order of a view's scopes."""
-
-    def inside(graph: GraphProto) -> Iterator[GraphProto]:
-        yield graph
-        for node in graph.node:
-            for _, body in bodies(node):
-                yield from inside(body)
-
-    return inside(model.graph)
 
 
 def _stated(graph: GraphProto) -> Iterator[ValueInfoProto]:

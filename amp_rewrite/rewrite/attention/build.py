@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx.helper
@@ -12,7 +12,8 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.view import MAIN, ValueId, View
+from amp_rewrite.ir.builder import Surroundings, new_node
+from amp_rewrite.ir.view import ValueId
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
 
 if TYPE_CHECKING:
@@ -38,17 +39,18 @@ class Written:
 
 def write(site: Site) -> Written:
     """The nodes of a site. Those that depend on its mask alone have the same names wherever that mask is read."""
-    return _Writer(site.view, site).written()
+    return _Writer(site).written()
 
 
-@dataclass(slots=True)
-class _Writer:
-    view: View
-    site: Site
-    ahead: list[NodeProto] = field(default_factory=list)
-    behind: list[NodeProto] = field(default_factory=list)
-    weights: list[TensorProto] = field(default_factory=list)
-    shown: str | None = None
+class _Writer(Surroundings):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.view, site.form.last)
+        self.view, self.site = site.view, site
+        self.shown: str | None = None
+
+    def constant(self, stem: str, values: Array) -> str:
+        """Add a constant of at least one axis; return its name."""
+        return super().constant(stem, np.ascontiguousarray(values))
 
     def written(self) -> Written:
         site, last = self.site, self.site.last.node
@@ -59,10 +61,10 @@ class _Writer:
         mask, seeing = self._mask(queries, keys)
         zeroed = seeing is not None and site.form.zeroed and site.infinite
         if seeing is not None and not zeroed:
-            queries = self._made("Where", (seeing, queries, self._zero(seeing)), f"{last.output[0]}_queries")
+            queries = self.before("Where", (seeing, queries, self._zero(seeing)), f"{last.output[0]}_queries")
         reads = [queries, keys, values, *([mask] if mask is not None else [])]
         attended = self._ended(last.output[0], seeing if zeroed else None)
-        node = onnx.helper.make_node("Attention", reads, [attended], last.name, scale=site.form.scale)
+        node = new_node("Attention", reads, attended, last.name, scale=site.form.scale)
         if site.causal:
             node.attribute.append(onnx.helper.make_attribute("is_causal", 1))
         node.metadata_props.extend(last.metadata_props)
@@ -73,28 +75,28 @@ class _Writer:
         name = self._split(name) if source.heads else name
         if source.perm == (0, 1, 2, 3):
             return name
-        return self._made("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
+        return self.before("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
 
     def _split(self, name: str) -> str:
         """Three axes as four, the first split in batch and heads."""
         heads = self.site.heads
         if heads == 1:
-            return self._made("Unsqueeze", (name, self._constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
-        outer = self._constant(f"{name}_{heads}_heads", np.array([-1, heads]))
-        inner = self._made("Shape", (name,), f"{name}_inner", start=1)
-        shape = self._made("Concat", (outer, inner), f"{name}_{heads}_heads_shape", axis=0)
-        return self._made("Reshape", (name, shape), f"{name}_{heads}_heads_split")
+            return self.before("Unsqueeze", (name, self.constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
+        outer = self.constant(f"{name}_{heads}_heads", np.array([-1, heads]))
+        inner = self.before("Shape", (name,), f"{name}_inner", start=1)
+        shape = self.before("Concat", (outer, inner), f"{name}_{heads}_heads_shape", axis=0)
+        return self.before("Reshape", (name, shape), f"{name}_{heads}_heads_split")
 
     def _ended(self, result: str, seeing: str | None) -> str:
-        """What the operator gives, of which the nodes behind it make the result."""
+        """The name of the operator's output, of which the nodes behind it make the result."""
         site, steps = self.site, list[Callable[[str, str], None]]()
         if seeing is not None:
-            steps.append(lambda given, made: self._after("Where", (seeing, given, self._zero(seeing)), made))
+            steps.append(lambda given, made: self.after("Where", (seeing, given, self._zero(seeing)), made))
         if site.form.turned:
-            steps.append(lambda given, made: self._after("Transpose", (given,), made, perm=(0, 1, 3, 2)))
+            steps.append(lambda given, made: self.after("Transpose", (given,), made, perm=(0, 1, 3, 2)))
         if site.heads and site.end is None:
             steps.append(self._join)
-        names = [self._name(f"{result}_{words}") for words in ("attended", "seen", "turned")[: len(steps)]] + [result]
+        names = [self.name(f"{result}_{words}") for words in ("attended", "seen", "turned")[: len(steps)]] + [result]
         for step, given, made in zip(steps, names, names[1:], strict=False):
             step(given, made)
         return names[0]
@@ -102,23 +104,20 @@ class _Writer:
     def _join(self, given: str, made: str) -> None:
         """Four axes as three, batch and heads as one."""
         if self.site.heads == 1:
-            self._after("Squeeze", (given, self._constant(f"{made}_head_axis", np.array([1]))), made)
+            self.after("Squeeze", (given, self.constant(f"{made}_head_axis", np.array([1]))), made)
             return
-        inner, shape = self._name(f"{made}_inner"), self._name(f"{made}_joined_shape")
-        self._after("Shape", (given,), inner, start=2)
-        self._after("Concat", (self._constant(f"{made}_outer", np.array([-1])), inner), shape, axis=0)
-        self._after("Reshape", (given, shape), made)
-
-    def _after(self, op_type: str, reads: Sequence[str], made: str, **attributes: Any) -> None:
-        self._node(self.behind, op_type, reads, made, f"{made}_{op_type}", **attributes)
+        inner, shape = self.name(f"{made}_inner"), self.name(f"{made}_joined_shape")
+        self.after("Shape", (given,), inner, start=2)
+        self.after("Concat", (self.constant(f"{made}_outer", np.array([-1])), inner), shape, axis=0)
+        self.after("Reshape", (given, shape), made)
 
     def _zero(self, stem: str) -> str:
-        return self._constant(f"{stem}_zero", np.zeros((), np.float32))
+        return self.constant(f"{stem}_zero", np.zeros((), np.float32))
 
     # -- the mask ----------------------------------------------------------------------------------
 
     def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
-        """What the operator reads as a mask, and, where a row may see no key, which rows see one."""
+        """The mask that the operator reads and, if a row may see no key, a bool for each row that sees one."""
         form, seeing = self.site.form, None
         mask = self._biased([self._laid(bias) for bias in form.biases])
         if self.site.hides:
@@ -137,16 +136,16 @@ class _Writer:
         """The sum of all biases; None for none."""
         total = None
         for bias in biases:
-            total = bias if total is None else self._made("Add", (total, bias), f"{total}_{bias}")
+            total = bias if total is None else self.before("Add", (total, bias), f"{total}_{bias}")
         return total
 
     def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
         """A bias with a number far below any score where a key is not shown; 0 in rows that all keys weigh alike in."""
         stem = f"{bias}_{shown}"
         if seeing is not None and not self.site.infinite:
-            bias = self._made("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
-        fill = self._constant(f"{stem}_fill", np.array(LOST, np.float32))
-        return self._made("Where", (shown, bias, fill), stem)
+            bias = self.before("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
+        fill = self.constant(f"{stem}_fill", np.array(LOST, np.float32))
+        return self.before("Where", (shown, bias, fill), stem)
 
     def _shown(self) -> tuple[str, str | None]:
         """A bool that shows some key in each row; and, where the model's own may show none, in which rows it does."""
@@ -154,22 +153,22 @@ class _Writer:
         assert hiding is not None
         stem = self._laid(hiding.value)
         if hiding.shown is not None and not (hiding.shows and self._boolean(hiding.value)):
-            shown = self.shown = self._constant(f"{stem}_shown", hiding.shown)
+            shown = self.shown = self.constant(f"{stem}_shown", hiding.shown)
         elif hiding.counts:
-            least = self._constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
-            shown = self._made("Greater", (stem, least), f"{stem}_shown")
+            least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            shown = self.before("Greater", (stem, least), f"{stem}_shown")
         elif hiding.shown is not None or hiding.shows:
             shown = stem
         else:
-            shown = self._made("Not", (stem,), f"{stem}_shown")
+            shown = self.before("Not", (stem,), f"{stem}_shown")
         if not self.site.empty:
             return shown, None
-        axis = self._constant(f"{stem}_keys_axis", np.array([-1], np.int64))
-        counted = self._made("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
-        most = self._made("ReduceMax", (counted, axis), f"{stem}_most", keepdims=1)
-        seeing = self._made("Cast", (most,), f"{stem}_seeing", to=TensorProto.BOOL)
-        blind = self._made("Not", (seeing,), f"{stem}_blind")
-        return self._made("Or", (shown, blind), f"{stem}_seen"), seeing
+        axis = self.constant(f"{stem}_keys_axis", np.array([-1], np.int64))
+        counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
+        most = self.before("ReduceMax", (counted, axis), f"{stem}_most", keepdims=1)
+        seeing = self.before("Cast", (most,), f"{stem}_seeing", to=TensorProto.BOOL)
+        blind = self.before("Not", (seeing,), f"{stem}_blind")
+        return self.before("Or", (shown, blind), f"{stem}_seen"), seeing
 
     def _boolean(self, value: int) -> bool:
         found = self.view.types[value]
@@ -181,32 +180,8 @@ class _Writer:
         known = None not in lengths
         stem = f"{mask}_{lengths[0]}_{lengths[1]}" if known else f"{self.site.last.node.output[0]}_mask"
         stated = [
-            self._made("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
+            self.before("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
             for read, words in ((queries, "queries"), (keys, "keys"))
         ]
-        shape = self._made("Concat", stated, f"{stem}_lengths", axis=0)
-        return self._made("Expand", (mask, shape), f"{stem}_whole")
-
-    # -- nodes -------------------------------------------------------------------------------------
-
-    def _made(self, op_type: str, reads: Sequence[str], stem: str, **attributes: Any) -> str:
-        result = self._name(stem)
-        self._node(self.ahead, op_type, reads, result, result, **attributes)
-        return result
-
-    def _node(
-        self, into: list[NodeProto], op_type: str, reads: Sequence[str], result: str, name: str, **attributes: Any
-    ) -> None:
-        into.append(onnx.helper.make_node(op_type, list(reads), [result], name, **attributes))
-
-    def _constant(self, stem: str, numbers: Array) -> str:
-        name = self._name(stem)
-        self.weights.append(onnx.numpy_helper.from_array(np.ascontiguousarray(numbers), name))
-        return name
-
-    def _name(self, stem: str) -> str:
-        scope = self.site.form.last.scope
-        name = stem if scope == MAIN else f"{stem}_{scope}"
-        while name in self.view.names:
-            name += "_"
-        return name
+        shape = self.before("Concat", stated, f"{stem}_lengths", axis=0)
+        return self.before("Expand", (mask, shape), f"{stem}_whole")

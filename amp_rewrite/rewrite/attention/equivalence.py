@@ -1,4 +1,4 @@
-"""Whether one Attention gives what the ops that it replaces give: both are run on small random operands.
+"""Proof that one Attention gives what the ops that it replaces give: both are run on small random operands.
 
 Rows whose mask hides every key are among them wherever the mask may have one.
 """
@@ -13,7 +13,7 @@ import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.build import Written
@@ -24,8 +24,8 @@ _SPREADS = (1.0, 1e-3, 4.0)
 _BATCH, _HEADS, _QUERIES, _KEYS, _WIDTH, _VALUES = 2, 2, 3, 5, 4, 6
 
 
-def doubt_of(site: Site, written: Written) -> str | None:
-    """Why the written nodes may not compute what the ops compute; None where both agree.
+def mismatch_of(site: Site, written: Written) -> str | None:
+    """Return how the written nodes differ from the ops; None if both agree.
 
     The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
     that in the result, beside the largest value. So the magnitude is that of values and scores together.
@@ -38,11 +38,11 @@ def doubt_of(site: Site, written: Written) -> str | None:
         before = [array.reshape(-1, site.heads, *array.shape[1:]) for array in before]
     nodes = [*written.ahead, written.node, *written.behind]
     after = run(nodes, site.last.node.output[0], [after for _, after, _ in trials], view.opsets)
-    return doubt(before, after, [np.array(magnitude) for _, _, magnitude in trials])
+    return mismatch(before, after, [np.array(magnitude) for _, _, magnitude in trials])
 
 
 def _trials(site: Site, written: Written) -> Iterator[tuple[Arrays, Arrays, float]]:
-    """What the ops read, what the nodes read, and the magnitude of the result, in float64."""
+    """Yield feeds of the ops, feeds of the nodes, and the magnitude of the result, in float64."""
     view, form, rng = site.view, site.form, np.random.default_rng(0)
     sources = site.queries, site.keys, site.values
     names = [view.value_name(source.value) for source in sources]
@@ -83,7 +83,7 @@ def merged(x: Array) -> Array:
 
 
 def _shapes(site: Site, scores: tuple[int, ...]) -> Arrays:
-    """What the shapes hold by which scores are split in batch and heads, and weights put together again."""
+    """The shapes by which scores are split in batch and heads, and weights put together again."""
     ends = (site.form.parting, scores), (site.form.joining, (scores[0] * scores[1], *scores[2:]))
     return {op.node.input[1]: np.array(shape) for op, shape in ends if op is not None}
 
@@ -97,7 +97,7 @@ def _operands(site: Site, rng: np.random.Generator, spread: float, *, square: bo
 
 
 def masks_of(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
-    """What is fed for mask and bias by the model's names, and where keys are shown."""
+    """Return feeds of mask and biases by the model's names, and where keys are shown."""
     view, form = site.view, site.form
     shown = np.ones(scores[-2:], bool)
     fed: dict[str, Array] = {}
@@ -130,8 +130,3 @@ def _random_mask(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) 
     if site.empty:
         shown[(0,) * (len(shape) - 1)] = False
     return shown
-
-
-def double(array: Array) -> Array:
-    """The same numbers, floats in float64."""
-    return array.astype(np.float64) if array.dtype.kind == "f" else array

@@ -7,48 +7,43 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import write
-from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.legality import Site, site_of
 from amp_rewrite.rewrite.attention.recognize import Form, form_of
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, too_old
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, too_old
 
 KIND = "attention"
 """The opset from which the standard has Attention."""
 
 
-def fuse_attention(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
-    """Each attention that is written out, as one operator, or why not.
-
-    `dims` is asked only where there is one. `to`: the low type in which it may come to be computed.
-    """
+def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each attention that is written out by one operator, or refuse it."""
     opset = view.opsets.get("", 1)
     first = FIRST_FUSED["Attention"]
     if opset < first:
         for last, form in forms(view):
             yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first))
         return
-    for last, site in sites(view, to, dims):
+    for last, site in sites(view, context):
         yield Refusal(KIND, last, site) if isinstance(site, str) else _fusion(site)
 
 
-def sites(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[tuple[OpId, Site | str]]:
-    """Each attention that is written out, by its last op: what one operator would read, or why it cannot.
+def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
+    """Yield each attention that is written out, by its last op: its site, or why one operator cannot compute it.
 
     Whatever the opset; nothing is proved yet.
     """
     for last, form in forms(view):
-        yield last, form if isinstance(form, str) else site_of(view, form, to, dims())
+        yield last, form if isinstance(form, str) else site_of(view, form, context.to, context.dims(view))
 
 
 def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
-    """Each attention that is written out, by its last op, as far as structure tells; or why it is none."""
+    """Yield each attention that is written out, by its last op, as far as structure tells; or why it is not one."""
     for op in view.ops:
         form = form_of(view, op) if op.kind == "Softmax" else None
         if form is not None:
@@ -58,13 +53,15 @@ def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
 def _fusion(site: Site) -> Outcome:
     """The operator in place of the ops, or how it differs from them on random inputs."""
     written = write(site)
-    why = doubt_of(site, written)
+    why = mismatch_of(site, written)
     if why is not None:
         return Refusal(KIND, site.form.last.id, why)
     ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
     moves = (*site.queries.ops, *site.keys.ops, *site.values.ops)
     ops = tuple(sorted({*ended, *_freed(site.view, moves, ended)}))
-    return Fusion(KIND, ops, site.last.id, written.node, written.weights, ahead=written.ahead, behind=written.behind)
+    return Replacement(
+        KIND, ops, site.last.id, written.node, written.weights, ahead=written.ahead, behind=written.behind
+    )
 
 
 def _freed(view: View, moves: tuple[OpId, ...], ops: tuple[OpId, ...]) -> set[OpId]:

@@ -1,4 +1,4 @@
-"""Where the keys and values of an attention lie before they are transposed, and before heads are repeated for it.
+"""The sources of an attention's operands: before they are transposed, and before heads are repeated for it.
 
 Ops that only move numbers are run on numbers that are all different: what they give shows where each came from.
 """
@@ -19,7 +19,7 @@ from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import names_in, over, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import computed, cone, moves_behind
+from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind
 
 _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes that stand for free dimensions: no two alike, no product one of them
 _LARGEST = 1 << 24  # elements that are moved to see where they go
@@ -58,7 +58,7 @@ def dims_at(view: View, dims: AllDims, value: ValueId) -> Dims | None:
 
 
 def source(view: View, dims: AllDims, value: ValueId, heads: int) -> Source:
-    """Where an operand comes from: of three axes, from four where it has been made of these."""
+    """Return the source of an operand; of three axes, the four axes that it was made of."""
     for entry, ops, made in _sources(view, dims, value, heads) if heads else ():
         if made == _Made((0, 1, 2, 3)) and _rank(view, dims, entry) == RANK:
             return Source(entry, ops=ops)
@@ -66,7 +66,7 @@ def source(view: View, dims: AllDims, value: ValueId, heads: int) -> Source:
 
 
 def keys_source(view: View, dims: AllDims, transposed: ValueId, heads: int) -> Source:
-    """Where keys come from whose last axis counts them: themselves, transposed, if nothing better is found."""
+    """Return the source of keys whose last axis counts them; by default themselves, transposed."""
     best = Source(transposed, (0, 1, 3, 2), heads=heads)
     for entry, ops, made in _sources(view, dims, transposed, heads):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
@@ -82,7 +82,7 @@ def _rank(view: View, dims: AllDims, value: ValueId) -> int:
 
 
 def ungrouped(view: View, dims: AllDims, source: Source) -> Source:
-    """Where keys or values come from before their heads are repeated for those of the queries; else the source."""
+    """Return the source of keys or values before their heads are repeated for those of the queries; else the source."""
     if source.perm != (0, 1, 2, 3):
         return source
     for entry, ops, made in _sources(view, dims, source.value, source.heads):
@@ -94,7 +94,7 @@ def ungrouped(view: View, dims: AllDims, source: Source) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What moves make of four axes: they transpose them, then repeat each of the second axis."""
+    """The effect of moves on four axes: they transpose them, then repeat each of the second axis."""
 
     perm: tuple[int, ...]
     groups: int = 1
@@ -114,7 +114,7 @@ def _sources(
         if known is not None and len(known) in ((RANK, RANK - 1) if heads else (RANK,)):
             steps = tuple(_step(view, dims, op) for op in moves)
             made = _carried(known, steps, heads)
-            if made is None and (ops := cone(view, value, (entry,))) is not None:
+            if made is None and (ops := ops_behind(view, value, (entry,))) is not None:
                 x = _marked(known, _sizes((known,)))
                 result = computed(view, ops, value, {view.value_name(entry): x}) if x is not None else None
                 made = _made(x, result, heads) if x is not None and result is not None else None
@@ -133,7 +133,7 @@ def _step(view: View, dims: AllDims, op: Op) -> _Step:
 
 @cache
 def _carried(entry: Dims, steps: tuple[_Step, ...], heads: int) -> _Made | None:
-    """What moves make of an entry, by the dimensions of their results; None where these are not known.
+    """The result of moves of an entry, by the dimensions of their results; None where these are not known.
 
     Where they are, it does not matter what a shape is computed from. Layers are alike, so each is seen once.
     """
@@ -150,7 +150,7 @@ def _carried(entry: Dims, steps: tuple[_Step, ...], heads: int) -> _Made | None:
 
 
 def _made(entry: Array, moved: Array, heads: int) -> _Made | None:
-    """How a result of moves comes from an array of which no two elements are alike."""
+    """Return how a result of moves comes from an array of distinct elements."""
     x, result = (_split(array, heads) for array in (entry, moved))
     if x is None or result is None:
         return None
@@ -194,7 +194,7 @@ def _marked(dims: Dims, sizes: Mapping[str, int] | None) -> Array | None:
 
 
 def _move(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -> Array | None:
-    """What a move makes of an array if its result has this shape; None if it cannot have."""
+    """Move an array to a result of this shape; None if it cannot have that shape."""
     if kind == "Transpose":
         if perm and len(perm) != x.ndim:
             return None

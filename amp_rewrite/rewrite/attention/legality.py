@@ -1,6 +1,6 @@
-"""Whether one operator can compute an attention that is written out: what it would read, and what its mask says.
+"""The sites where one operator can compute an attention that is written out: its operands and its mask.
 
-Structure and shapes decide here; that the operator computes the same is `attention_proof`.
+Structure and shapes decide here; `equivalence` proves that the operator computes the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Site:
 
     @property
     def infinite(self) -> bool:
-        """Whether a hidden score is −inf, so that a row without keys is NaN."""
+        """True if a hidden score is −inf, so that a row without keys is NaN."""
         return self.form.hiding is not None and np.isinf(self.form.hiding.fill)
 
     @property
@@ -81,7 +81,7 @@ def site_of(view: View, form: Form, to: DType, dims: AllDims) -> Site | str:
 
 
 def _heads(view: View, form: Form, dims: AllDims) -> int | str:
-    """How many heads of each batch the first of three axes counts; 0 for four axes; or why neither is known."""
+    """Return the number of heads of each batch in the first of three axes, 0 for four axes, or why neither is known."""
     rank = len(dims_at(view, dims, form.queries) or ())
     weights = form.weights(view)
     axis = attribute(weights.node, "axis")
@@ -113,7 +113,7 @@ def _parted(view: View, form: Form, dims: AllDims, whole: Dims) -> Op | None:
 
 
 def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
-    """Why batch and heads of the operands may not be what the operator wants; it broadcasts neither."""
+    """Return why batch and heads of the operands may not fit the operator, which broadcasts neither."""
     if not (queries and keys and values):
         return "its queries, keys and values are not known to have four axes"
     heads = times(keys[1], groups) if isinstance(keys[1], int) or groups == 1 else None
@@ -163,7 +163,7 @@ def _stated(site: Site, dims: AllDims, value: ValueId) -> Dims:
 
 
 def _laid(site: Site, dims: AllDims, value: ValueId) -> Dims:
-    """The same, batch and heads split where they are one axis of it."""
+    """The dimensions of a mask or bias, batch and heads split where they are one axis of it."""
     found = _stated(site, dims, value)
     merged = site.heads and (site.form.parting is None or value in site.form.merged)
     if not merged or len(found) != RANK - 1 or found[0] == 1:
@@ -172,13 +172,13 @@ def _laid(site: Site, dims: AllDims, value: ValueId) -> Dims:
 
 
 def _broadcasts(mask: Dims, queries: Dims) -> bool:
-    """Whether batch, heads and length of a mask are those of the queries, or one."""
+    """True if batch, heads and length of a mask are those of the queries, or one."""
     outer = zip(reversed(mask[:-1]), reversed(queries[:-1]), strict=False)
     return all(d is not None and d in (1, whole) for d, whole in outer)
 
 
 def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
-    """Whether the result is laid out as [batch, queries, heads · width] of the queries and values themselves.
+    """True if the result is laid out as [batch, queries, heads · width] of the queries and values themselves.
 
     A mask of more than their batch, heads or queries would make more elements than that.
     """
@@ -199,14 +199,14 @@ def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
 
 
 def _rows(view: View, dims: AllDims, product: Op) -> Dim:
-    """How many rows the second operand of a product has; None of what is no product."""
+    """The number of rows of the second operand of a product; None if the op is not a product."""
     second = product.inputs[1] if product.kind == "MatMul" else None
     found = dims_at(view, dims, second) if second is not None else None
     return found[-2] if found is not None and len(found) > 1 else None
 
 
 def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
-    """Whether mask and biases together state every query and every key: the runtime's kernels broadcast neither."""
+    """True if mask and biases together state every query and every key: the runtime's kernels broadcast neither."""
     ends = [{found[axis] for found in stated if len(found) >= -axis} for axis in (-2, -1)]
     return None not in lengths and all(length in end for length, end in zip(lengths, ends, strict=True))
 
@@ -217,7 +217,7 @@ def _triangular(shown: Array) -> bool:
 
 
 def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
-    """Why a bias may hold what is not finite in the low type; None where it is made of numbers that are."""
+    """Return why a bias may be infinite in the low type; None if it is made of numbers that are finite there."""
     pending, seen = [bias], {bias}
     while pending:
         value = pending.pop()
@@ -244,14 +244,14 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
 
 
 def _within_bounds(op: Op) -> bool:
-    """Whether an op gives small numbers whatever it reads."""
+    """True if an op gives small numbers for any input."""
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
     held = onnx.numpy_helper.to_array(fill.t) if fill is not None else np.zeros(1)
     return op.kind in SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
 
 
 def _bounded(view: View, op: Op) -> bool:
-    """Whether an op makes finite numbers of finite ones that are small, as constants and what a norm gives are."""
+    """True if an op makes finite numbers of small ones, such as constants and the results of a norm."""
     divisor = number(view, op.inputs[1], axes=1) if op.kind == "Div" else None
     return op.kind in _BOUNDED or (divisor is not None and abs(divisor) >= 1)
 

@@ -1,4 +1,4 @@
-"""Which scores a softmax is not to see: masks as exporters write them, by selection, by addition, by multiplication."""
+"""Masks of scores as exporters write them: by selection, by addition, by multiplication."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUT_OF_REACH = -DType.FLOAT16.max / 2
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """Which scores a softmax is not to see: those where `value`, a bool, is not `shows`, have `fill` instead.
+    """A mask of scores: where `value`, a bool, is not `shows`, the scores are `fill` instead.
 
     `shown`: True where a score is seen, if that is known; `value` is then what the ops read, a bool or what is added.
     `nothing`: what the ops read besides, which is 0 where a score is seen.
@@ -66,7 +66,7 @@ def added(view: View, value: ValueId | None) -> Hiding | None:
 
 
 def hides(fill: float, shown: Array | None) -> bool:
-    """Whether a score to which a number is added is lost: wholly, or, where its row shows another, beside that."""
+    """True if a score to which a number is added is lost: wholly, or beside another one that its row shows."""
     seeing = shown is not None and (shown.ndim == 0 or bool(shown.any(axis=-1).all()))
     return fill <= (OUT_OF_REACH if seeing else LOST)
 
@@ -89,7 +89,7 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
 
 
 def _tests(view: View, condition: ValueId | None, value: ValueId | None) -> bool:
-    """Whether a condition is that a number is not 0: where it does not hold, the number is."""
+    """True if a condition states that a number is not 0."""
     op = view.producer(condition)
     return op is not None and op.kind == "Cast" and op.inputs[0] == value
 
@@ -104,7 +104,7 @@ def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:
 
 
 def _whole(view: View, value: ValueId | None) -> bool:
-    """Whether a float is made of integers or bools by what keeps numbers whole."""
+    """True if a float is made of integers or bools by ops that keep numbers whole."""
     pending, seen = [value], 0
     while pending:
         read, seen = pending.pop(), seen + 1

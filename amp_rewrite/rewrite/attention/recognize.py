@@ -53,7 +53,7 @@ class Form:
 
 
 def form_of(view: View, softmax: Op) -> Form | str | None:
-    """What a softmax is the heart of; None where that is no attention, and why not where something forbids it."""
+    """Return the attention around a softmax, or why it cannot be fused; None if it is not an attention."""
     end = _end(view, softmax)
     path = _path(view, softmax.inputs[0], _DEPTH) if end is not None else None
     if end is None or path is None:
@@ -176,7 +176,7 @@ _SCORES = {
 
 @dataclass(slots=True)
 class _Found:
-    """What is read on the way up."""
+    """The ops and values collected on the way up from a softmax."""
 
     ops: list[OpId] = field(default_factory=list)
     scale: float = 1.0
@@ -218,7 +218,7 @@ class _Found:
         if op.kind == "Add":
             return self._add(view, op.inputs[1 - slot])
         hiding = selected(view, op, slot)
-        return self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by what is no mask"
+        return self._hide(hiding) if hiding is not None else f"{op.name} replaces scores by what is not a mask"
 
     def _add(self, view: View, value: ValueId | None) -> str | None:
         """Take what is added to scores: a mask, a bias, or the sum of both."""
@@ -264,7 +264,7 @@ def _scaled(view: View, product: Op, slot: int, found: _Found) -> ValueId | None
 
 
 def _unfit(view: View, form: Form) -> str | None:
-    """What of a form's types, readers or numbers forbids to fuse it."""
+    """Return which types, readers or numbers of a form forbid fusing it."""
     inside = set(form.ops)
     for op_id in form.ops:
         op = view.ops[op_id]

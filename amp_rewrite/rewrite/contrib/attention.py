@@ -7,39 +7,38 @@ query of zeros weighs all keys alike, and where the model makes 0 of such a row,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx.helper
 import onnx.numpy_helper
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
-from amp_rewrite.ir.view import MAIN, Op, ValueId, View
+from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.layout import RANK, dims_at
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
-from amp_rewrite.rewrite.contrib.attention_equivalence import Base, Trial, doubt_of
+from amp_rewrite.rewrite.contrib.attention_equivalence import Base, Trial, mismatch_of
 from amp_rewrite.rewrite.contrib.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 
 
-def fuse_attentions(view: View, to: DType, dims: Callable[[], AllDims]) -> Iterator[Outcome]:
-    """Each attention that is still written out, as one node, or why not. What `attention` refuses is told there."""
-    for last, site in sites(view, to, dims):
+def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each attention that is still written out by one node, or refuse it. `attention` reports its own."""
+    for last, site in sites(view, context):
         if not isinstance(site, str):
-            found = _written(site, dims())
+            found = _written(site, context.dims(view))
             yield Refusal(KIND, last, found) if isinstance(found, str) else found
 
 
@@ -62,7 +61,7 @@ def _written(site: Site, dims: AllDims) -> Outcome | str:
 
 
 def _stated(site: Site, dims: AllDims) -> bool:
-    """Whether what is added to the scores, or selects them, has four axes."""
+    """True if the mask and the biases have four axes."""
     read = [site.form.hiding.value] if site.hides and site.form.hiding is not None else []
     return all(len(dims_at(site.view, dims, value) or ()) == RANK for value in (*read, *site.form.biases))
 
@@ -75,22 +74,17 @@ def _boolean(site: Site) -> bool:
     return site.form.hiding is not None and site.view.dtype(site.form.hiding.value) is DType.BOOL
 
 
-@dataclass(slots=True)
-class _Writer:
+class _Writer(Surroundings):
     """The nodes of one attention. `heads` of queries, `width` of each, `depth` of each of the values.
 
     `bases`: what the nodes read of queries, keys and values, and how they lie there.
     """
 
-    site: Site
-    dims: AllDims
-    heads: int
-    width: int
-    depth: int
-    ahead: list[NodeProto] = field(default_factory=list)
-    behind: list[NodeProto] = field(default_factory=list)
-    weights: list[TensorProto] = field(default_factory=list)
-    bases: dict[str, Base] = field(default_factory=dict)
+    def __init__(self, site: Site, dims: AllDims, heads: int, width: int, depth: int) -> None:
+        super().__init__(site.view, site.form.last, typed=True)
+        self.site, self.dims = site, dims
+        self.heads, self.width, self.depth = heads, width, depth
+        self.bases: dict[str, Base] = {}
 
     def outcome(self) -> Outcome:
         site, form = self.site, self.site.form
@@ -113,11 +107,11 @@ class _Writer:
         node.metadata_props.extend(last.node.metadata_props)
         parts = (tuple(self.ahead), node, tuple(self.behind))
         trial = Trial(site, parts, tuple(self.weights), self.bases, (self.heads, self.width, self.depth), bool(moves))
-        why = doubt_of(trial, made)
+        why = mismatch_of(trial, made)
         if why is not None:
             return Refusal(KIND, form.last.id, why)
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        return Fusion(KIND, ops, last.id, node, tuple(self.weights), ahead=parts[0], behind=parts[2])
+        return Replacement(KIND, ops, last.id, node, tuple(self.weights), ahead=parts[0], behind=parts[2])
 
     # -- what it gives -----------------------------------------------------------------------------
 
@@ -134,19 +128,19 @@ class _Writer:
         return (transpose, reshape) if fits else ()
 
     def _ended(self, made: str, seeing: str | None, *, packed: bool) -> str:
-        """What the node gives, from which the nodes behind it make the result."""
+        """The name of the node's output, from which the nodes behind it make the result."""
         if packed and seeing is None:
             return made
-        given = result = self._name(f"{made}_attended")
+        given = result = self.name(f"{made}_attended")
         if seeing is not None:
-            result = made if packed else self._name(f"{made}_seen")
-            zero = self._constant(f"{made}_zero", np.zeros((), np.float32))
-            self._node(self.behind, "Where", (seeing, given, zero), result)
+            result = made if packed else self.name(f"{made}_seen")
+            zero = self.constant(f"{made}_zero", np.zeros((), np.float32))
+            self.after("Where", (seeing, given, zero), result)
         if not packed:
-            split = self._name(f"{made}_split")
-            shape = self._constant(f"{made}_heads", np.array([0, 0, self.heads, self.depth]))
-            self._node(self.behind, "Reshape", (result, shape), split)
-            self._node(self.behind, "Transpose", (split,), made, perm=_SWAP)
+            split = self.name(f"{made}_split")
+            shape = self.constant(f"{made}_heads", np.array([0, 0, self.heads, self.depth]))
+            self.after("Reshape", (result, shape), split)
+            self.after("Transpose", (split,), made, perm=_SWAP)
         return given
 
     # -- what it reads -----------------------------------------------------------------------------
@@ -155,14 +149,14 @@ class _Writer:
         form, keys = self.site.form, self.site.keys
         queries = self._packed(form.queries)
         if queries is None:
-            swapped = self._made("Transpose", (self._base(form.queries, "queries", "heads"),), f"{made}_q", perm=_SWAP)
-            flat = self._constant(f"{made}_flat", np.array([0, 0, self.heads * self.width]))
-            read = self._made("Reshape", (swapped, flat), f"{made}_queries")
+            swapped = self.before("Transpose", (self._base(form.queries, "queries", "heads"),), f"{made}_q", perm=_SWAP)
+            flat = self.constant(f"{made}_flat", np.array([0, 0, self.heads * self.width]))
+            read = self.before("Reshape", (swapped, flat), f"{made}_queries")
         else:
             read = self._base(queries, "queries", "packed")
         if seeing is not None:
-            zero = self._constant(f"{made}_zero", np.zeros((), np.float32))
-            read = self._made("Where", (seeing, read, zero), f"{made}_seeing")
+            zero = self.constant(f"{made}_zero", np.zeros((), np.float32))
+            read = self.before("Where", (seeing, read, zero), f"{made}_seeing")
         packed = (self._merged(keys.value) if keys.perm == _SWAP else None) if keys.groups == 1 else None
         if packed is None and keys.groups == 1 and keys.perm == (0, 1, 2, 3):
             packed = self._packed(keys.value)
@@ -172,7 +166,7 @@ class _Writer:
         if keys.groups == 1 and keys.perm == (0, 1, 2, 3):
             return [read, self._base(keys.value, "keys", "heads"), self._base(form.values, "values", "heads")]
         turned = self._base(form.keys, "keys", "turned")
-        upright = self._made("Transpose", (turned,), f"{made}_keys", perm=(0, 1, 3, 2))
+        upright = self.before("Transpose", (turned,), f"{made}_keys", perm=(0, 1, 3, 2))
         return [read, upright, self._base(form.values, "values", "heads")]
 
     def _packed(self, value: ValueId) -> ValueId | None:
@@ -196,33 +190,33 @@ class _Writer:
     # -- its mask ----------------------------------------------------------------------------------
 
     def _added(self) -> str:
-        """What is added to the scores; "" for nothing."""
+        """The name of the value to add to the scores; "" for none."""
         view, form, hiding = self.site.view, self.site.form, self.site.form.hiding
         bias, *more = [view.value_name(value) for value in form.biases] or [""]
         for other in more:
-            bias = self._made("Add", (bias, other), f"{bias}_{other}")
+            bias = self.before("Add", (bias, other), f"{bias}_{other}")
         if not self.site.hides or hiding is None or hiding.counts:
             return bias
         stem = view.value_name(hiding.value)
         if _boolean(self.site):
-            base = bias or self._constant(f"{stem}_nothing", np.zeros((), np.float32))
-            fill = self._constant(f"{stem}_fill", np.array(hiding.fill, np.float32))
+            base = bias or self.constant(f"{stem}_nothing", np.zeros((), np.float32))
+            fill = self.constant(f"{stem}_fill", np.array(hiding.fill, np.float32))
             branches = (base, fill) if hiding.shows else (fill, base)
-            return self._made("Where", (stem, *branches), f"{bias}{stem}_added")
-        return self._made("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
+            return self.before("Where", (stem, *branches), f"{bias}{stem}_added")
+        return self.before("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
 
     def _seeing(self) -> str:
-        """Which rows see a key, one bool for each token."""
+        """One bool for each token: true if its row sees a key."""
         hiding = self.site.form.hiding
         assert hiding is not None
         stem = self.site.view.value_name(hiding.value)
-        shown = stem if hiding.shows else self._made("Not", (stem,), f"{stem}_shown")
+        shown = stem if hiding.shows else self.before("Not", (stem,), f"{stem}_shown")
         if hiding.counts:
-            least = self._constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
-            shown = self._made("Greater", (stem, least), f"{stem}_seen")
-        counted = self._made("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
+            least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            shown = self.before("Greater", (stem, least), f"{stem}_seen")
+        counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
         most = self._over("ReduceMax", counted, -1, f"{stem}_most", keepdims=1)
-        return self._over("Squeeze", self._made("Cast", (most,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
+        return self._over("Squeeze", self.before("Cast", (most,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -230,38 +224,18 @@ class _Writer:
         """A node over one axis, which is an attribute or an input, as the opset has it."""
         first = FIRST_AXES_INPUT if op_type == "Squeeze" else FIRST_REDUCTION_AXES_INPUT
         if self.site.view.opsets.get("", 1) < first:
-            return self._made(op_type, (read,), stem, axes=[axis], **stated)
-        return self._made(op_type, (read, self._constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
-
-    def _made(self, op_type: str, reads: Sequence[str], stem: str, **stated: Any) -> str:
-        result = self._name(stem)
-        self._node(self.ahead, op_type, reads, result, **stated)
-        return result
-
-    def _node(self, into: list[NodeProto], op_type: str, reads: Sequence[str], result: str, **stated: Any) -> None:
-        into.append(onnx.helper.make_node(op_type, list(reads), [result], f"{result}_{op_type}", **stated))
-
-    def _constant(self, stem: str, numbers: Array) -> str:
-        name = self._name(stem)
-        self.weights.append(onnx.numpy_helper.from_array(numbers, name))
-        return name
-
-    def _name(self, stem: str) -> str:
-        scope = self.site.form.last.scope
-        name = stem if scope == MAIN else f"{stem}_{scope}"
-        while name in self.site.view.names:
-            name += "_"
-        return name
+            return self.before(op_type, (read,), stem, axes=[axis], **stated)
+        return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 
 
 def _swaps(op: Op) -> bool:
-    """Whether an op changes heads for tokens."""
+    """True if an op swaps heads and tokens."""
     perm = attribute(op.node, "perm") if op.kind == "Transpose" else None
     return perm is not None and tuple(perm.ints) == _SWAP
 
 
 def _splits(before: Dims, after: Dims) -> bool:
-    """Whether a Reshape from one to the other splits the last of three axes in two, and that alone."""
+    """True if a Reshape from one to the other splits the last of three axes in two, and does nothing else."""
     if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
         return False
     whole, *parts = before[2], *after[2:]

@@ -1,4 +1,4 @@
-"""Whether one MultiHeadAttention gives what the ops that it replaces give: both are run on small random operands."""
+"""Proof that one MultiHeadAttention gives what the ops that it replaces give: both run on small random operands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.attention.equivalence import double, masks_of
+from amp_rewrite.rewrite.attention.equivalence import masks_of
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.contrib.reference import computed
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
+from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
 
 _SPREADS = (1.0, 1e-3, 4.0)
 _BATCH, _QUERIES, _KEYS = 2, 3, 5
@@ -21,7 +21,7 @@ _BATCH, _QUERIES, _KEYS = 2, 3, 5
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """How one of "queries", "keys" and "values" lies where it is read.
+    """The layout of one of "queries", "keys" and "values" where it is read.
 
     "packed": tokens by features; "heads": heads, tokens, width; "turned": heads, width, tokens.
     """
@@ -45,8 +45,8 @@ class Trial:
     packed: bool
 
 
-def doubt_of(trial: Trial, made: str) -> str | None:
-    """Why the nodes may not give `made` as the ops do; None where both agree, in units of values and scores."""
+def mismatch_of(trial: Trial, made: str) -> str | None:
+    """Return how the nodes differ from the ops in `made`; None if both agree, in units of values and scores."""
     view, form = trial.site.view, trial.site.form
     trials = list(_feeds(trial))
     before = runs_of(
@@ -55,11 +55,11 @@ def doubt_of(trial: Trial, made: str) -> str | None:
     after = _after(trial, made, [after for _, after, _ in trials])
     if trial.packed and not isinstance(before, str):
         before = [_packed(array) for array in before]
-    return doubt(before, after, [np.array(magnitude) for _, _, magnitude in trials])
+    return mismatch(before, after, [np.array(magnitude) for _, _, magnitude in trials])
 
 
 def _after(trial: Trial, made: str, feeds: Sequence[Arrays]) -> list[Array] | str:
-    """What the nodes give."""
+    """Run the nodes."""
     ahead, node, behind = trial.nodes
     opsets = trial.site.view.opsets
     read: list[dict[str, Array]] = [dict(feed) for feed in feeds]
@@ -81,7 +81,7 @@ def _after(trial: Trial, made: str, feeds: Sequence[Arrays]) -> list[Array] | st
 
 
 def _feeds(trial: Trial) -> Iterator[tuple[Arrays, Arrays, float]]:
-    """What the ops read, what the nodes read, and the magnitude of the result, in float64."""
+    """Yield feeds of the ops, feeds of the nodes, and the magnitude of the result, in float64."""
     site, form, rng = trial.site, trial.site.form, np.random.default_rng(0)
     names = [site.view.value_name(v) for v in (form.queries, form.keys, form.values)]
     heads, width, depth = trial.sizes

@@ -1,6 +1,6 @@
 """Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation, a scaled product.
 
-Each is found on the model in standard form, written out as its document says (`contrib_formula`), and proved: the ops
+Each is found on the model in standard form, written out as its document says (`reference`), and proved: the ops
 that go and that formula are run in float64. Nothing here needs onnxruntime.
 """
 
@@ -8,57 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import onnx.helper
 from onnx import ValueInfoProto
 
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.shapes.infer import in_numbers, known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, Shapes
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
 from amp_rewrite.ir.view import MAIN, ScopeId, View
 from amp_rewrite.rewrite.contrib.attention import fuse_attentions
 from amp_rewrite.rewrite.contrib.recognize import MATCHERS, Match, Site
 from amp_rewrite.rewrite.contrib.reference import computed
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, runs_of
+from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, runs_of
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, outside
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside
 
 _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
 
 
-def fuse_contrib(view: View, to: DType) -> Iterator[Outcome]:
-    """Each place where an operator of onnxruntime stands for several, fused, or why not; the largest ones first.
+def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; the largest ones first.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
-
-    @cache
-    def dims() -> Mapping[tuple[ScopeId, str], Dims]:
-        return known_dims(view)
-
-    @cache
-    def shapes() -> Shapes:
-        return in_numbers(dims())
-
-    whole = [o for o in fuse_clusters(view, clusters(view), shapes, _LATEST) if isinstance(o, Fusion)]
-    for outcome in fuse_attentions(view, to, dims):
-        yield _declaring(view, dims(), outcome)
-    site = Site.of(view, whole, dims)
+    whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
+    for outcome in fuse_attentions(view, context):
+        yield _declaring(view, context.dims(view), outcome)
+    site = Site.of(view, whole, lambda: context.dims(view))
     for matcher in MATCHERS:
         for found in matcher(site):
             yield found if isinstance(found, Refusal) else _proved(site, found)
 
 
 def _proved(site: Site, match: Match) -> Outcome:
-    why = _doubt(site.view, match)
+    why = _mismatch(site.view, match)
     if why is not None:
         return Refusal(match.kind, match.last, why)
-    fusion = Fusion(match.kind, match.ops, match.last, match.node, place=match.place)
+    fusion = Replacement(match.kind, match.ops, match.last, match.node, place=match.place)
     return _declaring(site.view, site.dims(), fusion)
 
 
@@ -77,17 +65,14 @@ def _declared(name: str, dims: Dims) -> ValueInfoProto:
 
 # -- proof -----------------------------------------------------------------------------------------
 
-_SPREADS = (1.0, 1e-3, 30.0)
-"""Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
 
-
-def _doubt(view: View, match: Match) -> str | None:
-    """Why the node may not compute what the ops compute; None where both agree on random inputs."""
+def _mismatch(view: View, match: Match) -> str | None:
+    """Return how the node differs from the ops; None if both agree on random inputs."""
     rng = np.random.default_rng(0)
     constants = _constants(view, match)
     feeds: list[Arrays] = [
         {view.value_name(v): spread * (rng.standard_normal(shape) + 0.5) for v, shape in match.tried.items()}
-        for spread in _SPREADS
+        for spread in SPREADS
     ]
     given = [{**constants, **feed} for feed in feeds]
     try:
@@ -97,18 +82,18 @@ def _doubt(view: View, match: Match) -> str | None:
     for result in (name for name in match.node.output if name):
         after = [results[result] for results in made]
         pairs = zip(given, after, strict=True)
-        magnitudes = [_of_input(match, arrays, y) if match.elementwise else np.abs(y).max() for arrays, y in pairs]
-        why = doubt(runs_of(view, match.ops, result, feeds), after, magnitudes)
+        magnitudes = [_magnitude(match, arrays, y) for arrays, y in pairs]
+        why = mismatch(runs_of(view, match.ops, result, feeds), after, magnitudes)
         if why is not None:
             return why
     return None
 
 
-def _of_input(match: Match, arrays: Arrays, y: Array) -> Array:
-    """|x|, or |y| where that is more: an error of the gate, which is at most 1, is an error of x times as much."""
-    x = sum((arrays[name] for name in match.node.input if name), np.zeros(()))
-    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
-    return magnitude
+def _magnitude(match: Match, arrays: Arrays, y: Array) -> Array:
+    """The magnitude of the result; for an activation, that of each element, whose input is the sum of what is read."""
+    if not match.elementwise:
+        return np.array(np.abs(y).max())
+    return gate_magnitude(sum((arrays[name] for name in match.node.input if name), np.zeros(())), y)
 
 
 def _constants(view: View, match: Match) -> dict[str, Array]:

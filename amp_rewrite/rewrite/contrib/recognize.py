@@ -16,7 +16,7 @@ from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.contrib.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Fusion, Refusal
+from amp_rewrite.rewrite.replacement import Refusal, Replacement
 
 DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]
 
@@ -25,8 +25,9 @@ DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]
 class Match:
     """Ops, the node that may replace them, and the shapes with which both are tried.
 
-    `place`: as in a Fusion. `tried`: every value that the ops read and that is no constant, and weights whose numbers
-    do not matter, with a shape for random ones. `elementwise`: each element of the result depends on one of the input.
+    `place`: as in a Replacement. `tried`: a shape for random numbers, for every value that the ops read and that is
+    not a constant, and for weights whose numbers do not matter. `elementwise`: each element of the result depends on
+    one of the input.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class Site:
     dims: DimsOf
 
     @classmethod
-    def of(cls, view: View, written_out: Sequence[Fusion], dims: DimsOf) -> Site:
+    def of(cls, view: View, written_out: Sequence[Replacement], dims: DimsOf) -> Site:
         """The site of a view, in which some operators of the standard are written out op by op."""
         found: dict[str, list[Operator]] = {}
         for op in view.ops:

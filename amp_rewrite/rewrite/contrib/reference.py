@@ -1,4 +1,4 @@
-"""What onnxruntime's own operators compute, by the words of its operator document, in whatever precision is fed.
+"""The formulas of onnxruntime's own operators, by its operator document, in the precision of the feed.
 
 Source: docs/ContribOperators.md of onnxruntime 1.31. That its kernels compute the same is a test.
 """
@@ -58,7 +58,7 @@ def _layer_norm(given: _Given, stated: _Stated) -> list[Array | None]:
 
 
 def _rms_norm(given: _Given, stated: _Stated) -> list[Array | None]:
-    """The same without the mean, and without beta."""
+    """(x + skip + bias) divided by its root mean square over the last axis, times gamma, and that sum."""
     total = _plus(_required(given, 0) + _required(given, 1), _at(given, 3))
     normal = total / np.sqrt(np.mean(total**2, -1, keepdims=True) + stated["epsilon"])
     return [normal * _required(given, 2), None, None, total]

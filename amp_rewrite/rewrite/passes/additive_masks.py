@@ -1,73 +1,91 @@
-"""Masks that are added to scores, as selections; those that never change, with a fill that stays in range."""
+"""Masks that are added to attention scores, rewritten as selections: the same values in every type.
+
+In float32 both give the same: beside −1e30 a score is lost, whatever it is. In a low type a sum with −3.4e38 overflows
+to −inf, and a row that is masked throughout becomes NaN; a selection keeps every score finite. A mask that also carries
+a bias, as the relative positions of a T5 do, is Where(shown, bias, −3.4e38): the bias is added, and the mask selects.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import onnx
+import onnx.helper
 import onnx.numpy_helper
-from onnx import GraphProto
+from onnx import NodeProto, TensorProto
 
+from amp_rewrite.decide.hazards.mask import fills
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
-from amp_rewrite.ir.dataflow import number
+from amp_rewrite.ir.builder import new_node
+from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX
-from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
-from amp_rewrite.rewrite.passes.copied import nodes_of
-from amp_rewrite.rewrite.passes.scores import LOST, scored
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.replacement import Context, Replacement
 
-
-def select_masks(view: View) -> tuple[View, tuple[Finding, ...]]:
-    """A view in which scores to which a mask of 0 and −3.4e38 is added are selected by that mask instead.
-
-    In float32 both give the same: beside 1e30 scores are lost, whatever they are. In the low type a sum leaves the
-    range once more, to −inf, and makes NaN of a row that is masked throughout; a selection keeps every score finite.
-    For a sum that a softmax reads whose mask is made by a Where between two scalars, or is a constant. One that never
-    changes and masks no row throughout is still added, with a fill that stays in range: runtimes fuse such a sum with
-    the softmax.
-    """
-    if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
-        return view, ()
-    sums = {op.id: mask for op in scored(view) if (mask := _mask_of(view, op)) is not None}
-    if not sums:
-        return view, ()
-    proto = clone(view.model.proto)
-    copies = nodes_of(view, proto.graph)
-    chosen: dict[ValueId, tuple[str, str]] = {}
-    bounded: dict[ValueId, str] = {}
-    for op_id, mask in sums.items():
-        node = copies[op_id]
-        if mask.added:
-            if mask.value not in bounded:
-                bounded[mask.value] = _bounded(view, mask, proto.graph)
-            node.input[mask.slot] = bounded[mask.value]
-            continue
-        if mask.value not in chosen:
-            chosen[mask.value] = _condition(view, mask, proto.graph)
-        condition, fill = chosen[mask.value]
-        scores = node.input[1 - mask.slot]
-        del node.input[:]
-        node.input.extend((condition, scores, fill) if mask.shows else (condition, fill, scores))
-        node.op_type = "Where"
-    _drop_unread(view, {**chosen, **bounded}, sums.keys(), proto.graph)
-    notes = [(value, "it selects them instead, which gives the same numbers in any type") for value in chosen]
-    notes += [
-        (value, f"{_BOUNDED_FILL:g} in place of its fill gives the same numbers in any type") for value in bounded
-    ]
-    told = ((view.value_name(value), f"is added to scores before a softmax: {note}") for value, note in notes)
-    return View.of(replace(view.model, proto=proto)), tuple(Finding("selected", *words) for words in told)
-
-
-_LARGEST_MASK = 1 << 24  # elements of a constant mask that is looked at
+_LARGEST_MASK = 1 << 24  # elements of a constant mask whose values are read
+_LOST = -1e30
+"""At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
 _BOUNDED_FILL = -DType.FLOAT16.max / 2
 """A sum with it stays in range if the score does, and its exponential is 0 beside any score in that range."""
+_CARRY = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
+_SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # that has a sum of its own
+
+
+def select_masks(view: View, context: Context) -> Iterator[Replacement]:
+    """Replace each sum of scores and a mask that a softmax reads by a selection. O(nodes + uses).
+
+    For masks that a Where between two scalars makes, and constant ones. A constant mask that masks no row throughout
+    is still added, with a fill that stays in range: runtimes fuse such a sum with the softmax.
+    """
+    if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+        return
+    rewriter = _Rewriter(view, {})
+    masks = [(op, mask) for op in _scored(view) if (mask := _mask_of(view, op)) is not None]
+    for added in (False, True):
+        yield from (rewriter.replacement(op, mask) for op, mask in masks if mask.added == added)
+
+
+def select_biased(view: View, context: Context) -> Iterator[Replacement]:
+    """Replace each sum of scores and a mask that carries a bias by a sum with the bias, which the mask selects."""
+    rewriter = _Rewriter(view, {})
+    yield from (rewriter.biased(op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
+
+
+# -- sums of scores and masks ----------------------------------------------------------------------
+
+
+def _scored(view: View) -> list[Op]:
+    """Return the float32 Adds feeding a softmax, except where the scores already contain another mask's fill value.
+
+    None below opset 9, which has no Where. Scores that two masks hide are −inf, less than what one mask hides: that
+    shows in a row that is masked throughout.
+    """
+    if view.opsets.get("", 1) < FIRST_WHERE:
+        return []
+    read = {value for op in view.ops if op.kind in _SOFTMAXES for value in op.inputs}
+    adds = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
+    sums = [op for op in adds if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]
+    filled = _filled(view, sums) if sums else frozenset()
+    return [op for op in sums if not filled.issuperset(op.inputs)]
+
+
+def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
+    """Return the values behind the sums that a mask's fill has entered, through copies and arithmetic."""
+    flow = Flow.of(view, _CARRY)
+    origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
+    levels = fills(view, DType.FLOAT16, among=origins).items()
+    return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -_LOST}))
+
+
+# -- masks -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,7 @@ class _Mask:
 
 
 def _mask_of(view: View, op: Op) -> _Mask | None:
-    """The mask among the operands of a scored sum."""
+    """Return the mask among the operands of a sum."""
     for slot, value in enumerate(op.inputs):
         shows = _shows(view, value) if value is not None and value != op.inputs[1 - slot] else None
         if value is not None and shows is not None:
@@ -92,8 +110,13 @@ def _mask_of(view: View, op: Op) -> _Mask | None:
     return None
 
 
+def _where(view: View, value: ValueId) -> Op | None:
+    made_by = view.producer(value)
+    return made_by if made_by is not None and made_by.kind == "Where" else None
+
+
 def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
-    """Whether a mask never changes and shows something in each row of every softmax that reads the sum."""
+    """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
     shown, result = _shown(view, value, shows), op.outputs[0]
     if shown is None or result is None:
         return False
@@ -106,78 +129,135 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
 
 
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
-    """Where a mask is 0, if it never changes: a constant, or a Where by a constant condition."""
-    made_by = view.producer(value)
-    chosen = made_by is not None and made_by.kind == "Where"
-    tensor = view.constant(made_by.inputs[0] if made_by is not None and chosen else value)
-    if tensor is None or len(tensor.dims) == 0 or not 0 < math.prod(tensor.dims) <= _LARGEST_MASK:
+    """Return where a mask is 0, if it is a constant or a Where by a constant condition."""
+    where = _where(view, value)
+    tensor = view.constant(where.inputs[0] if where is not None else value)
+    if tensor is None or not _readable(tensor):
         return None
-    shown: Array = view.model.array(tensor) == (shows if chosen else 0)
+    shown: Array = view.model.array(tensor) == (shows if where is not None else 0)
     return shown
 
 
+def _readable(tensor: TensorProto) -> bool:
+    return len(tensor.dims) > 0 and 0 < math.prod(tensor.dims) <= _LARGEST_MASK
+
+
 def _shows(view: View, value: ValueId) -> bool | None:
-    """Whether a mask is 0 where its condition holds; None for what is no such mask."""
-    made_by = view.producer(value)
-    if made_by is not None and made_by.kind == "Where":
-        branches = [n for v in made_by.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
-        two = len(branches) == 2 and 0 in branches and min(branches) <= LOST
+    """True if a mask is 0 where its condition holds, False if it is 0 elsewhere; None for what is not a mask."""
+    where = _where(view, value)
+    if where is not None:
+        branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
+        two = len(branches) == 2 and 0 in branches and min(branches) <= _LOST
         return branches[0] == 0 if two else None
     tensor = view.constant(value)
-    if tensor is None or not 0 < math.prod(tensor.dims) <= _LARGEST_MASK or len(tensor.dims) == 0:
+    if tensor is None or not _readable(tensor):
         return None
     values = view.model.array(tensor)
     least = float(values.min())
-    return True if -math.inf < least <= LOST and bool(((values == 0) | (values == least)).all()) else None
+    return True if -math.inf < least <= _LOST and bool(((values == 0) | (values == least)).all()) else None
 
 
-def _condition(view: View, mask: _Mask, main: GraphProto) -> tuple[str, str]:
-    """The names of a mask's condition and of its fill, made if the mask is a constant."""
-    made_by = view.producer(mask.value)
-    if made_by is not None and made_by.kind == "Where":
-        return made_by.node.input[0], made_by.node.input[2 if mask.shows else 1]
-    tensor = view.constant(mask.value)
-    assert tensor is not None
-    values = view.model.array(tensor)
-    names = [unused(f"{view.value_name(mask.value)}_{part}", view.names) for part in ("shown", "fill")]
-    for name, array in zip(names, (values == 0, values.min()), strict=True):
-        main.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return names[0], names[1]
+@dataclass(frozen=True, slots=True)
+class _BiasedMask:
+    """The operand `slot` of a sum, made by `where`: `bias` where its condition holds, else the fill.
+
+    Not `shows`: the other way round.
+    """
+
+    where: Op
+    slot: int
+    bias: ValueId
+    shows: bool
 
 
-def _bounded(view: View, mask: _Mask, main: GraphProto) -> str:
-    """The name of a constant mask whose fill stays in range, made here."""
-    shown = _shown(view, mask.value, mask.shows)
-    assert shown is not None
-    name = unused(f"{view.value_name(mask.value)}_bounded", view.names)
-    values = np.where(shown, np.float32(0), np.float32(_BOUNDED_FILL))
-    main.initializer.append(onnx.numpy_helper.from_array(values, name))
-    return name
+def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
+    """Return the mask with a bias among the operands of a sum."""
+    for slot, value in enumerate(op.inputs):
+        where = _where(view, value) if value is not None and value != op.inputs[1 - slot] else None
+        if where is None or where.scope != op.scope:
+            continue
+        for at, shows in ((2, True), (1, False)):
+            bias, fill = where.inputs[3 - at], number(view, where.inputs[at], axes=1)
+            if bias is not None and fill is not None and -math.inf < fill <= _LOST and view.constant(bias) is None:
+                return _BiasedMask(where, slot, bias, shows)
+    return None
 
 
-def _fresh(view: View, name: str) -> str:
-    return unused(name, view.names)
+# -- selections ------------------------------------------------------------------------------------
 
 
-def _drop_unread(view: View, masks: Iterable[ValueId], sums: Collection[OpId], main: GraphProto) -> None:
-    """Remove from the main graph the nodes and initializers of masks that nothing reads any more."""
-    mine = [value for value in masks if _inner(view, value) and all(use.op in sums for use in view.uses[value])]
-    gone = {view.value_name(value) for value in mine}
-    makers = [op for value in mine if (op := view.producer(value)) is not None]
-    last = {op.id for op in makers}
-    for value in {v: None for op in makers for v in op.inputs if v is not None}:
-        if view.constant(value) is not None and _inner(view, value) and all(u.op in last for u in view.uses[value]):
-            gone.add(view.value_name(value))
-    stay = (node for node in nodes_of(view, main).values() if not gone.intersection(node.output))
-    gone -= {name for node in stay for name in node.input}
-    for at in reversed([i for i, node in enumerate(main.node) if gone.intersection(node.output)]):
-        del main.node[at]
-    for named in (main.initializer, main.value_info):
-        for at in reversed([i for i, held in enumerate(named) if held.name in gone]):
-            del named[at]
+@dataclass(frozen=True, slots=True)
+class _Rewriter:
+    """Writes the replacements of sums. `weights`: the constants made for each mask, which several sums may read."""
+
+    view: View
+    weights: dict[ValueId, tuple[TensorProto, ...]]
+
+    def replacement(self, op: Op, mask: _Mask) -> Replacement:
+        """The selection by a mask, or the sum with a fill in range."""
+        words = "it selects them instead, which gives the same numbers in any type"
+        if mask.value not in self.weights:
+            self.weights[mask.value] = self._bounded(mask) if mask.added else self._condition(mask)
+        weights, where = self.weights[mask.value], _where(self.view, mask.value)
+        if mask.added:
+            node = clone(op.node)
+            node.input[mask.slot] = weights[0].name
+            words = f"{_BOUNDED_FILL:g} in place of its fill gives the same numbers in any type"
+        else:
+            condition, fill = [w.name for w in weights] or self._read_by(where, mask.shows)
+            node = _selection(op, condition, op.node.input[1 - mask.slot], fill, mask.shows)
+        return _selected(op, mask.slot, words, node, weights=weights)
+
+    def biased(self, op: Op, mask: _BiasedMask) -> Replacement:
+        """The sum with the bias, and the selection of it."""
+        node = op.node
+        total = unused(f"{node.output[0]}_biased", self.view.names)
+        reads = [node.input[1 - mask.slot], self.view.value_name(mask.bias)]
+        add = new_node("Add", reads, total, f"{node.name}_biased" if node.name else "")
+        condition, fill = self._read_by(mask.where, mask.shows)
+        words = "its bias is, and it selects, which gives the same numbers in any type"
+        return _selected(op, mask.slot, words, _selection(op, condition, total, fill, mask.shows), ahead=(add,))
+
+    def _read_by(self, where: Op | None, shows: bool) -> tuple[str, str]:
+        """The names of a mask's condition and fill."""
+        assert where is not None
+        return where.node.input[0], where.node.input[2 if shows else 1]
+
+    def _condition(self, mask: _Mask) -> tuple[TensorProto, ...]:
+        """The condition and the fill of a constant mask; nothing for a Where, which reads them."""
+        tensor = self.view.constant(mask.value)
+        if tensor is None:
+            return ()
+        values = self.view.model.array(tensor)
+        return self._constant(mask, "shown", values == 0), self._constant(mask, "fill", values.min())
+
+    def _bounded(self, mask: _Mask) -> tuple[TensorProto, ...]:
+        """A constant mask with a fill in range."""
+        shown = _shown(self.view, mask.value, mask.shows)
+        assert shown is not None
+        return (self._constant(mask, "bounded", np.where(shown, np.float32(0), np.float32(_BOUNDED_FILL))),)
+
+    def _constant(self, mask: _Mask, part: str, values: Array) -> TensorProto:
+        name = unused(f"{self.view.value_name(mask.value)}_{part}", self.view.names)
+        tensor: TensorProto = onnx.numpy_helper.from_array(np.asarray(values), name)
+        return tensor
 
 
-def _inner(view: View, value: ValueId) -> bool:
-    """Whether a value of the main graph is nobody's outside of its nodes."""
-    held = view.values[value]
-    return held.scope == MAIN and not held.public and not held.overridable and value not in view.yielded
+def _selected(
+    op: Op,
+    slot: int,
+    words: str,
+    node: NodeProto,
+    *,
+    weights: tuple[TensorProto, ...] = (),
+    ahead: tuple[NodeProto, ...] = (),
+) -> Replacement:
+    finding = Finding("selected", op.node.input[slot], f"is added to scores before a softmax: {words}")
+    return Replacement("mask", (op.id,), op.id, node, weights, ahead=ahead, findings=(finding,))
+
+
+def _selection(op: Op, condition: str, scores: str, fill: str, shows: bool) -> NodeProto:
+    node = clone(op.node)
+    node.op_type = "Where"
+    node.input[:] = (condition, scores, fill) if shows else (condition, fill, scores)
+    return node

@@ -1,141 +1,149 @@
-"""The view that is painted, in standard form: what computes one thing is one node where the standard has one.
+"""The view that is painted: rounds of passes that bring a model into standard form.
 
-A fused node is one decision about precision, cannot be split by a Cast, and is what a runtime fuses further: a sum and
-its normalization, a bias and its activation. All of it happens in float32, and each fusion is proved on the spot.
+First its calls, its opset and its masks; then ops that compute one thing together become one node, where there is one.
+A fused node is one decision about precision, no Cast splits it, and runtimes fuse it further: a sum and its
+normalization, a bias and its activation. All of it happens in float32, and each fusion is proved on the spot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import partial
 
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.schema import normal_domain, signature
-from amp_rewrite.ir.shapes.infer import in_numbers, known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shapes
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
+from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks
+from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
+from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
-from amp_rewrite.rewrite.replace import fused
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, findings
+from amp_rewrite.rewrite.replace import run_round
+from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.settings.choices import Fuse, Target
+from amp_rewrite.settings.options import Request
+from amp_rewrite.settings.selectors import overrides
 
 
-def canonical(
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A view in standard form, the ops that the user's selectors name in it, and what was done."""
+
+    view: View
+    keep: Mapping[OpId, str]
+    lower: Mapping[OpId, str]
+    findings: tuple[Finding, ...]
+
+
+def canonicalize(source: View, request: Request) -> Canonical:
+    """Bring a view into standard form, as far as that is asked for and no selector names the ops."""
+    plain, expansions = _expanded(source, request)
+    keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
+    view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
+    return Canonical(view, _followed(keep, plain, view), _followed(lower, plain, view), (*expansions, *fusions))
+
+
+def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
+    """The view at its opset, functions inlined where painting gains by it, CastLike and added masks spelled out."""
+    view, local = inline_functions(view, low=bool(request.keep))
+    view, moves = _moved(view, request)
+    view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
+    passes = (spell_out_casts, select_masks, select_biased) if request.safe else (spell_out_casts,)
+    spelled, outcomes = run_round(view, passes, Context(request.to))
+    return spelled, (*local, *moves, *standard, *findings(view, outcomes))
+
+
+def _moved(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
+    """The view at the opset that is asked for."""
+    if request.opset is None:
+        return view, ()
+    from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
+
+    return at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
+
+
+def fuse_operators(
     view: View, to: DType, target: Target, named: Collection[OpId] = (), fuse: Fuse = Fuse.BASIC
 ) -> tuple[View, tuple[Finding, ...]]:
-    """The view with constants folded, BatchNormalization folded and decomposed operators fused, and what was done.
+    """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
 
-    `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. `named` are ops that a pattern of the user names:
-    they stay as they are. A model that carries its training, or that lists its weights as inputs (IR version 3), is
-    left alone.
+    `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. Ops that are `named` stay as they are. A model
+    that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
     """
     proto = view.model.proto
-    if proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+    if fuse is Fuse.NONE or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
-    keys = {_key(view, op) for op in named}
-    for step in (_constants, _operators, _attentions, *((_contrib,) if fuse is Fuse.CONTRIB else ())):
-        outcomes = [_allowed(view, o, to, target, keys) for o in step(view, to)]
-        fusions = _apart([o for o in outcomes if isinstance(o, Fusion)])
-        steps.append((view, [*fusions, *(o for o in outcomes if isinstance(o, Refusal))]))
-        if fusions:
-            view = View.of(fused(view, fusions))
+    objection = partial(_objection, to, target, {_key(view, op) for op in named})
+    context = Context(to)
+    for passes in (*_ROUNDS, *(((_fuse_contrib,),) if fuse is Fuse.CONTRIB else ())):
+        after, outcomes = run_round(view, passes, context, objection)
+        steps.append((view, outcomes))
+        view = after
     return view, _told(steps)
 
 
+def _fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
+    from amp_rewrite.rewrite.contrib.fuse import fuse_contrib  # late: only --fuse contrib pays for it
+
+    yield from fuse_contrib(view, context)
+
+
+_ROUNDS: tuple[tuple[Pass, ...], ...] = ((fold_constants,), (fold_batch_norms, fuse_clusters), (fuse_attention,))
+"""Attention comes after the operators: a softmax that was written out is one of them."""
+
+
 def _told(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """What was done in each step, and what stood apart to the end: not what a later step fused after all."""
+    """The findings of each round, without refusals of ops that a later round fused after all."""
     fused_at: dict[_Key, int] = {}
     for number, (view, outcomes) in enumerate(steps):
-        fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Fusion) for op in o.ops)
+        fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
     told: list[Finding] = []
     for number, (view, outcomes) in enumerate(steps):
-        final = [o for o in outcomes if isinstance(o, Fusion) or fused_at.get(_key(view, o.last), -1) <= number]
+        final = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) <= number]
         told.extend(findings(view, final))
     return tuple(told)
 
 
-def followed(marked: Mapping[OpId, str], before: View, after: View) -> Mapping[OpId, str]:
-    """What is marked in one view, in the one that `canonical` made of it."""
+def _followed(marked: Mapping[OpId, str], before: View, after: View) -> Mapping[OpId, str]:
+    """The marks of ops of one view, in the view that `fuse_operators` made of it."""
     if before is after or not marked:
         return marked
     words = {_key(before, op): word for op, word in marked.items()}
-    return {op.id: words[found] for op in after.ops if (found := _key(after, op.id)) in words}
+    return {op.id: words[key] for op in after.ops if (key := _key(after, op.id)) in words}
 
 
 _Key = tuple[int, tuple[str, ...]]
 
 
 def _key(view: View, op: OpId) -> _Key:
-    """What names an op in every view of a model: its scope and the values that it makes."""
+    """The scope of an op and the values that it makes, which name it in every view of a model."""
     return view.ops[op].scope, tuple(view.ops[op].node.output)
 
 
-def _constants(view: View, to: DType) -> Iterator[Outcome]:
-    yield from fold_constants(view)
-
-
-def _operators(view: View, to: DType) -> Iterator[Outcome]:
-    @cache
-    def shapes() -> Shapes:
-        return in_numbers(known_dims(view))
-
-    yield from fold_batch_norms(view, to)
-    yield from fuse_clusters(view, clusters(view), shapes)
-
-
-def _attentions(view: View, to: DType) -> Iterator[Outcome]:
-    """After the operators: a softmax that was written out is one of them."""
-
-    @cache
-    def dims() -> AllDims:
-        return known_dims(view)
-
-    yield from fuse_attention(view, to, dims)
-
-
-def _contrib(view: View, to: DType) -> Iterator[Outcome]:
-    from amp_rewrite.rewrite.contrib.fuse import fuse_contrib  # late: only who asks for it pays for it
-
-    yield from fuse_contrib(view, to)
-
-
-def _allowed(view: View, outcome: Outcome, to: DType, target: Target, named: Collection[_Key]) -> Outcome:
-    """The outcome, or a refusal where a pattern names one of the ops, or the target has no kernel for the node."""
-    if isinstance(outcome, Refusal):
-        return outcome
-    chosen = [op for op in outcome.ops if _key(view, op) in named]
+def _objection(to: DType, target: Target, named: Collection[_Key], view: View, fusion: Replacement) -> str | None:
+    """Return why ops stay apart: a selector names one of them, or the target has no kernel for the node."""
+    chosen = [op for op in fusion.ops if _key(view, op) in named]
     if chosen:
-        return Refusal(outcome.kind, outcome.last, f"a pattern names {view.ops[chosen[0]].name}")
-    if outcome.kind == ATTENTION and target is Target.TENSORRT:
-        return Refusal(
-            outcome.kind, outcome.last, "whether TensorRT reads Attention is not known here, so it stays written out"
-        )
-    node = outcome.node
+        return f"a pattern names {view.ops[chosen[0]].name}"
+    if fusion.kind == ATTENTION and target is Target.TENSORRT:
+        return "whether TensorRT reads Attention is not known here, so it stays written out"
+    if target is not Target.ORT_CUDA or fusion.kind in ("constant", "batch_normalization"):
+        return None
+    node = fusion.node
     known = signature(node.domain, node.op_type, view.opsets.get(normal_domain(node.domain), 1))
-    if target is Target.ORT_CUDA and known is not None and outcome.kind not in ("constant", "batch_normalization"):
-        for dtype in (DType.FLOAT, to):
-            types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
-            missing = load_kernels().refusal(node.domain, node.op_type, known.since, types)
-            if missing:
-                return Refusal(outcome.kind, outcome.last, missing)
-    return outcome
-
-
-def _apart(fusions: Sequence[Fusion]) -> list[Fusion]:
-    """Fusions, the first of any two that share an op."""
-    taken: set[OpId] = set()
-    found = []
-    for fusion in fusions:
-        if taken.isdisjoint(fusion.ops):
-            taken.update(fusion.ops)
-            found.append(fusion)
-    return found
+    if known is None:
+        return None
+    for dtype in (DType.FLOAT, to):
+        types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
+        missing = load_kernels().refusal(node.domain, node.op_type, known.since, types)
+        if missing:
+            return missing
+    return None

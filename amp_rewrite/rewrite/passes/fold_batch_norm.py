@@ -21,8 +21,8 @@ from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal
+from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
 
 KIND = "batch_normalization"
 _TRIED = 15
@@ -31,12 +31,12 @@ Nothing that is folded changed from then to opset 15 but in the types that it ta
 _CARRIERS = LAYERS - {"MatMul"}  # it takes no bias
 
 
-def fold_batch_norms(view: View, to: DType) -> Iterator[Outcome]:
-    """Each BatchNormalization after a linear op that only it reads, folded, or why not. Reads what it folds."""
+def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
+    """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights that it folds."""
     for op in view.ops:
         linear = view.producer(op.inputs[0]) if op.kind == "BatchNormalization" else None
         if linear is not None and linear.kind in _CARRIERS:
-            outcome = _folded(view, linear, op, to)
+            outcome = _folded(view, linear, op, context.to)
             yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome
 
 
@@ -54,7 +54,7 @@ class _Parts:
     shift: Array
 
 
-def _folded(view: View, linear: Op, norm: Op, to: DType) -> Fusion | str:
+def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     refused = _unfit(view, linear, norm)
     if refused:
         return refused
@@ -74,12 +74,12 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Fusion | str:
     del node.output[:]
     node.output.append(norm.node.output[0])
     tensors = tuple(onnx.numpy_helper.from_array(a, n) for a, n in zip(stored, names, strict=True))
-    fusion = Fusion(KIND, (linear.id, norm.id), norm.id, node, tensors)
-    return _doubt(view, linear, norm, fusion, parts.read) or fusion
+    fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, tensors)
+    return _mismatch(view, linear, norm, fusion, parts.read) or fusion
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
-    """What of the structure forbids to fold; None if nothing does."""
+    """Return what in the structure forbids folding; None if nothing does."""
     mode = attribute(norm.node, "training_mode")
     if (mode is not None and mode.i) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
@@ -109,7 +109,7 @@ def _parts(view: View, linear: Op, norm: Op) -> _Parts | str:
     for value in (*read, *([bias] if bias is not None else [])):
         tensor = view.constant(value)
         if tensor is None:
-            return f"{view.value_name(value) if value is not None else 'an operand'} is no constant"
+            return f"{view.value_name(value) if value is not None else 'an operand'} is not a constant"
         arrays.append(view.model.array(tensor).astype(np.float64))
         names.append(tensor.name if value is None else view.value_name(value))
     weight, gamma, beta, mean, variance, *rest = arrays
@@ -138,7 +138,7 @@ def _along_channels(linear: Op, rank: int) -> tuple[int, ...]:
 
 
 def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType) -> str | None:
-    """What of the numbers forbids to fold.
+    """Return what in the numbers forbids folding.
 
     Rounding to subnormals is off by half the least of them; beside a largest weight of `tiny` or more that is no more
     than half an epsilon. So each channel has to keep one weight of that size, if it had one.
@@ -167,8 +167,8 @@ def _names(view: View, linear: Op) -> list[str]:
 # -- proof -----------------------------------------------------------------------------------------
 
 
-def _doubt(view: View, linear: Op, norm: Op, fusion: Fusion, read: Arrays) -> str | None:
-    """Why folded and unfolded may differ; None if they agree on random inputs.
+def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Arrays) -> str | None:
+    """Return how folded and unfolded differ; None if they agree on random inputs.
 
     The bound is that of each product rounded once: |W' x + b'| taken with absolute values throughout (Higham, Accuracy
     and Stability of Numerical Algorithms, 2nd edition, section 3.1). Of large weights the first channels are tried:
@@ -185,14 +185,14 @@ def _doubt(view: View, linear: Op, norm: Op, fusion: Fusion, read: Arrays) -> st
     after = run([fusion.node], result, [{**x, **new}], opsets)
     absolute = {name: np.abs(array) for name, array in {**x, **new}.items()}
     magnitudes = run([fusion.node], result, [absolute], opsets)
-    return magnitudes if isinstance(magnitudes, str) else doubt(before, after, magnitudes)
+    return magnitudes if isinstance(magnitudes, str) else mismatch(before, after, magnitudes)
 
 
 _MOST = 1 << 18  # elements of a weight that is tried whole
 
 
 def _channels_tried(linear: Op, weight: Array) -> int | None:
-    """How many channels of a weight are tried; None: all of them, as always where channels come in groups."""
+    """The number of channels of a weight to try; None for all, as always where channels come in groups."""
     group = attribute(linear.node, "group")
     if weight.size <= _MOST or (group is not None and group.i != 1):
         return None

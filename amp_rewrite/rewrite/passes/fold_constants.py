@@ -19,7 +19,7 @@ from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.equivalence import run
-from amp_rewrite.rewrite.replacement import Fusion
+from amp_rewrite.rewrite.replacement import Context, Replacement
 
 LARGEST = 1 << 12
 """Elements of what is folded, and of what it is computed from."""
@@ -28,10 +28,10 @@ EXACT = MOVES | CASTS | CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gathe
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
-def fold_constants(view: View) -> Iterator[Fusion]:
-    """For each float32 value that is computed from constants, and that not only another such value is made of: itself.
+def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
+    """Replace each float32 value that is computed from constants, unless only other such values are made of it.
 
-    The ops before it stay, as far as others read them; `apply` takes away what no one reads. O(nodes).
+    The ops before it stay as far as others read them. O(nodes).
     """
     known = _computed(view)
     for op in view.ops:
@@ -47,14 +47,14 @@ def fold_constants(view: View) -> Iterator[Fusion]:
             continue
         tensor = onnx.numpy_helper.from_array(known[result])
         node = onnx.helper.make_node("Constant", [], [op.node.output[0]], name=op.node.name, value=tensor)
-        yield Fusion("constant", (op.id,), op.id, node)
+        yield Replacement("constant", (op.id,), op.id, node)
 
 
 _MAKING = CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
 def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
-    """Whether a number is made on the way: what only moves those of a weight leaves it one weight."""
+    """True if folding does arithmetic. Chains that only reshape a weight are left alone, so it is not stored twice."""
     pending = [op]
     while pending:
         found = pending.pop()
@@ -68,7 +68,7 @@ def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
 
 
 def _computed(view: View) -> Mapping[ValueId, Array]:
-    """The values that are computed from constants, with their numbers. Public ones are left to who reads them."""
+    """The values that are computed from constants, with their numbers; without inputs and outputs."""
     found: dict[ValueId, Array] = {}
     for op in view.ops:
         if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
@@ -100,12 +100,12 @@ def _shape(view: View, op: Op, result: ValueId) -> Mapping[ValueId, Array]:
 
 
 def _finite(array: Array) -> bool:
-    """A NaN has no one form, and what divides by zero is left for the runtime to say."""
+    """True if all numbers are finite: a NaN has several forms, and a division by zero is left to the runtime."""
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _readable(view: View, value: ValueId) -> bool:
-    """Whether a value is a constant that is small enough to compute with."""
+    """True if a value is a constant that is small enough to compute with."""
     tensor = view.constant(value)
     return tensor is not None and view.dtype(value) in _TYPES and math.prod(tensor.dims) <= LARGEST
 
@@ -117,13 +117,8 @@ def _read(view: View, value: ValueId) -> Array:
 
 
 def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
-    """What an op gives; None where onnx's reference does not run it, or gives another type than the schema says."""
+    """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
     given = dict(zip([name for name in op.node.input if name], operands, strict=True))
     made = run([op.node], op.node.output[0], [given], view.opsets)
-    dtype = view.dtype(_result(op))
+    dtype = view.dtype(op.outputs[0]) if op.outputs[0] is not None else None
     return made[0] if not isinstance(made, str) and dtype is not None and made[0].dtype == dtype.numpy else None
-
-
-def _result(op: Op) -> ValueId:
-    assert op.outputs[0] is not None
-    return op.outputs[0]

@@ -28,16 +28,17 @@ from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
 
 
-def inline_functions(model: Model, *, low: bool = False) -> tuple[Model, tuple[Finding, ...]]:
-    """The model with the local functions inlined that handle float32, so that what is in them is painted too.
+def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
+    """Inline the local functions that handle float32, so that their ops are painted, too.
 
-    `low`: those that handle a low type as well, so that what is in them can be raised.
+    `low`: those that handle a low type as well, so that their ops can be upcast.
     """
-    if not model.proto.functions:
-        return model, ()
-    wanted = sorted(_float_functions(View.of(model), (DType.FLOAT, *(d for d in DType if d.low and low))))
+    wanted = sorted(_float_functions(view, (DType.FLOAT, *(d for d in DType if d.low and low))))
+    if not wanted:
+        return view, ()
     note = "a local function, inlined so that what is inside it is painted too"
-    return inlined(model, wanted), tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
+    told = tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
+    return View.of(inlined(view.model, wanted)), told
 
 
 def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:

@@ -10,30 +10,29 @@ import numpy as np
 import onnx.helper
 from onnx import NodeProto
 
+from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.equivalence import Arrays, doubt, run, runs_of
-from amp_rewrite.rewrite.replacement import Fusion, Outcome, Refusal, outside, too_old
+from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, run, runs_of
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside, too_old
 
 
-def fuse_clusters(
-    view: View, found: tuple[Cluster, ...], shapes: Callable[[], Shapes], opset: int | None = None
-) -> Iterator[Outcome]:
-    """Each cluster that the standard has one operator for, fused, or why not.
+def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
+    """Replace each cluster for which the standard has one operator, or refuse it.
 
-    `shapes` is asked only where it matters. `opset`: that of the operators, by default the model's.
+    `opset`: that of the operators, by default the model's.
     """
     opset = view.opsets.get("", 1) if opset is None else opset
-    for cluster in found:
+    for cluster in clusters(view):
         row = _FORMULAS.get(cluster.kind)
         if row is not None:
-            outcome = _fused(_Case(view, cluster, shapes, opset), row)
+            outcome = _fused(_Case(view, cluster, context, opset), row)
             yield Refusal(cluster.kind, max(cluster.ops), outcome) if isinstance(outcome, str) else outcome
 
 
@@ -41,7 +40,7 @@ def fuse_clusters(
 class _Case:
     view: View
     cluster: Cluster
-    shapes: Callable[[], Shapes]
+    context: Context
     opset: int
 
     @property
@@ -58,9 +57,7 @@ class _Case:
 
     def shape(self, value: ValueId | None) -> Shape | None:
         """The shape of a value as far as it is known."""
-        if value is None:
-            return None
-        return self.shapes().get((self.view.values[value].scope, self.view.value_name(value)))
+        return self.context.shape(self.view, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class _Formula:
     magnitude: Callable[[Array, Array], Array] = field(default=lambda _, y: np.abs(y).max())
 
 
-def _fused(case: _Case, formula: _Formula) -> Fusion | str:
+def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     view, ops = case.view, case.cluster.ops
     first = FIRST_FUSED[formula.op_type]
     if case.opset < first:
@@ -102,11 +99,11 @@ def _fused(case: _Case, formula: _Formula) -> Fusion | str:
     node = onnx.helper.make_node(formula.op_type, reads, [case.last.node.output[0]], case.last.node.name)
     node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in candidate.attributes.items())
     node.metadata_props.extend(case.last.node.metadata_props)
-    return _doubt(case, formula, candidate, node) or Fusion(case.cluster.kind, ops, case.last.id, node)
+    return _mismatch(case, formula, candidate, node) or Replacement(case.cluster.kind, ops, case.last.id, node)
 
 
 def _unfit(case: _Case) -> str | None:
-    """What of a cluster's types forbids to fuse it. That nothing else reads its values is what makes it a cluster."""
+    """Return which types of a cluster forbid fusing it. Nothing else reads its values, or it would not be a cluster."""
     view = case.view
     for op_id in case.cluster.ops:
         op = view.ops[op_id]
@@ -117,7 +114,7 @@ def _unfit(case: _Case) -> str | None:
 
 
 def _scalar(case: _Case, value: ValueId) -> bool:
-    """Whether a value is one constant number, or the axes of a reduction."""
+    """True if a value is one constant number, or the axes of a reduction."""
     tensor = case.view.constant(value)
     return tensor is not None and math.prod(tensor.dims) == 1
 
@@ -148,7 +145,7 @@ def _norm(case: _Case) -> _Candidate | str:
 
 
 def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
-    """Why the reductions of a cluster are not over the last axis, that one kept; None if they are."""
+    """Return why the reductions of a cluster are not over the last axis, keeping it; None if they are."""
     reductions = case.body("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
     for op in reductions:
         keeps = attribute(op.node, "keepdims")
@@ -193,34 +190,25 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
     return read
 
 
-def _of_input(x: Array, y: Array) -> Array:
-    """|x|, or |y| where that is more: an error of the gate, which is at most 1, is an error of x times as much."""
-    magnitude: Array = np.maximum(np.abs(x), np.abs(y))
-    return magnitude
-
-
 _FORMULAS: Mapping[str, _Formula] = {
     "layer_normalization": _Formula("LayerNormalization", _norm),
     "rms_normalization": _Formula("RMSNormalization", _norm),
     "softmax": _Formula("Softmax", _softmax),
-    "gelu_erf": _Formula("Gelu", _gelu("none"), _of_input),
-    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), _of_input),
+    "gelu_erf": _Formula("Gelu", _gelu("none"), gate_magnitude),
+    "gelu_tanh": _Formula("Gelu", _gelu("tanh"), gate_magnitude),
 }
 
 
 # -- proof -----------------------------------------------------------------------------------------
 
-_SPREADS = (1.0, 1e-3, 30.0)
-"""Of the inputs that both are tried on: usual ones, ones so small that an epsilon decides, and ones far out."""
 
-
-def _doubt(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
-    """Why the node may not compute what the cluster computes; None where both agree on random inputs."""
+def _mismatch(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProto) -> str | None:
+    """Return how the node differs from the cluster; None if both agree on random inputs."""
     view, entry = case.view, node.input[0]
     rng = np.random.default_rng(0)
     fed = [v for v in candidate.reads if view.constant(v) is None]
     feeds: list[Arrays] = []
-    for spread in _SPREADS:
+    for spread in SPREADS:
         x = spread * (rng.standard_normal((2,) * (candidate.rank - 1) + (candidate.width,)) + 0.5)
         feeds.append({entry: x, **{view.value_name(v): rng.standard_normal(candidate.width) for v in fed}})
     result = node.output[0]
@@ -232,4 +220,4 @@ def _doubt(case: _Case, formula: _Formula, candidate: _Candidate, node: NodeProt
     }
     after = run([node], result, [{**constants, **feed} for feed in feeds], {**view.opsets, "": case.opset})
     pairs = zip(feeds, before, strict=True) if not isinstance(before, str) else ()
-    return doubt(before, after, [formula.magnitude(feed[entry], y) for feed, y in pairs])
+    return mismatch(before, after, [formula.magnitude(feed[entry], y) for feed, y in pairs])

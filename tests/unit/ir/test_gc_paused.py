@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.ir.gc_paused import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def test_no_cycles_are_searched_for_inside_and_again_after_a_fault() -> None:
-    with pytest.raises(KeyError), uncollected():
+    with pytest.raises(KeyError), gc_paused():
         assert not gc.isenabled()
         raise KeyError
     assert gc.isenabled()
@@ -26,7 +26,7 @@ def test_no_cycles_are_searched_for_inside_and_again_after_a_fault() -> None:
 
 def test_where_no_one_searches_no_one_does_afterwards() -> None:
     gc.disable()
-    with uncollected():
+    with gc_paused():
         pass
     assert not gc.isenabled()
 
@@ -34,6 +34,6 @@ def test_where_no_one_searches_no_one_does_afterwards() -> None:
 @pytest.mark.parametrize("last", [False, True])
 def test_only_what_the_end_of_a_process_leaves_is_never_searched(last: bool) -> None:
     before = gc.get_freeze_count()
-    with uncollected(last=last):
+    with gc_paused(last=last):
         kept = [[i] for i in range(1000)]
     assert (gc.get_freeze_count() - before >= len(kept)) is last

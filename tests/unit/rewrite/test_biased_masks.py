@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import amp_rewrite
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.passes.biased_masks import select_biased
+from amp_rewrite.rewrite.passes.additive_masks import select_biased
+from amp_rewrite.rewrite.replace import run_round
+from amp_rewrite.rewrite.replacement import Context
 
 LOWEST = "-3.4028234663852886e38"
 WEIGHTS = f"<float least = {{{LOWEST}}}, float zero = {{0}}, float mild = {{-9}}, float[1] least1 = {{{LOWEST}}}>"
@@ -30,7 +33,7 @@ def model(mask: str = WHERE, rest: str = "z = Add (a, mask)  y = Softmax (z)", o
 
 
 def selected(proto: ModelProto) -> View:
-    return select_biased(View.of(Model.load(proto)))[0]
+    return run_round(View.of(Model.load(proto)), (select_biased,), Context(DType.FLOAT16))[0]
 
 
 def kinds(view: View) -> str:
@@ -83,7 +86,7 @@ def test_in_float16_a_row_that_is_masked_throughout_is_as_even_as_in_float32() -
 )
 def test_anything_else_is_left_alone(proto: ModelProto) -> None:
     view = View.of(Model.load(proto))
-    assert select_biased(view) == (view, ())
+    assert list(select_biased(view, Context(DType.FLOAT16))) == []
 
 
 def test_a_mask_that_is_read_elsewhere_stays_and_serves_every_sum() -> None:
@@ -96,7 +99,7 @@ def test_a_sum_in_a_body_is_left_alone_where_the_mask_stands_outside() -> None:
         y = If (yes) <then_branch = t () => (float[3,3] p) { z = Add (a, mask)  p = Softmax (z) },
                       else_branch = e () => (float[3,3] q) { q = Identity (a) }>"""
     view = View.of(Model.load(model(WHERE + "  counted = Cast <to = 6> (seen)", rest)))
-    assert select_biased(view) == (view, ())
+    assert list(select_biased(view, Context(DType.FLOAT16))) == []
 
 
 def test_the_report_names_the_mask_and_a_second_conversion_finds_none() -> None:

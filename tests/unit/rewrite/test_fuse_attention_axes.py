@@ -10,12 +10,12 @@ from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.build import write
-from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.rewrite.replacement import Context
 from support.attention_models import GUARDED, HIDDEN, WEIGHTS, agree, attention, model_of
 from support.fusing import kinds, standard
 
@@ -158,10 +158,10 @@ def test_heads_split_in_another_way_would_be_found_out() -> None:
     """A must-fail twin of the proof: two heads of each batch are not one."""
     body = TURNED + LAID_OUT + "m = Where (mask, c, fill)  " + BACK
     view = View.of(Model.load(flat(body, ", bool[2,1,3,5] mask")))
-    ((_, site),) = sites(view, DType.FLOAT16, lambda: known_dims(view))
+    ((_, site),) = sites(view, Context(DType.FLOAT16))
     assert isinstance(site, Site) and site.heads == 2
-    assert doubt_of(site, write(site)) is None
-    assert doubt_of(site, write(replace(site, heads=4))) is not None
+    assert mismatch_of(site, write(site)) is None
+    assert mismatch_of(site, write(replace(site, heads=4))) is not None
 
 
 def test_what_the_user_wrote_about_the_ops_stays_with_the_one_that_comes() -> None:

@@ -11,12 +11,12 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.build import Written, write
-from amp_rewrite.rewrite.attention.equivalence import doubt_of
+from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.fuse import sites
 from amp_rewrite.rewrite.attention.legality import Site
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
 from support.attention_models import BIASED, INVERTED, KEYS, MASK, PLAIN, SCORES, WEIGHTS, model_of
 from support.fusing import kinds, standard
@@ -47,7 +47,11 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         ),
         (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
         (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
-        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores by what is no mask"),
+        (
+            SCORES + "m = Where (mask, z, modest)  " + WEIGHTS,
+            MASK,
+            "the_m replaces scores by what is not a mask",
+        ),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
         (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
         (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),
@@ -140,7 +144,7 @@ def test_what_a_pattern_names_stays() -> None:
 
 def site_of(model: ModelProto) -> Site:
     view = View.of(Model.load(model))
-    ((_, site),) = sites(view, DType.FLOAT16, lambda: known_dims(view))
+    ((_, site),) = sites(view, Context(DType.FLOAT16))
     assert isinstance(site, Site)
     return site
 
@@ -161,8 +165,10 @@ def without(written: Written, op_type: str) -> Written:
 @pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])
 def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: str) -> None:
     site = site_of(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK))
-    assert doubt_of(site, write(site)) is None
-    assert str(doubt_of(site, without(write(site), op_type))).startswith("on random inputs the results differ by up to")
+    assert mismatch_of(site, write(site)) is None
+    assert str(mismatch_of(site, without(write(site), op_type))).startswith(
+        "on random inputs the results differ by up to"
+    )
 
 
 @pytest.mark.parametrize(("name", "number"), [("scale", 0.50001), ("is_causal", 1), ("softcap", 4.0)])
@@ -172,7 +178,7 @@ def test_another_attribute_would_be_found_out(name: str, number: float) -> None:
     kept = [a for a in written.node.attribute if a.name != name]
     del written.node.attribute[:]
     written.node.attribute.extend([*kept, helper.make_attribute(name, number)])
-    assert str(doubt_of(site, written)).startswith("on random inputs the results differ by up to")
+    assert str(mismatch_of(site, written)).startswith("on random inputs the results differ by up to")
 
 
 def test_a_mask_the_wrong_way_round_would_be_found_out() -> None:
@@ -180,4 +186,4 @@ def test_a_mask_the_wrong_way_round_would_be_found_out() -> None:
     hiding = site.form.hiding
     assert hiding is not None
     turned = replace(site, form=replace(site.form, hiding=replace(hiding, shows=False)))
-    assert doubt_of(site, write(turned)) is not None
+    assert mismatch_of(site, write(turned)) is not None

@@ -16,7 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.settings.choices import Target
 from support.fuse_models import agree
 from support.fusing import kinds, standard
@@ -102,7 +102,7 @@ def with_fed(model: ModelProto, name: str) -> ModelProto:
     ("model", "why"),
     [
         (with_reader(conv()), "others read what linear gives, or it lies in another graph"),
-        (with_fed(conv(), "mean"), "mean is no constant"),
+        (with_fed(conv(), "mean"), "mean is not a constant"),
         (changed(conv(), "gamma", [9e9] * 6), "its folded weights would reach 1.97e+10, beyond the range of float16"),
         (changed(conv(), "gamma", [1e-9] * 6), "the folded weights of 6 channels would be subnormal in float16"),
         (changed(conv(), "var", [-1] * 6), "its folded weights are not finite"),
@@ -150,7 +150,7 @@ def test_weights_that_nothing_folds_stay_in_their_file(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("Conv", ["y", "large"], ["z"], "last", pads=[16, 16, 16, 16]))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", TensorProto.FLOAT, [None] * 4))
     onnx.save(model, tmp_path / "m.onnx")
-    view, told = canonical(View.of(Model.load(tmp_path / "m.onnx")), DType.FLOAT16, Target.ORT_CUDA)
+    view, told = fuse_operators(View.of(Model.load(tmp_path / "m.onnx")), DType.FLOAT16, Target.ORT_CUDA)
     stubs = {t.name: is_stub(t) for t in view.model.proto.graph.initializer}
     assert ([f.kind for f in told], stubs) == (["fused"], {"large": True, "w_folded": False, "w_folded_bias": False})
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto
 
-from amp_rewrite.rewrite.contrib import attention_equivalence as contrib_attention_proof
+from amp_rewrite.rewrite.contrib import attention_equivalence
 from amp_rewrite.rewrite.contrib.reference import computed
 from amp_rewrite.rewrite.equivalence import UNIT
 from support.contrib_models import (
@@ -151,7 +151,7 @@ def test_an_attention_with_another_number_is_refused_by_trial(monkeypatch: pytes
         next(a for a in copy.attribute if a.name == "scale").f *= 1.0001
         return computed(copy, feed)
 
-    monkeypatch.setattr(contrib_attention_proof, "computed", distorted)
+    monkeypatch.setattr(attention_equivalence, "computed", distorted)
     told = fused(attention_of(SPLIT + SCORES + SOFTMAX + REST + MERGED))[1]
     assert [message.split(" by ")[0] for kind, subject, message in told if subject == "multi_head_attention"] == [
         "the one that ends in the_o: on random inputs the results differ"

@@ -21,7 +21,7 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
-from amp_rewrite.rewrite.passes.canonicalize import canonical
+from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.settings.choices import Fuse, Target
 from support.contrib_models import (
     ATTENDED,
@@ -273,5 +273,5 @@ def test_the_weights_of_products_are_not_read(monkeypatch: pytest.MonkeyPatch) -
 def canonical_reads(read: Counter[int], view: View, fuse: Fuse) -> Counter[int]:
     """How many tensors of how many axes fusing reads."""
     read.clear()
-    canonical(view, DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)
+    fuse_operators(view, DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)
     return Counter(read)

@@ -124,7 +124,7 @@ def test_the_ir_version_follows_where_the_opset_needs_it() -> None:
             "s = Shape <start = 1> (x)  y = Cast <to = 1> (s)",
             15,
             14,
-            "Shape 'the_s' states start, which is none of its attributes there",
+            "Shape 'the_s' states start, which is not one of its attributes there",
         ),
         ("y = GridSample (x, x)", 19, 20, "GridSample 'the_y' means something else at opset 20"),
         ("y = BitwiseNot (x)", 18, 17, "BitwiseNot 'the_y' does not exist at opset 17"),
