@@ -14,9 +14,9 @@ import numpy as np
 import onnx.helper
 from onnx import ValueInfoProto
 
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.shapes.infer import in_numbers, known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, Shapes
 from amp_rewrite.ir.view import MAIN, ScopeId, View

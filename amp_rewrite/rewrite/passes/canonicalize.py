@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.shapes.infer import in_numbers, known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shapes
