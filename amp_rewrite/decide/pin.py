@@ -1,10 +1,10 @@
-"""Pins: ops that are held in float32, and groups of ops that must share one color."""
+"""Pins: ops that are held in float32."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_rewrite.ir.view import OpId, ValueId
+from amp_rewrite.ir.view import OpId
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +20,3 @@ class Pin:
     because: OpId | None
     note: str
     raises: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Ops that compute one thing together ("layer_normalization", "softmax" …) and must share one color.
-
-    `entry` is the value that is normalized or activated, before any Cast that the cluster starts with.
-    `tail` are the scale Mul and bias Add that end a normalization, Casts between them included; they stand in
-    `ops` too. onnxruntime fuses a decomposed normalization into one node whose input is `entry`, looking past
-    the Casts, and then refuses the model unless scale and bias have the type of that input.
-    """
-
-    kind: str
-    ops: tuple[OpId, ...]
-    entry: ValueId | None = None
-    tail: tuple[OpId, ...] = ()

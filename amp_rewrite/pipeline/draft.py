@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
-from amp_rewrite.decide.pin import Cluster, Pin
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
 from amp_rewrite.settings.io_rules import io_types, parse_io

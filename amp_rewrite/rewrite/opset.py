@@ -19,13 +19,13 @@ from onnx import GraphProto, ModelProto, NodeProto
 from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View

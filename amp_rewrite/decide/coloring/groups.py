@@ -5,10 +5,10 @@ from __future__ import annotations
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import Canvas
-from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
 from amp_rewrite.ir.op_classes import SEEN_THROUGH
+from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.settings.list_entry import Color

@@ -11,8 +11,9 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.state import Canvas
 from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
-from amp_rewrite.decide.pin import Cluster, Pin
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import Level, OpLists

@@ -12,11 +12,10 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.groups import fuses
 from amp_rewrite.decide.coloring.state import Canvas
-from amp_rewrite.decide.hazards.cluster import clusters
-from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
+from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 

@@ -10,10 +10,12 @@ from functools import cache
 
 from amp_rewrite.decide.hazards.small_sums import small_sums, terms_of
 from amp_rewrite.decide.hazards.snake import snakes
-from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, only_reader, sums_squares
+from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, sums_squares
 from amp_rewrite.ir.op_classes import COPIES, LAYERS
+from amp_rewrite.ir.patterns.activations import CUBIC
+from amp_rewrite.ir.patterns.clusters import Cluster
+from amp_rewrite.ir.patterns.match import Search
 from amp_rewrite.ir.shapes.onnx_shapes import Shapes, shapes_of
 from amp_rewrite.ir.view import Op, OpId, View
 
@@ -28,6 +30,7 @@ def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, st
     return found
 
 
+_CUBES = Search.of(CUBIC)
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
 _MEAN = "a mean, bounded by its input; of so few numbers, or in a type of such range, that their sum fits"
 _SNAKE = "of a snake activation: off by no more than the sum behind it rounds"
@@ -44,15 +47,11 @@ def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[tuple[OpId, str]]:
     Beyond |x| = 40 x³ becomes an infinity of x's own sign, whose tanh is ±1, as it is from |x| = 6 on in any case;
     below |x| = 0.004 it becomes 0 beside x.
     """
-    for group in groups:
-        for op in (view.ops[op_id] for op_id in group.ops if group.kind == "gelu_tanh"):
-            cube = op.kind == "Pow" and number(view, op.inputs[1]) == 3
-            scaled = only_reader(view, op.outputs[0], "Mul") if cube else None
-            summed = only_reader(view, scaled.outputs[0], "Add") if scaled is not None else None
-            if scaled is None or summed is None or op.inputs[0] not in summed.inputs:
-                continue
-            factors = [factor for value in scaled.inputs if (factor := number(view, value)) is not None]
-            if len(factors) == 1 and factors[0] > 0:
+    for op in (view.ops[op_id] for group in groups if group.kind == "gelu_tanh" for op_id in group.ops):
+        match = _CUBES.direct(view, op)
+        if match is not None and number(view, match.values["exponent"]) == 3:
+            factor = number(view, match.values["factor"])
+            if factor is not None and factor > 0:
                 yield op.id, _CUBE
 
 

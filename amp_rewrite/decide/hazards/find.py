@@ -8,7 +8,6 @@ from typing import Any
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.cancellation import cancellation
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.hazards.constant_folding import folded
 from amp_rewrite.decide.hazards.constants import epsilon, statistics
 from amp_rewrite.decide.hazards.coordinates import places
@@ -23,9 +22,10 @@ from amp_rewrite.decide.hazards.quantizers import quantizers
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.shape_math import numbers
 from amp_rewrite.decide.hazards.trig_arguments import angle
-from amp_rewrite.decide.pin import Cluster, Pin
+from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 
 

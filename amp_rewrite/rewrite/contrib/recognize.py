@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import alone
+from amp_rewrite.ir.patterns.activations import QUICK_GELU
+from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
@@ -86,7 +88,7 @@ class Site:
             return found
         return tuple(d if isinstance(d, int) else None for d in found)
 
-    def floats(self, ops: Sequence[OpId]) -> bool:
+    def floats(self, ops: Collection[OpId]) -> bool:
         """Whether all numbers that ops read and make, but for integers, are float32."""
         values = {v for o in ops for v in (*self.view.ops[o].inputs, *self.view.ops[o].outputs) if v is not None}
         dtypes = {self.view.dtype(v) for v in values}
@@ -293,29 +295,23 @@ def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, Valu
 def quick_gelus(site: Site) -> Iterator[Match]:
     """x times the logistic function of x, or of x times a number."""
     view = site.view
-    for sigmoid in view.ops:
-        mul = _only_product(view, sigmoid) if sigmoid.kind == "Sigmoid" else None
-        if mul is None:
+    for sigmoid in (op for op in view.ops if op.kind in _QUICK_GELUS.after):
+        found = _QUICK_GELUS.direct(view, sigmoid)
+        if found is None or not site.floats(found.ops):
             continue
-        x = next((v for v in mul.inputs if v != sigmoid.outputs[0]), None)
-        inner, ops, alpha = sigmoid.inputs[0], [sigmoid.id, mul.id], 1.0
-        scale = view.producer(inner)
-        scaled = site.scaled(scale) if inner != x and alone(view, inner, sigmoid) else None
-        if scale is not None and scaled is not None and scaled[0] == x and scale.scope == mul.scope:
-            ops, alpha, inner = [scale.id, *ops], scaled[1], x
-        if x is None or inner != x or not site.floats(ops):
-            continue
-        shape = site.shape(x)
+        x, alpha = found.values[ENTRY], 1.0
+        if "scaled" in found.values:
+            scaled = site.scaled(view.producer(found.values["scaled"]))
+            if scaled is None or scaled[0] != x:
+                continue
+            alpha = scaled[1]
+        mul, shape = view.ops[max(found.ops)], site.shape(x)
         node = node_of("QuickGelu", mul, [site.name(x)], list(mul.node.output), alpha=alpha)
         tried = {x: (2,) * (0 if shape is None else len(shape) - 1) + (61,)}
-        yield Match("quick_gelu", tuple(sorted(ops)), mul.id, node, tried, elementwise=True)
+        yield Match("quick_gelu", tuple(sorted(found.ops)), mul.id, node, tried, elementwise=True)
 
 
-def _only_product(view: View, sigmoid: Op) -> Op | None:
-    """The Mul that alone reads a result, and reads something else too."""
-    uses = view.uses[sigmoid.outputs[0]] if sigmoid.outputs[0] is not None else ()
-    mul = view.ops[uses[0].op] if len(uses) == 1 else None
-    return mul if mul is not None and mul.kind == "Mul" and alone(view, sigmoid.outputs[0], mul) else None
+_QUICK_GELUS = Search.of(QUICK_GELU)
 
 
 # -- products --------------------------------------------------------------------------------------

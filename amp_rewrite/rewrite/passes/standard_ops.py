@@ -10,11 +10,10 @@ import numpy as np
 import onnx.helper
 from onnx import NodeProto
 
-from amp_rewrite.decide.hazards.cluster import clusters
-from amp_rewrite.decide.pin import Cluster
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import axes_of, number
+from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
@@ -46,14 +45,6 @@ class _Case:
     @property
     def last(self) -> Op:
         return self.view.ops[max(self.cluster.ops)]
-
-    def body(self, *kinds: str) -> list[Op]:
-        """The ops of these kinds that are no scale or bias at the end."""
-        ops = (self.view.ops[o] for o in self.cluster.ops if o not in self.cluster.tail)
-        return [op for op in ops if op.kind in kinds]
-
-    def tail(self, kind: str) -> Op | None:
-        return next((op for o in self.cluster.tail if (op := self.view.ops[o]).kind == kind), None)
 
     def shape(self, value: ValueId | None) -> Shape | None:
         """The shape of a value as far as it is known."""
@@ -131,10 +122,10 @@ def _norm(case: _Case) -> _Candidate | str:
     wrong = _reduces_elsewhere(case, len(shape))
     if wrong:
         return wrong
-    epsilon = _epsilon(case)
+    captured = case.cluster.values
+    epsilon, scale, bias = number(case.view, captured.get("guard")), captured.get("scale"), captured.get("bias")
     if epsilon is None:
         return "its epsilon is not one constant number that is added below the root"
-    scale, bias = (_other(case, case.tail(kind)) for kind in ("Mul", "Add"))
     if scale is None:
         return "no scale follows, and the operator wants one"
     for value in (scale, *([bias] if bias is not None else [])):
@@ -144,28 +135,18 @@ def _norm(case: _Case) -> _Candidate | str:
     return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, len(shape), width)
 
 
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
+
+
 def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
     """Return why the reductions of a cluster are not over the last axis, keeping it; None if they are."""
-    reductions = case.body("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
-    for op in reductions:
+    for op in (op for op_id in case.cluster.ops if (op := case.view.ops[op_id]).kind in _REDUCTIONS):
         keeps = attribute(op.node, "keepdims")
         if op.kind == "GlobalAveragePool" or list(axes_of(case.view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis alone"
         if keeps is not None and not keeps.i:
             return "it drops the axis that it reduces"
     return None
-
-
-def _epsilon(case: _Case) -> float | None:
-    found = [n for op in case.body("Add") for v in op.inputs if (n := number(case.view, v)) is not None]
-    return found[0] if len(found) == 1 and not case.body("Max", "Clip") else None
-
-
-def _other(case: _Case, op: Op | None) -> ValueId | None:
-    """The operand of a scale or bias that the cluster does not make."""
-    made = {v for o in case.cluster.ops for v in case.view.ops[o].outputs}
-    rest = [v for v in op.inputs if v not in made] if op is not None else []
-    return rest[0] if len(rest) == 1 else None
 
 
 # -- softmax, activations --------------------------------------------------------------------------

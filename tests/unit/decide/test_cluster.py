@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.view import OpId, View
 
 CONSTANTS = """<float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},

@@ -1,0 +1,100 @@
+"""Clusters: a normalization, softmax or activation that the exporter wrote out op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.patterns import activations, norms
+from amp_rewrite.ir.patterns.match import ENTRY, Match, Pattern, Search, is_closed, readers, with_entry_casts
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Ops that compute one thing together ("layer_normalization", "softmax" …) and must share one color.
+
+    `entry` is the value that is normalized or activated, before any Cast that the cluster starts with.
+    `tail` are the scale Mul and bias Add that end a normalization, Casts between them included; they stand in
+    `ops` too. onnxruntime fuses a decomposed normalization into one node whose input is `entry`, looking past
+    the Casts, and then refuses the model unless scale and bias have the type of that input.
+    `values` are the captures of the pattern that matched, by name.
+    """
+
+    kind: str
+    ops: tuple[OpId, ...]
+    entry: ValueId | None = None
+    tail: tuple[OpId, ...] = ()
+    values: Mapping[str, ValueId] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A kind of cluster, its pattern, and what may follow: each step reads the one before."""
+
+    kind: str
+    pattern: Pattern
+    tail: tuple[Pattern, ...] = ()
+
+
+_LENGTHS = "l2_normalization"
+_TABLE = (
+    (
+        _Row("layer_normalization", norms.LAYER, (norms.SCALE, norms.BIAS)),
+        _Row("rms_normalization", norms.RMS, (norms.SCALE,)),
+        _Row(_LENGTHS, norms.L2),
+    ),
+    (_Row(_LENGTHS, norms.REDUCED_L2),),
+    (_Row("softmax", activations.SOFTMAX),),
+    (_Row("gelu_erf", activations.GELU_ERF), _Row("gelu_tanh", activations.GELU_TANH)),
+)
+"""The kinds of clusters in the order in which they take ops. Rows side by side are tried at each anchor in turn."""
+_SEARCHES = tuple((rows, Search.of(*(row.pattern for row in rows))) for rows in _TABLE)
+_ANCHORS = frozenset(kind for _, search in _SEARCHES for kind in search.after)
+
+
+def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
+    """The clusters of a model that compute in these types, in the order of their first ops; no op is in two of them.
+
+    O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
+    """
+    taken: set[OpId] = set()
+    found = []
+    rare = [op for op in view.ops if op.kind in _ANCHORS]
+    for rows, search in _SEARCHES:
+        for op in rare:
+            if op.kind not in search.after or op.id in taken or not computes(view, op, dtypes):
+                continue
+            cluster = next(_clusters_at(view, rows, search, op), None)
+            if cluster is not None and taken.isdisjoint(cluster.ops):
+                taken.update(cluster.ops)
+                found.append(cluster)
+    return tuple(sorted(found, key=lambda cluster: cluster.ops))
+
+
+def _clusters_at(view: View, rows: Sequence[_Row], search: Search, anchor: Op) -> Iterator[Cluster]:
+    for number, core, last in search.matches(view, anchor):
+        row = rows[number]
+        whole, last = _with_tail(view, row, core, last)
+        match = with_entry_casts(view, whole)
+        if is_closed(view, match, last):
+            tail = tuple(sorted(whole.ops - core.ops))
+            yield Cluster(row.kind, tuple(sorted(match.ops)), match.values[ENTRY], tail, match.values)
+
+
+def _with_tail(view: View, row: _Row, match: Match, last: Op) -> tuple[Match, Op]:
+    """The match with the ops that follow, as far as each is all that reads the result before it; and the last op."""
+    for step in row.tail:
+        result = last.outputs[0]
+        following = readers(view, result)
+        if result is None or len(following) != 1 or result in view.yielded:
+            break
+        reader = view.ops[following[0]]
+        made, read = reader.outputs[0], Match(match.ops, {**match.values, "normalized": result})
+        longer = None if made is None else next(step.at(view, made, read), None)
+        if longer is None or reader.scope != last.scope:
+            break
+        match, last = longer, reader
+    return match, last

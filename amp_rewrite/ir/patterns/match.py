@@ -1,0 +1,340 @@
+"""Op patterns: nested op expressions with captures, matched against a view.
+
+A pattern describes how one value is computed: `op("Div", X, op("Sqrt", ANY))` is a division by a square root. Operands
+of commutative ops match in any order, operands beyond those of the pattern are free, and equal names capture equal
+values. Casts between floating types and Identities are looked through; those before an op belong to the match.
+A match is closed: only the result of its last op is read outside, and all its ops lie in one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from amp_rewrite.ir.dataflow import casts_floats
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+Test = Callable[[View, ValueId], bool]
+Way = tuple[tuple[tuple[str, ...], bool], ...]
+"""The kinds of the ops from an anchor to the last op of a pattern, True for an op that may be missing."""
+
+ANCHOR = "anchor"
+"""The name of the rarest op of a pattern. The search for matches starts there."""
+ENTRY = "x"
+"""The name of the value that a matched computation is applied to."""
+_MOST_READERS = 4
+"""Of a value within a match. One with more is read outside."""
+_COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The ops of a match and its captured values by name. `direct`: Casts are not looked through."""
+
+    ops: frozenset[OpId] = frozenset()
+    values: Mapping[str, ValueId] = field(default_factory=dict)
+    direct: bool = False
+
+    def bind(self, name: str, value: ValueId) -> Match | None:
+        """Capture a value; None if the name stands for another one."""
+        if not name or self.values.get(name) == value:
+            return self
+        return None if name in self.values else Match(self.ops, {**self.values, name: value}, self.direct)
+
+    def take(self, *ops: OpId) -> Match:
+        """Add ops."""
+        return Match(self.ops.union(ops), self.values, self.direct) if ops else self
+
+
+class Pattern:
+    """A way to compute a value."""
+
+    __slots__ = ()
+
+    def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
+        """Extend a match by the ops that compute this value, in every way that fits."""
+        raise NotImplementedError
+
+    def ways(self) -> Iterator[Way]:
+        """Yield the ways from the anchor of the pattern to its last op; none without an anchor."""
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Value(Pattern):
+    """Any value that passes a test and does not match `unless`.
+
+    `read`: the value is taken as it is read, else as it is behind Casts. `casts`: these Casts belong to the match.
+    """
+
+    name: str = ""
+    test: Test | None = None
+    unless: Pattern | None = None
+    read: bool = False
+    casts: bool = False
+
+    def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
+        bare, passed = (value, []) if self.read or match.direct else behind_casts(view, value)
+        bound = match.bind(self.name, bare)
+        if bound is None or (self.test is not None and not self.test(view, bare)):
+            return
+        if self.unless is None or next(self.unless.at(view, bare, Match(direct=match.direct)), None) is None:
+            yield bound.take(*passed) if self.casts else bound
+
+
+@dataclass(frozen=True, slots=True)
+class Ops(Pattern):
+    """An op of one of these kinds whose first operands match. With `once`, its result has a single reader."""
+
+    kinds: tuple[str, ...]
+    of: tuple[Pattern, ...]
+    name: str = ""
+    casts: bool = True
+    once: bool = False
+
+    def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
+        bare, passed = (value, []) if match.direct else behind_casts(view, value)
+        op = view.producer(bare)
+        if op is None or op.kind not in self.kinds or len(op.inputs) < len(self.of):
+            return
+        bound = match.bind(self.name, bare)
+        if bound is None:
+            return
+        if self.once and len(readers(view, bare)) > 1:
+            return
+        taken = bound.take(op.id, *(passed if self.casts else ()))
+        swaps = op.kind in _COMMUTATIVE and len(op.inputs) > 1
+        orders = dict.fromkeys(permutations(op.inputs, len(self.of))) if swaps else (op.inputs,)
+        for order in orders:
+            yield from _all(view, order, self.of, taken)
+
+    def ways(self) -> Iterator[Way]:
+        if self.name == ANCHOR:
+            yield ((self.kinds, False),)
+        for part in self.of:
+            yield from ((*way, (self.kinds, False)) for way in part.ways())
+
+
+def _all(view: View, values: tuple[ValueId | None, ...], of: tuple[Pattern, ...], match: Match) -> Iterator[Match]:
+    """Extend a match by one pattern for each of the first values."""
+    if not of:
+        yield match
+    elif values[0] is not None:
+        for extended in of[0].at(view, values[0], match):
+            yield from _all(view, values[1:], of[1:], extended)
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Pattern):
+    """One of several patterns, the first that fits."""
+
+    of: tuple[Pattern, ...]
+
+    def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
+        for part in self.of:
+            yield from part.at(view, value, match)
+
+    def ways(self) -> Iterator[Way]:
+        for part in self.of:
+            yield from part.ways()
+
+
+@dataclass(frozen=True, slots=True)
+class Through(Pattern):
+    """A pattern with up to `most` ops of these kinds between it and its reader."""
+
+    kinds: tuple[str, ...]
+    of: Pattern
+    most: int = 8
+
+    def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
+        yield from self.of.at(view, value, match)
+        if self.most:
+            yield from Ops(self.kinds, (Through(self.kinds, self.of, self.most - 1),)).at(view, value, match)
+
+    def ways(self) -> Iterator[Way]:
+        yield from ((*way, *((self.kinds, True),) * self.most) for way in self.of.ways())
+
+
+@dataclass(frozen=True, slots=True)
+class MadeOf(Pattern):
+    """An expression of the entry, which is captured already, and weights, in at most `most` ops of these kinds."""
+
+    kinds: tuple[str, ...]
+    most: int = 8
+
+    def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
+        step = Ops(self.kinds, ())
+        pending: list[ValueId | None] = [value]
+        made = 0
+        while pending:
+            read = pending.pop()
+            if read is None:
+                return
+            bare, _ = behind_casts(view, read)
+            if bare == match.values[ENTRY] or weight(view, bare):
+                continue
+            extended, op = next(step.at(view, read, match), None), view.producer(bare)
+            made += extended is not None and extended.ops > match.ops
+            if extended is None or op is None or made > self.most:
+                return
+            match = extended
+            pending.extend(op.inputs)
+        yield match
+
+
+def op(kinds: str, *of: Pattern, name: str = "", casts: bool = True, once: bool = False) -> Ops:
+    """An op of one of these kinds, "|" between them, with these operands first."""
+    return Ops(tuple(kinds.split("|")), of, name, casts, once)
+
+
+def either(*of: Pattern) -> Either:
+    """One of these patterns."""
+    return Either(of)
+
+
+X = Value(ENTRY)
+
+
+def constant(view: View, value: ValueId) -> bool:
+    """True for a value that nothing can change."""
+    return view.constant(behind_casts(view, value)[0]) is not None
+
+
+def weight(view: View, value: ValueId) -> bool:
+    """True for an initializer, a Constant, or the result of one small op of such values."""
+    bare, _ = behind_casts(view, value)
+    made_by = view.producer(bare)
+    read = (bare,) if made_by is None or made_by.kind == "Constant" else made_by.inputs
+    return bool(read) and all(v is not None and view.values[v].tensor is not None for v in read)
+
+
+def varying(view: View, value: ValueId) -> bool:
+    """True for anything but a weight."""
+    return not weight(view, value)
+
+
+# -- search ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search for patterns from their anchors, as an automaton over the kinds of anchor, reader, reader's reader …
+
+    `lasts` are the numbers of the patterns whose last op may be here.
+    """
+
+    patterns: Sequence[Pattern]
+    lasts: Sequence[int]
+    after: dict[str, Search]
+
+    @classmethod
+    def of(cls, *patterns: Pattern) -> Search:
+        ways = ((number, way) for number, pattern in enumerate(patterns) for way in pattern.ways())
+        return _search(patterns, frozenset(ways), {})
+
+    def matches(self, view: View, anchor: Op, start: Match = Match()) -> Iterator[tuple[int, Match, Op]]:
+        """Yield the number of a pattern, a match with this op as anchor, and its last op. It need not be closed."""
+        for number, last_id in sorted(set(self._ends(view, anchor))):
+            last = view.ops[last_id]
+            value = last.outputs[0]
+            for match in self.patterns[number].at(view, value, start) if value is not None else ():
+                if anchor.id in match.ops:
+                    yield number, match, last
+
+    def _ends(self, view: View, at: Op) -> Iterator[tuple[int, OpId]]:
+        """Yield the numbers of the patterns with the ops where they may end. O(1)."""
+        follows = self.after.get(at.kind)
+        if follows is not None:
+            yield from ((number, at.id) for number in follows.lasts)
+            following = readers(view, at.outputs[0]) if follows.after else ()
+            for reader in following if len(following) <= _MOST_READERS else ():
+                yield from follows._ends(view, view.ops[reader])
+
+    def direct(self, view: View, anchor: Op) -> Match | None:
+        """The first closed match with this op as anchor, Casts and Identities not looked through."""
+        found = self.matches(view, anchor, Match(direct=True))
+        return next((match for _, match, last in found if is_closed(view, match, last)), None)
+
+
+def _search(patterns: Sequence[Pattern], ways: frozenset[tuple[int, Way]], known: dict[object, Search]) -> Search:
+    """Make the search along ways of patterns, these by number. `known` are the searches by their ways."""
+    ways = frozenset((number, short) for number, way in ways for short in _shortened(way))
+    if ways not in known:
+        search = known[ways] = Search(patterns, sorted({number for number, way in ways if not way}), {})
+        after: dict[str, set[tuple[int, Way]]] = {}
+        for number, way in ways:
+            for kind in way[0][0] if way else ():
+                after.setdefault(kind, set()).add((number, way[1:]))
+        search.after.update((kind, _search(patterns, frozenset(rest), known)) for kind, rest in after.items())
+    return known[ways]
+
+
+def _shortened(way: Way) -> Iterator[Way]:
+    """Yield a way and what is left of it without its first steps, as far as these are optional."""
+    yield way
+    if way and way[0][1]:
+        yield from _shortened(way[1:])
+
+
+def with_entry_casts(view: View, match: Match) -> Match:
+    """The match with those Casts of its entry that only it reads.
+
+    A Cast of the entry that others read too stays outside: the entry, then, is the result of that Cast.
+    """
+    ops, entry = set(match.ops), match.values[ENTRY]
+    for reader in view.readers(entry):
+        mine = all(use.op in ops for value in reader.outputs if value is not None for use in view.uses[value])
+        if is_transparent(view, reader) and mine and _encloses(view, ops, reader):
+            ops.add(reader.id)
+    for op_id in sorted(ops):
+        cast = view.ops[op_id]
+        if cast.inputs[:1] == (entry,) and is_transparent(view, cast) and not _encloses(view, ops, cast):
+            ops.discard(op_id)
+            entry = cast.outputs[0] or entry
+    return Match(frozenset(ops), {**match.values, ENTRY: entry}, match.direct)
+
+
+def is_closed(view: View, match: Match, last: Op) -> bool:
+    """True if all ops lie in one graph and only the results of the last one are read outside."""
+    inner = (view.ops[op_id] for op_id in match.ops if op_id != last.id)
+    return all(op.scope == last.scope and _encloses(view, match.ops, op) for op in inner)
+
+
+def readers(view: View, value: ValueId | None) -> list[OpId]:
+    """The ops that read a value, each once, Casts looked through."""
+    found: dict[OpId, None] = {}
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        for use in view.uses[value] if value is not None else ():
+            if is_transparent(view, view.ops[use.op]):
+                pending.append(view.ops[use.op].outputs[0])
+            else:
+                found[use.op] = None
+    return list(found)
+
+
+def is_transparent(view: View, op: Op) -> bool:
+    """True for a Cast between floating types and for an Identity."""
+    return op.kind == "Identity" or casts_floats(view, op)
+
+
+def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
+    """The value behind Casts, and these."""
+    passed: list[OpId] = []
+    while (made_by := view.producer(value)) is not None and is_transparent(view, made_by):
+        read = made_by.inputs[0]
+        if read is None:
+            break
+        passed.append(made_by.id)
+        value = read
+    return value, passed
+
+
+def _encloses(view: View, ops: Container[OpId], op: Op) -> bool:
+    """True if only these ops read the results of one."""
+    made = [value for value in op.outputs if value is not None]
+    named = any(value in view.yielded or view.values[value].public for value in made)
+    return not named and all(use.op in ops for value in made for use in view.uses[value])

@@ -1,0 +1,272 @@
+"""Op patterns: what the matcher captures and refuses, and for each row of the tables a spelling and a near twin."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.patterns import activations, norms
+from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.patterns.match import (
+    ANCHOR,
+    ENTRY,
+    MadeOf,
+    Match,
+    Pattern,
+    Search,
+    Through,
+    Value,
+    X,
+    constant,
+    either,
+    is_closed,
+    op,
+    weight,
+    with_entry_casts,
+)
+from amp_rewrite.ir.view import View
+
+CONSTANTS = """<float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
+    float root2 = {1.4142}, float k = {0.0447}, float c = {0.7978}, float minus_half = {-0.5},
+    float[4] gain = {1, 1, 1, 1}, float[4] shift = {0, 0, 0, 0}, int64[1] last = {-1}, int64[2] size = {2, 4}>"""
+
+
+def view_of(body: str, outputs: str = "float[B,4] y", inputs: str = "float[B,4] x") -> View:
+    head = '<ir_version: 8, opset_import: ["": 18]>\n'
+    return View.of(Model.load(onnx.parser.parse_model(f"{head}g ({inputs}) => ({outputs}) {CONSTANTS} {{ {body} }}")))
+
+
+def names(view: View, match: Match | Cluster) -> str:
+    """The first results of the ops of a match."""
+    return " ".join(view.ops[op_id].node.output[0] for op_id in sorted(match.ops))
+
+
+def found(pattern: Pattern, body: str, outputs: str = "float[B,4] y", inputs: str = "float[B,4] x") -> list[str]:
+    """The closed matches of a pattern, each by the first results of its ops."""
+    view, search = view_of(body, outputs, inputs), Search.of(pattern)
+    matches = []
+    for anchor in view.ops:
+        for _, match, last in search.matches(view, anchor):
+            whole = with_entry_casts(view, match)
+            if is_closed(view, whole, last):
+                matches.append(names(view, whole))
+    return matches
+
+
+# -- the matcher ------------------------------------------------------------------------------------
+
+EXP = op("Exp", X, name=ANCHOR)
+SWISH = op("Mul", X, op("Sigmoid", X, name=ANCHOR))
+
+
+@pytest.mark.parametrize("product", ["Mul (x, s)", "Mul (s, x)"])
+def test_operands_of_a_commutative_op_match_in_any_order(product: str) -> None:
+    assert found(SWISH, f"s = Sigmoid (x)  y = {product}") == ["s y"]
+
+
+def test_operands_of_other_ops_match_in_their_order_alone() -> None:
+    pattern = op("Sub", X, EXP)
+    assert found(pattern, "e = Exp (x)  y = Sub (x, e)") == ["e y"]
+    assert found(pattern, "e = Exp (x)  y = Sub (e, x)") == []
+
+
+def test_equal_names_capture_equal_values() -> None:
+    assert found(SWISH, "n = Neg (x)  s = Sigmoid (x)  y = Mul (n, s)") == []
+
+
+def test_captures_of_a_match_are_bound_by_name() -> None:
+    view = view_of("s = Sigmoid (x)  y = Mul (s, x)")
+    (match,) = (m for anchor in view.ops for _, m, _ in Search.of(SWISH).matches(view, anchor))
+    assert {name: view.value_name(value) for name, value in match.values.items()} == {"x": "x", ANCHOR: "s"}
+
+
+def test_a_match_contains_the_casts_between_its_ops() -> None:
+    body = "e = Exp (x)  h = Cast <to = 10> (e)  i = Identity (h)  f = Cast <to = 1> (i)  y = Neg (f)"
+    assert found(op("Neg", EXP), body) == ["e h i f y"]
+
+
+def test_a_cast_to_an_integer_is_not_looked_through() -> None:
+    body = "e = Exp (x)  h = Cast <to = 7> (e)  y = Neg (h)"
+    assert found(op("Neg", EXP), body, "int64[B,4] y") == []
+
+
+def test_a_direct_match_looks_through_no_cast() -> None:
+    search = Search.of(op("Neg", EXP))
+    plain, cast = view_of("e = Exp (x)  y = Neg (e)"), view_of("e = Exp (x)  i = Identity (e)  y = Neg (i)")
+    assert search.direct(plain, plain.ops[0]) is not None
+    assert search.direct(cast, cast.ops[0]) is None
+
+
+@pytest.mark.parametrize("more", ["z = Neg (e)", "z = Identity (e)"])
+def test_a_match_whose_inner_value_is_read_outside_is_not_closed(more: str) -> None:
+    pattern = op("Sqrt", EXP)
+    assert found(pattern, "e = Exp (x)  y = Sqrt (e)") == ["e y"]
+    assert found(pattern, f"e = Exp (x)  y = Sqrt (e)  {more}", "float[B,4] y, float[B,4] z") == []
+    assert found(pattern, "e = Exp (x)  y = Sqrt (e)", "float[B,4] y, float[B,4] e") == []
+
+
+def test_a_match_does_not_cross_into_a_body() -> None:
+    body = """e = Exp (x)
+        y = If (go) < then_branch = a () => (float[B,4] p) { p = Sqrt (e) },
+                      else_branch = b () => (float[B,4] q) { q = Neg (x) } >"""
+    assert found(op("Sqrt", EXP), body, inputs="float[B,4] x, bool go") == []
+
+
+def test_a_cast_of_the_entry_belongs_to_the_match_that_alone_reads_it() -> None:
+    body, half = "f = Cast <to = 1> (x)  s = Sigmoid (f)  y = Mul (f, s)", "float16[B,4] x"
+    assert found(SWISH, body, inputs=half) == ["f s y"]
+    assert found(SWISH, body + "  z = Neg (f)", "float[B,4] y, float[B,4] z", half) == ["s y"]
+
+
+def test_an_op_that_is_to_be_read_once_may_be_read_by_one_op() -> None:
+    pattern = op("Add", op("Exp", X, name=ANCHOR, once=True), op("Neg", Value()))
+    assert found(pattern, "e = Exp (x)  n = Neg (x)  y = Add (e, n)") == ["e n y"]
+    assert found(pattern, "e = Exp (x)  n = Neg (e)  y = Add (e, n)") == []
+
+
+def test_alternatives_are_tried_in_order() -> None:
+    pattern = op("Neg", either(op("Sqrt", X, name=ANCHOR), op("Abs", X, name=ANCHOR)))
+    assert found(pattern, "s = Sqrt (x)  a = Neg (s)  b = Abs (a)  y = Neg (b)") == ["s a", "b y"]
+
+
+@pytest.mark.parametrize("between", ["", "t = Abs (e)", "r = Abs (e)  t = Relu (r)"])
+def test_any_number_of_ops_of_some_kinds_may_stand_between(between: str) -> None:
+    pattern = op("Neg", Through(("Abs", "Relu"), EXP))
+    assert found(pattern, f"e = Exp (x)  {between}  y = Neg ({'t' if between else 'e'})") != []
+    assert found(pattern, "e = Exp (x)  t = Sqrt (e)  y = Neg (t)") == []
+
+
+def test_an_expression_of_the_entry_holds_weights_and_few_ops_of_its_kinds() -> None:
+    pattern = op("Add", X, op("Tanh", MadeOf(("Mul", "Add"), most=3), name=ANCHOR))
+    assert found(pattern, "a = Mul (x, x)  b = Add (a, half)  t = Tanh (b)  y = Add (x, t)") == ["a b t y"]
+    assert found(pattern, "a = Div (x, half)  b = Add (a, half)  t = Tanh (b)  y = Add (x, t)") == []
+    assert found(pattern, "a = Mul (x, w)  t = Tanh (a)  y = Add (x, t)", inputs="float[B,4] x, float[B,4] w") == []
+    long = "a = Mul (x, x)  b = Mul (a, x)  d = Mul (b, x)  e = Mul (d, x)  t = Tanh (e)  y = Add (x, t)"
+    assert found(pattern, long) == []
+
+
+def test_a_value_may_be_excluded_by_a_pattern() -> None:
+    pattern = op("Sqrt", Value(ENTRY, unless=op("Neg", X)), name=ANCHOR)
+    assert found(pattern, "a = Abs (x)  y = Sqrt (a)") == ["y"]
+    assert found(pattern, "a = Neg (x)  y = Sqrt (a)") == []
+
+
+def test_a_value_is_captured_behind_casts_or_as_it_is_read() -> None:
+    view = view_of("i = Identity (two)  y = Pow (x, i)")
+    for read, name in ((False, "two"), (True, "i")):
+        search = Search.of(op("Pow", Value(), Value("exponent", read=read), name=ANCHOR))
+        (match,) = (m for _, m, _ in search.matches(view, view.ops[1]))
+        assert view.value_name(match.values["exponent"]) == name
+
+
+@pytest.mark.parametrize(
+    ("made", "is_weight"),
+    [("w = Constant <value_float = 2.0> ()", True), ("w = Mul (gain, shift)", True), ("w = Mul (gain, x)", False)],
+)
+def test_weights_are_constants_or_one_op_of_them(made: str, is_weight: bool) -> None:
+    view = view_of(f"{made}  y = Mul (x, w)")
+    value = view.ops[-1].inputs[1]
+    assert value is not None
+    assert weight(view, value) == is_weight
+    assert constant(view, value) == ("Constant" in made)
+
+
+# -- the tables -------------------------------------------------------------------------------------
+
+LAYER = """m = ReduceMean (x, last)  d = Sub (x, m)  p = Pow (d, two)  v = ReduceMean (p, last)  e = Add (v, eps)
+    s = Sqrt (e)  y = Div (d, s)"""
+RMS = "p = Mul (x, x)  v = ReduceMean (p, last)  e = Add (v, eps)  r = Pow (e, minus_half)  y = Mul (x, r)"
+L2 = "p = Mul (x, x)  v = ReduceSum (p, last)  s = Sqrt (v)  b = Max (s, eps)  w = Expand (b, size)  y = Div (x, w)"
+REDUCED = "l = ReduceL2 (x, last)  b = Clip (l, eps)  w = Expand (b, size)  y = Div (x, w)"
+SOFTMAX = "m = ReduceMax (x, last)  d = Sub (x, m)  e = Exp (d)  t = ReduceSum (e, last)  y = Div (e, t)"
+ERF = "q = Div (x, root2)  b = Erf (q)  o = Add (b, one)  g = Mul (x, o)  y = Mul (g, half)"
+TANH = """h = Mul (half, x)  p = Pow (x, three)  a = Mul (p, k)  i = Add (x, a)  q = Mul (i, c)  b = Tanh (q)
+    o = Add (b, one)  y = Mul (h, o)"""
+SNAKE = "a = Mul (x, two)  s = Sin (a)  p = Pow (s, two)  f = Mul (p, half)  y = Add (x, f)"
+CUBIC = "p = Pow (x, three)  a = Mul (p, k)  y = Add (x, a)"
+QUICK = "a = Mul (x, c)  s = Sigmoid (a)  y = Mul (x, s)"
+
+ROWS: list[tuple[Pattern, str, list[tuple[str, str]]]] = [
+    (
+        norms.LAYER,
+        LAYER,
+        [
+            ("d = Sub (x, m)", "d = Sub (m, x)"),
+            ("Pow (d, two)", "Pow (d, three)"),
+            ("Pow (d, two)", "Mul (d, x)"),
+            ("Div (d, s)", "Div (s, d)"),
+            ("Div (d, s)", "Div (x, s)"),
+            ("m = ReduceMean", "m = ReduceMax"),
+        ],
+    ),
+    (
+        norms.RMS,
+        RMS,
+        [
+            ("Mul (x, x)", "Mul (x, gain)"),
+            ("minus_half", "half"),
+            ("Mul (x, r)", "Div (x, r)"),
+            ("ReduceMean", "ReduceSum"),
+            ("Mul (x, r)", "Mul (gain, r)"),
+        ],
+    ),
+    (norms.L2, L2, [("ReduceSum", "ReduceMean"), ("Max (s", "Add (s"), ("Div (x, w)", "Mul (x, w)")]),
+    (norms.REDUCED_L2, REDUCED, [("ReduceL2", "ReduceL1"), ("Clip", "Mul"), ("Div (x, w)", "Div (w, x)")]),
+    (
+        activations.SOFTMAX,
+        SOFTMAX,
+        [("ReduceMax", "ReduceMin"), ("Sub (x, m)", "Sub (m, x)"), ("ReduceSum (e", "ReduceSum (d"), ("Exp", "Sqrt")],
+    ),
+    (
+        activations.GELU_ERF,
+        ERF,
+        [("Add (b, one)", "Add (b, x)"), ("Div (x, root2)", "Add (x, root2)"), ("Mul (g, half)", "Mul (g, x)")],
+    ),
+    (
+        activations.GELU_TANH,
+        TANH,
+        [("Mul (half, x)", "Neg (x)"), ("Add (b, one)", "Sub (b, one)"), ("Mul (i, c)", "Div (i, c)")],
+    ),
+    (
+        activations.SNAKE,
+        SNAKE,
+        [
+            ("Sin", "Cos"),
+            ("Pow (s, two)", "Pow (s, three)"),
+            ("Add (x, f)", "Add (a, f)"),
+            ("Mul (p, half)", "Neg (p)"),
+        ],
+    ),
+    (activations.CUBIC, CUBIC, [("Add (x, a)", "Sub (x, a)"), ("Add (x, a)", "Add (k, a)")]),
+    (activations.QUICK_GELU, QUICK, [("Sigmoid", "Tanh"), ("Mul (x, s)", "Div (x, s)"), ("Mul (x, c)", "Add (x, c)")]),
+]
+TWINS = [(pattern, body, *swap) for pattern, body, swaps in ROWS for swap in swaps]
+
+
+@pytest.mark.parametrize(("pattern", "body"), [row[:2] for row in ROWS], ids=[row[1][:30] for row in ROWS])
+def test_every_pattern_is_found_in_its_spelling(pattern: Pattern, body: str) -> None:
+    every = " ".join(part.split()[-1] for part in body.split(" =")[:-1])
+    assert found(pattern, body) == [every]
+
+
+@pytest.mark.parametrize(("pattern", "body", "part", "other"), TWINS, ids=[f"{row[2]} > {row[3]}" for row in TWINS])
+def test_no_pattern_is_found_where_one_condition_breaks(pattern: Pattern, body: str, part: str, other: str) -> None:
+    assert part in body
+    assert found(pattern, body.replace(part, other)) == []
+
+
+@pytest.mark.parametrize("step", ["g = Mul (n, gain)", "g = Mul (gain, n)", "g = Mul (n, w)"])
+def test_scale_and_bias_of_a_cluster_are_captured(step: str) -> None:
+    body = LAYER.replace("y =", "n =") + f"  {step}  y = Add (g, shift)"
+    view = view_of(body, inputs="float[B,4] x, float[4] w")
+    (cluster,) = clusters(view)
+    captured = {name: view.value_name(value) for name, value in cluster.values.items()}
+    scale = "w" if "w)" in step else "gain"
+    assert (captured["scale"], captured["bias"], captured["guard"]) == (scale, "shift", "eps")
+
+
+@pytest.mark.parametrize("bound", ["Max", "Clip"])
+def test_a_bound_below_the_root_is_not_an_epsilon(bound: str) -> None:
+    (cluster,) = clusters(view_of(LAYER.replace("e = Add", f"e = {bound}")))
+    assert "guard" not in cluster.values
