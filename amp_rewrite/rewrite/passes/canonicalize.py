@@ -55,9 +55,16 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     view, local = inline_functions(view, low=bool(request.keep))
     view, moves = _moved(view, request)
     view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
-    passes = (spell_out_casts, select_masks, select_biased) if request.safe else (spell_out_casts,)
-    spelled, outcomes = run_round(view, passes, Context(request.to))
-    return spelled, (*local, *moves, *standard, *findings(view, outcomes))
+    spelled: list[Finding] = []
+    for passes in _SPELLING if request.safe else _SPELLING[:1]:
+        after, outcomes = run_round(view, passes, Context(request.to))
+        spelled.extend(findings(view, outcomes))
+        view = after
+    return view, (*local, *moves, *standard, *spelled)
+
+
+_SPELLING: tuple[tuple[Pass, ...], ...] = ((spell_out_casts,), (select_masks,), (select_biased,))
+"""The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 
 
 def _moved(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
