@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import ListError
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
@@ -58,51 +54,6 @@ def read_file(path: Path, known: Known | None) -> ListFile:
         line = content[: error.start].count(b"\n") + 1
         raise ListError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from error
     return _statements(path.name, _parse(text, path), known)
-
-
-def read_shipped(path: Path) -> ListFile:
-    """The statements of a shipped file: from the table that ships beside it if the file is as it was then.
-
-    To read the YAML takes thirty times as long. Where it was edited since, it counts.
-    """
-    row = _stored().get(path.stem)
-    if row is None or not path.is_file() or row["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
-        return read_file(path, None)
-    entries, removed = (tuple(_of_row(cells, path.name) for cells in row[key]) for key in ("entries", "removed"))
-    return ListFile(path.name, row["base"], "", entries, removed)
-
-
-def row_of(path: Path) -> dict[str, object]:
-    """What `read_shipped` reads of a file, as JSON has it."""
-    file = read_file(path, None)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    rows = {
-        key: [_as_row(e) for e in entries] for key, entries in (("entries", file.entries), ("removed", file.removed))
-    }
-    return {"sha256": digest, "base": file.base, **rows}
-
-
-def _as_row(entry: Entry) -> list[object]:
-    condition = entry.condition and [entry.condition.attributes, entry.condition.operands]
-    line = int(entry.source.rpartition(":")[2])
-    return [entry.domain, entry.op_type, entry.color.value, entry.because, line, condition]
-
-
-def _of_row(cells: list[Any], name: str) -> Entry:
-    domain, op_type, color, because, line, stated = cells
-    condition = None
-    if stated is not None:
-        attributes, operands = stated
-        tests = tuple((attribute, tuple(values)) for attribute, values in attributes)
-        condition = Condition(tests, tuple((sign, bound) for sign, bound in operands))
-    return Entry(domain, op_type, Color(color), because, f"{name}:{line}", condition)
-
-
-@cache
-def _stored() -> Mapping[str, Any]:
-    text = resources.files("amp_rewrite").joinpath("runtime", "_tables", "lists.json").read_text("utf-8")
-    rows: dict[str, Any] = json.loads(text)["lists"]
-    return rows
 
 
 def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile:
@@ -168,21 +119,23 @@ def _parse(text: str, path: Path) -> _Node | None:
 def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     import yaml
 
-    open_nodes: list[tuple[_Node, list[_Node]]] = []
+    place, name = str(path), path.name
+    open_nodes: list[tuple[yaml.Event, list[_Node]]] = []
     root: _Node | None = None
     for event in iter(loader.get_event, None):
         line = event.start_mark.line + 1
-        node = _Node(None, f"{path}:{line}", f"{path.name}:{line}")
-        _refuse_event(event, node.where, len(open_nodes), root is not None)
-        if isinstance(event, yaml.CollectionStartEvent):
-            kind: dict[str, _Node] | list[_Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
-            open_nodes.append((replace(node, value=kind), []))
-            continue
+        _refuse_event(event, f"{place}:{line}", len(open_nodes), root is not None)
         if isinstance(event, yaml.ScalarEvent):
-            node = replace(node, value=_scalar(loader, event, node.where))
+            where = f"{place}:{line}"
+            node = _Node(_scalar(loader, event, where), where, f"{name}:{line}")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event, []))
+            continue
         elif isinstance(event, yaml.CollectionEndEvent):
             start, children = open_nodes.pop()
-            node = replace(start, value=_pairs(children) if isinstance(start.value, dict) else children)
+            line = start.start_mark.line + 1
+            value = _pairs(children) if isinstance(start, yaml.MappingStartEvent) else children
+            node = _Node(value, f"{place}:{line}", f"{name}:{line}")
         else:
             continue
         if open_nodes:
@@ -234,7 +187,7 @@ def _pairs(children: list[_Node]) -> dict[str, _Node]:
             raise ListError(f"{key.where}: key {key} is not text; quote it")
         if key.value in result:
             raise ListError(f"{key.where}: key {key.value!r} is here twice; keep one")
-        result[key.value] = replace(value, where=key.where)
+        result[key.value] = _Node(value.value, key.where, value.source)
     return result
 
 
