@@ -48,7 +48,7 @@ from amp_rewrite.reports.inventory import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.apply import apply as apply
 from amp_rewrite.rewrite.emulate import emulate as emulate
-from amp_rewrite.settings.op_lists import Level as Level
+from amp_rewrite.settings.choices import Level as Level
 from amp_rewrite.settings.op_lists import OpLists as OpLists
 from amp_rewrite.settings.op_lists import load_lists as load_lists
 from amp_rewrite.settings.choices import Placement as Placement

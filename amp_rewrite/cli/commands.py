@@ -145,7 +145,8 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     Without OP, all lists.
     """
     from amp_rewrite.cli import listing
-    from amp_rewrite.settings.op_lists import Level, environment_edits, load_lists
+    from amp_rewrite.settings.choices import Level
+    from amp_rewrite.settings.op_lists import environment_edits, load_lists
 
     settings = options.in_force(given)
     found = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))

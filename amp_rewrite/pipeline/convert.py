@@ -68,26 +68,14 @@ def convert(
     folder: str | Path | None = None,
     **options: Unpack[Options],
 ) -> Converted:
-    """A float32 model in mixed precision, with a report that says why each op is what it is.
+    """Convert a float32 model to mixed precision; the report says why each op has its type.
 
     `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
-    onnx_ir.Model; it is never changed. `to`: "float16", "bfloat16" or a policy such as "mixed_float16".
-    `lists`: YAML files, mappings or shipped names on top of the default lists. `level`: how far to go, by TensorFlow's
-    names or "lower-all" (`Level`). `target`: what will run the model, "ort-cuda", "onnx" or "tensorrt" (`Target`).
-    `safety`: "none" for TensorFlow's rules alone. `keep`, `lower`: patterns for ops that stay float32, or that are
-    lowered. `io`: "keep", "low" or globs such as "past_*=float16". `gray_follows_allow`: whether a gray op right after
-    an allow op is lowered; None: to bfloat16 only.
-    `fuse`: "basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"
-    does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone. `opset`: "auto" for the
-    one that the target serves best, or a number; by default the model's own.
-    `placement`: "propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where
-    Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32, too,
-    where low ones gain less than their Casts cost (`Placement`). Unasked "auto"; "propagate" without safety rules.
-    `ranges`: what `calibrate` saw, or its file; an op that would read or make a value that does not fit `to` with a
-    factor `headroom` to spare stays float32.
+    onnx_ir.Model; it is never changed. `ranges`: the result of `calibrate`, or its file; an op that would read or make
+    a value that does not fit `to` with a factor `headroom` to spare stays float32.
 
-    AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are
-    read here, and an argument wins over them.
+    The function reads AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and
+    AMP_REWRITE_LOG_PATH; an argument wins over them.
 
     Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
     A model with nothing to lower comes back unchanged.

@@ -13,6 +13,7 @@ from amp_rewrite.reports.match import compared, match
 from amp_rewrite.reports.render import annotation, markdown_table, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
+from amp_rewrite.settings.options import STATED
 
 KINDS = ("lowered", "raised", "retyped", "added", "removed", "casts")
 _MARKDOWN_ROWS = 200  # a comment on GitHub holds 65536 characters
@@ -241,7 +242,7 @@ def _casts(report: Report, identity: Mapping[int, Hashable]) -> dict[Hashable, l
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
     """What else differs between the two; settings only where both are conversions."""
-    settings = ("to", "level", "target", "safety", "fuse", "opset", "placement", "lists", "fingerprint")
+    settings = ("to", *STATED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
     stated = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
     return tuple((name, mine, theirs) for name, mine, theirs in stated if mine != theirs)

@@ -25,6 +25,7 @@ from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
 from amp_rewrite.settings.op_lists import Color, OpLists
+from amp_rewrite.settings.options import STATED
 
 
 def report_of(
@@ -35,19 +36,16 @@ def report_of(
     name: str | None = None,
     tool: str = "",
     lists: OpLists | None = None,
-    level: str | None = None,
-    target: str | None = None,
-    safety: str | None = None,
-    fuse: str | None = None,
-    opset: str | None = None,
-    placement: str | None = None,
     findings: Iterable[Finding] = (),
+    **settings: str | None,
 ) -> Report:
-    """The report of a conversion; without `coloring` the inventory of a model as it is.
+    """Return the report of a conversion; without `coloring` the inventory of a model as it is.
 
     `name` is the model's file (only its last part is kept), else the graph's name stands for it. `findings`
-    come on top of the plan's. O(nodes + uses).
+    come on top of the plan's, `settings` are spellings of options that the header states. O(nodes + uses).
     """
+    for unknown in settings.keys() - set(STATED):
+        raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
     stock = _Stock(view, coloring, plan)
     rows = tuple(stock.row(op) for op in view.ops)
     casts = tuple(stock.casts())
@@ -60,14 +58,9 @@ def report_of(
         dict(sorted((domain or "ai.onnx", version) for domain, version in view.opsets.items())),
         tool,
         coloring.to.spelling if coloring else None,
-        level,
-        target,
-        safety,
         lists.name if lists else None,
         lists.fingerprint if lists else None,
-        fuse,
-        opset,
-        placement,
+        {name: text for name, text in settings.items() if text is not None},
     )
     return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
 

@@ -28,6 +28,7 @@ from amp_rewrite.reports.reading import (
 )
 from amp_rewrite.reports.rows import NO_ROW, SCHEMA, BakeRow, CastRow, Header, ReportData, Row, Totals
 from amp_rewrite.reports.summary import summary
+from amp_rewrite.settings.options import STATED
 
 MAX_CHARACTERS = 256 * 2**20
 
@@ -64,7 +65,9 @@ def _encode(item: Any) -> dict[str, object]:
     encoded: dict[str, object] = {}
     for name, default in _FIELDS[type(item)]:
         value = getattr(item, name)
-        if value != default:
+        if name == "settings":
+            encoded |= value
+        elif value != default:
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
     return encoded
 
@@ -126,6 +129,8 @@ def _object(cls: type) -> Reader:
             for name, item in value.items():
                 attribute, read = readers[name]
                 given[attribute] = read(item)
+            if cls is Header:
+                given["settings"] = {name: text for name in STATED if (text := given.pop(name, None)) is not None}
         except KeyError:
             raise Malformed(f"has an unknown field {name!r}") from None
         except Malformed as error:
@@ -173,6 +178,8 @@ _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
     cls: {name.rstrip("_"): (name, integer if (cls, name) in _SIGNED else _TYPES[stated]) for name, stated, _ in parts}
     for cls, parts in _PARTS.items()
 }
+del _READERS[Header]["settings"]
+_READERS[Header] |= {name: (name, optional(text)) for name in STATED}  # they stand beside the other fields
 _NEEDED: dict[type, tuple[str, ...]] = {
     cls: tuple(name for name, _, default in parts if cls is Report or default is MISSING)
     for cls, parts in _PARTS.items()

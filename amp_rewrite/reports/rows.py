@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding
+from amp_rewrite.settings.options import STATED
 
 SCHEMA = 1
 NO_ROW = -1
@@ -17,9 +18,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of which model, made by which lists and settings. In an inventory, `to` and the rest are None.
+    """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
 
-    `fuse`, `opset` and `placement` are None also where they are what a conversion does unasked.
+    `settings` holds the spellings of options by name, each an attribute, too: None for an option that the table of
+    options leaves out where its value is the usual one.
     """
 
     name: str
@@ -27,14 +29,14 @@ class Header:
     opsets: Mapping[str, int]
     tool: str = ""
     to: str | None = None
-    level: str | None = None
-    target: str | None = None
-    safety: str | None = None
     lists: str | None = None
     fingerprint: str | None = None
-    fuse: str | None = None
-    opset: str | None = None
-    placement: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> str | None:
+        if name in STATED:
+            return self.settings.get(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 class Row(NamedTuple):

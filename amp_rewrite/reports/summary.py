@@ -27,8 +27,7 @@ def _head(report: ReportData) -> list[str]:
     lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
     facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
     if model.to:
-        names = ("target", "level", "safety", "fuse", "opset", "placement")
-        chosen = {name: getattr(model, name) for name in names}
+        chosen = {"target": model.target, **model.settings}
         facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in chosen.items() if value)))
     if model.lists:
         facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))

@@ -12,13 +12,13 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cache
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, check_known, parse_name, spell
 from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
 
@@ -36,28 +36,6 @@ __all__ = [
 
 Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
-
-
-class Level(Enum):
-    """How far the pass goes; the first four are TensorFlow's."""
-
-    DEFAULT = "default"
-    TENSOR_CORES_ONLY = "tensor-cores-only"
-    TREAT_GRAY_AS_DENY = "treat-gray-as-deny"
-    UNSAFE_FORCE_ALL = "unsafe-force-all"
-    LOWER_ALL = "lower-all"
-
-    @classmethod
-    def parse(cls, spelling: str) -> Level:
-        """The level of that name, in any case, with `_` or `-`; PolicyError for an unknown one."""
-        name = spelling.strip().lower().replace("_", "-")
-        if name == "treat-infer-as-deny":  # TensorFlow's name for it
-            return cls.TREAT_GRAY_AS_DENY
-        try:
-            return cls(name)
-        except ValueError:
-            legal = ", ".join(level.value for level in cls)
-            raise PolicyError(f"unknown level {spelling!r}; use one of {legal}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
 from amp_rewrite.decide.pin import Cluster, Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import OpId, ValueId, View
-from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.op_lists import Level, OpLists
+from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.op_lists import OpLists
 
 Rule = Callable[[Canvas], None]
 

@@ -14,8 +14,8 @@ from amp_rewrite.decide.pin import Cluster, Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry
-from amp_rewrite.settings.op_lists import Level
 
 
 @dataclass

@@ -19,7 +19,7 @@ from amp_rewrite.cli import door, options
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.diff import KINDS
-from amp_rewrite.settings.op_lists import Level
+from amp_rewrite.settings.choices import Level
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 21]>

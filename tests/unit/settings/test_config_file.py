@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from amp_rewrite.errors import ConfigError
-from amp_rewrite.settings.config_file import Settings, find, from_environment, from_file, settings
+from amp_rewrite.settings.config_file import Settings, find, from_file, settings
+from amp_rewrite.settings.options import from_environment
 
 
 def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
@@ -160,7 +161,7 @@ def test_a_line_in_pyproject_is_counted_below_our_table(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[tool.x]\n", "has no table [tool.amp-rewrite]; add it, or name another file"),
-        ("[tool]\namp-rewrite = 1\n", "tool.amp-rewrite is no table; write [tool.amp-rewrite]"),
+        ("[tool]\namp-rewrite = 1\n", "tool.amp-rewrite is not a table; write [tool.amp-rewrite]"),
     ],
 )
 def test_a_pyproject_that_is_named_must_have_our_table(tmp_path: Path, text: str, message: str) -> None:
