@@ -58,9 +58,9 @@ def report_of(
         dict(sorted((domain or "ai.onnx", version) for domain, version in view.opsets.items())),
         tool,
         coloring.to.spelling if coloring else None,
+        {name: text for name, text in settings.items() if text is not None},
         lists.name if lists else None,
         lists.fingerprint if lists else None,
-        {name: text for name, text in settings.items() if text is not None},
     )
     return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
 

@@ -28,7 +28,7 @@ from amp_rewrite.reports.reading import (
 )
 from amp_rewrite.reports.rows import NO_ROW, SCHEMA, BakeRow, CastRow, Header, ReportData, Row, Totals
 from amp_rewrite.reports.summary import summary
-from amp_rewrite.settings.options import STATED
+from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
 MAX_CHARACTERS = 256 * 2**20
 
@@ -61,15 +61,20 @@ def _dump(item: object) -> str:
 
 
 def _encode(item: Any) -> dict[str, object]:
-    """The fields that differ from their defaults, in their order; maps in the order of their keys."""
+    """Return the fields that differ from their defaults, in their order; maps in the order of their keys.
+
+    The settings of a header stand among its fields: those that every conversion states first, the others at the end.
+    """
     encoded: dict[str, object] = {}
+    last: dict[str, object] = {}
     for name, default in _FIELDS[type(item)]:
         value = getattr(item, name)
         if name == "settings":
-            encoded |= value
+            encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
+            last = {name: text for name, text in value.items() if name not in encoded}
         elif value != default:
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
-    return encoded
+    return encoded | last
 
 
 # -- reading ------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ class Header:
     opsets: Mapping[str, int]
     tool: str = ""
     to: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     lists: str | None = None
     fingerprint: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> str | None:
         if name in STATED:
