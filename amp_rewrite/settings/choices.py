@@ -18,12 +18,11 @@ class _Choice(Enum):
         """Return the member of a name, in any case, with "_" or "-"; PolicyError for an unknown name."""
         if isinstance(spelling, cls):
             return spelling
-        name = str(spelling).strip().lower().replace("_", "-")
-        for member in cls:
-            if member.value == name:
-                return member
-        legal = ", ".join(str(member.value) for member in cls)
-        raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; use one of {legal}")
+        try:
+            return cls(str(spelling).strip().lower().replace("_", "-"))
+        except ValueError:
+            legal = ", ".join(str(member.value) for member in cls)
+            raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; use one of {legal}") from None
 
 
 class Level(_Choice):
@@ -36,10 +35,8 @@ class Level(_Choice):
     LOWER_ALL = "lower-all"
 
     @classmethod
-    def parse(cls, spelling: str | Self) -> Self:
-        """Return the level of a name, TensorFlow's "treat-infer-as-deny" included; PolicyError for an unknown name."""
-        old = isinstance(spelling, str) and spelling.strip().lower().replace("_", "-") == "treat-infer-as-deny"
-        return super().parse("treat-gray-as-deny" if old else spelling)
+    def _missing_(cls, value: object) -> Level | None:
+        return cls.TREAT_GRAY_AS_DENY if value == "treat-infer-as-deny" else None  # TensorFlow's name for it
 
 
 class Target(_Choice):

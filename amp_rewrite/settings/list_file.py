@@ -120,7 +120,7 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     import yaml
 
     place, name = str(path), path.name
-    open_nodes: list[tuple[yaml.Event, list[_Node]]] = []
+    open_nodes: list[tuple[yaml.Event, int, list[_Node]]] = []
     root: _Node | None = None
     for event in iter(loader.get_event, None):
         line = event.start_mark.line + 1
@@ -129,17 +129,16 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
             where = f"{place}:{line}"
             node = _Node(_scalar(loader, event, where), where, f"{name}:{line}")
         elif isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event, []))
+            open_nodes.append((event, line, []))
             continue
         elif isinstance(event, yaml.CollectionEndEvent):
-            start, children = open_nodes.pop()
-            line = start.start_mark.line + 1
+            start, line, children = open_nodes.pop()
             value = _pairs(children) if isinstance(start, yaml.MappingStartEvent) else children
             node = _Node(value, f"{place}:{line}", f"{name}:{line}")
         else:
             continue
         if open_nodes:
-            open_nodes[-1][1].append(node)
+            open_nodes[-1][2].append(node)
         else:
             root = node
     return root

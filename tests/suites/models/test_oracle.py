@@ -18,10 +18,10 @@ from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from support.counting import crossings, lowered_ops
-from support.paths import TESTS
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.op_lists import OpLists, load_lists
+from support.counting import crossings, lowered_ops
+from support.paths import TESTS
 
 COUNTS = {"default": 180, "treat-gray-as-deny": 50, "tensor-cores-only": 40, "unsafe-force-all": 30}
 """How many graphs the file holds at each level."""

@@ -195,9 +195,9 @@ def test_files_of_ranges_are_shown_and_merged_without_onnx(folder: Path) -> None
     run("calibrate", "net.onnx", "--random", "-o", "s.json")
     program = (
         "import sys\n"
-        "from amp_rewrite.cli import door\n"
+        "from amp_rewrite.cli import program\n"
         "try:\n"
-        "    door.main(['ranges', 'merge', 'r.json', 's.json'])\n"
+        "    program.main(['ranges', 'merge', 'r.json', 's.json'])\n"
         "finally:\n"
         "    print(sorted({'onnx', 'onnxruntime', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
     )

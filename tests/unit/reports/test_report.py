@@ -24,8 +24,8 @@ from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
-from support.paths import ROOT, TESTS
 from amp_rewrite.settings.options import STATED
+from support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "report.schema.json").read_text("utf-8"))

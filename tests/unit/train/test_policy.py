@@ -10,7 +10,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
@@ -133,7 +133,7 @@ def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(), "net.onnx")
     by_type, by_policy = (
-        CliRunner().invoke(door, [*words.split(), "--to", to]) for to in ("bfloat16", "p=f32,c=bf16,o=f32")
+        CliRunner().invoke(program, [*words.split(), "--to", to]) for to in ("bfloat16", "p=f32,c=bf16,o=f32")
     )
 
     assert by_policy.exit_code in (0, 1) and by_policy.exit_code == by_type.exit_code

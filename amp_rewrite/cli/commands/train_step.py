@@ -1,4 +1,4 @@
-"""The command that writes a training step."""
+"""`amp-rewrite train-step`: one model that makes a training step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
+from amp_rewrite.settings.options import OUTPUT
 from amp_rewrite.settings.policy import Policy, low_type
 
 if TYPE_CHECKING:
@@ -18,41 +19,50 @@ if TYPE_CHECKING:
     from amp_rewrite.train.update.loss_scale import LossScale
 
 _STEP = (
-    click.option("-o", "--output", type=options.FILE, metavar="OUT", help="[default: MODEL-stem.step.onnx]"),
-    click.option(
+    options.option(
+        "-o",
+        "--output",
+        heading=OUTPUT,
+        type=options.FILE,
+        metavar="OUT",
+        help="[default: MODEL-stem.step.onnx]",
+    ),
+    options.option(
         "--loss",
         required=True,
         metavar="VALUE|LOSS(PREDICTION,TARGET)",
         help="A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
     ),
-    click.option(
+    options.option(
         "--optimizer",
         metavar="NAME,KEY=NUMBER,…",
         default="sgd",
         show_default=True,
         help="sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
     ),
-    click.option("--loss-scale", metavar="dynamic|none|NUMBER", help="[default: dynamic for mixed_float16, else none]"),
-    click.option(
+    options.option(
+        "--loss-scale", metavar="dynamic|none|NUMBER", help="[default: dynamic for mixed_float16, else none]"
+    ),
+    options.option(
         "--policy",
         metavar="mixed_float16|mixed_bfloat16|float32",
         help="What to compute in; parameters are kept in float32.  [default: mixed_float16]",
     ),
-    click.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
-    click.option("--freeze", multiple=True, metavar="GLOB", help="Initializers to leave as they are; repeatable."),
-    click.option(
+    options.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
+    options.option("--freeze", multiple=True, metavar="GLOB", help="Initializers to leave as they are; repeatable."),
+    options.option(
         "--micro-batches", type=int, metavar="N", default=1, show_default=True, help="Runs that make one step."
     ),
-    click.option("--training-mode", is_flag=True, help="Statistics of the batch, and dropout."),
+    options.option("--training-mode", is_flag=True, help="Statistics of the batch, and dropout."),
     *options.PAINTING,
     options.config,
-    *options.WRITING[:2],
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+    *options.SAVING,
+    options.quiet("errors"),
     options.verbose,
 )
 
 
-@click.command("train-step")
+@click.command("train-step", cls=options.Command)
 @options.take(options.model, *_STEP)
 def train_step(
     model: Path,
