@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import PaintOptions, paint
 from amp_rewrite.decide.hazards.cluster import clusters
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.pin import Cluster, Pin
@@ -86,25 +86,20 @@ class Draft:
 
     def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
         request = self.request
-        return paint(
-            self.view,
-            request.lists,
-            request.to,
+        options = PaintOptions(
             level=request.level,
             target=request.target,
-            pins=(*self.hazards.pins, *pins),
-            clusters=self.clusters if pins else self.hazards.clusters,
-            norms=self.clusters,
-            numbers=self.hazards.numbers,
+            gray_follows_allow=request.gray_follows_allow,
             keep=self.keep,
             lower=self.lower,
+            pins=pins,
+            norms=self.clusters,
             low_inputs=self.io,
-            gray_follows_allow=request.gray_follows_allow,
             shapes_follow=request.safe,
-            benign=self.hazards.benign,
             spare_casts=request.safe,
-            place=place,
         )
+        hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
+        return paint(self.view, request.lists, request.to, options, hazards, place)
 
     def plan(self, coloring: Coloring) -> Plan:
         """What has to change for a coloring, as data. O(nodes + uses)."""

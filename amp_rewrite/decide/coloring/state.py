@@ -36,8 +36,8 @@ class Canvas:
     to: DType
     level: Level
     gray_follows_allow: bool
-    keep: dict[OpId, str]
-    lower: dict[OpId, str]
+    keep: Mapping[OpId, str]
+    lower: Mapping[OpId, str]
     pins: Sequence[Pin]
     clusters: Sequence[Cluster]
     norms: Sequence[Cluster]
