@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,7 +22,7 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.evidence.verify import verify
+from amp_rewrite.evidence.verify import Comparison, verdict_of
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import Converted, finish, guarded, ranges_for
@@ -137,7 +137,7 @@ def repair(
     if by is None:
         converted = finish(draft, draft.paint(found.pins), found.findings)
         return Repaired(converted, None, seen, (), False, 0, budget, (), True)
-    return _Repair(draft, feed, near, by, seen, found, budget, progress).repaired()
+    return _Repair(draft, feed, by, seen, found, budget, progress).repaired()
 
 
 def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
@@ -155,11 +155,10 @@ def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progr
 
 @dataclass(frozen=True)
 class _Repair:
-    """One search, on a draft whose ranges are seen to. `near`: what `verify` is told, and `by`: what that comes to."""
+    """One search by a criterion, on a draft that is guarded already."""
 
     draft: Draft
     feed: Feed
-    near: Mapping[str, Any]
     by: Criterion
     ranges: Ranges
     guarded: Guarded
@@ -256,7 +255,7 @@ class _Repair:
         converted = finish(self.draft, self._painted(pinned), findings, made)
         names = (_name(self.draft), "the conversion")
         telling = _stage(self.progress, "verify")
-        verdict = verify(reference, converted.result, self.feed, **self.near, names=names, progress=telling)
+        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by, names=names, progress=telling))
         return Repaired(
             converted,
             verdict,

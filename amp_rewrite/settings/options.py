@@ -321,7 +321,8 @@ OPTIONS: tuple[Option, ...] = (
         group=DATA,
         metavar="FILE",
         help="Keep in float32 what did not fit, as calibrate saw it.",
-        doc="ranges that `calibrate` measured; an op that reads or makes a value that does not fit stays float32",
+        doc="ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does"
+        " not fit stays float32",
         keyword=False,
     ),
     Option(
@@ -330,7 +331,7 @@ OPTIONS: tuple[Option, ...] = (
         group=DATA,
         metavar="X",
         help="The factor by which values must fit the type.  [default: 2]",
-        doc="the factor by which measured values must fit the type; by default 2",
+        doc="the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
         keyword=False,
         parse=_headroom,
     ),
@@ -340,7 +341,7 @@ OPTIONS: tuple[Option, ...] = (
         group=DATA,
         metavar="FILE|FOLDER",
         help="What the model is fed: a .npz file, a .npy file, or a folder of them.",
-        doc="input data: a .npz file, a .npy file, or a folder of them",
+        doc="input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
         keyword=False,
     ),
     Option(

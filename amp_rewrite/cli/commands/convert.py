@@ -14,7 +14,7 @@ from amp_rewrite.cli.data import Measuring
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.reports import printed
 from amp_rewrite.errors import ReportError
-from amp_rewrite.ir.gc_paused import uncollected
+from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.options import OUTPUT
 from amp_rewrite.settings.policy import low_type
 
@@ -48,7 +48,7 @@ _SHOWN_WEIGHTS = 20
 
 @click.command(cls=options.Command)
 @options.take(options.model, options.output, *options.CONVERSION, *options.MEASURING, *_OUTCOME)
-@uncollected(last=True)
+@gc_paused(last=True)
 def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path | None, **given: Any) -> int:
     """Convert MODEL and print what was done and why.
 
