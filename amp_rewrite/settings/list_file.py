@@ -1,4 +1,4 @@
-"""A list file: YAML (or a mapping of the same form) to checked statements, each with file and line."""
+"""List files: YAML, or a mapping of the same form, read into checked entries with file and line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHIPPED = ("float16", "bfloat16", "tensorflow")
 
 @dataclass(frozen=True, slots=True)
 class ListFile:
-    """The statements of one file: what it starts from, what stands where, what it takes out."""
+    """Statements of one file: the list that it starts from, its entries, and the entries that it removes."""
 
     name: str
     base: str | None = None
@@ -32,7 +32,7 @@ class ListFile:
 
 
 def read_file(path: Path, known: Known | None) -> ListFile:
-    """The statements of a YAML file.
+    """Return the statements of a YAML file.
 
     Op names and attribute names are checked against onnx and what `known` adds to it; `None` trusts the file.
     ListError names file and line.
@@ -47,7 +47,7 @@ def read_file(path: Path, known: Known | None) -> ListFile:
     except OSError as error:
         raise ListError(f"{path}: cannot be read ({error.strerror}); give a YAML file") from error
     if len(content) > _MAX_BYTES:
-        raise ListError(f"{path}: larger than {_MAX_BYTES} bytes; that is no op list")
+        raise ListError(f"{path}: larger than {_MAX_BYTES} bytes, which is not an op list; name a YAML file of ops")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -57,7 +57,7 @@ def read_file(path: Path, known: Known | None) -> ListFile:
 
 
 def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile:
-    """The statements of a mapping of the same form as a file; errors say "<mapping>" for the place."""
+    """Return the statements of a mapping of the same form as a file; errors name "<mapping>" as the place."""
     return _statements("<mapping>", _wrap(mapping, 0), known)
 
 
@@ -101,7 +101,7 @@ def _wrap(value: object, depth: int) -> _Node:
 
 
 def _parse(text: str, path: Path) -> _Node | None:
-    """The tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
+    """Return the tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
@@ -158,7 +158,7 @@ def _refuse_event(event: yaml.Event, where: str, depth: int, complete: bool) -> 
 
 
 def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:
-    """A number, truth value or null where YAML's rules for plain scalars say so, else the text."""
+    """Return a number, truth value or null by YAML's rules for plain scalars, else the text."""
     import yaml
 
     text: str = event.value
@@ -173,7 +173,7 @@ def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Sca
 
 
 def _bounded(value: Scalar | None, where: str) -> Scalar | None:
-    """The value; ListError for an integer that no attribute can have."""
+    """Return the value; ListError for an integer that no attribute can have."""
     if isinstance(value, int) and abs(value) >= 1 << 63:
         raise ListError(f"{where}: an integer of more than 64 bits; write a smaller one")
     return value
@@ -248,7 +248,7 @@ def _entry(node: _Node, color: Color, known: Known | None) -> Entry:
 
 def _op(node: _Node, known: Known | None) -> tuple[str, str]:
     if not isinstance(node.value, str):
-        raise ListError(f"{node.where}: {node} is no op; write Op or domain::Op")
+        raise ListError(f"{node.where}: {node} is not an op; write Op or domain::Op")
     op = parse_name(node.value, node.where)
     if known is not None:
         check_known(*op, node.where, known)
@@ -287,7 +287,7 @@ def _plain(node: _Node) -> Scalar:
 
 
 def _refuse_contradictions(entries: list[tuple[Entry, str]]) -> None:
-    """ListError if two entries of one file speak of the same nodes."""
+    """Raise ListError if two entries of one file apply to the same nodes."""
     seen: dict[tuple[str, str], list[tuple[Entry, str]]] = {}
     for entry, where in entries:
         others = seen.setdefault((entry.domain, entry.op_type), [])
@@ -299,7 +299,7 @@ def _refuse_contradictions(entries: list[tuple[Entry, str]]) -> None:
 
 
 def _overlap(one: Entry, other: Entry) -> str:
-    """How two entries of an op collide; "" if they do not (one without condition is the fall-back)."""
+    """Return the collision of two entries of an op; "" without one (an entry without condition is the fall-back)."""
     if one.condition == other.condition:
         return f" when {one.condition}; keep one" if one.condition else "; keep one"
     if one.condition is None or other.condition is None or one.color is other.color:

@@ -1,9 +1,9 @@
-"""The op lists: which class each op belongs to, who says so and why.
+"""Op lists: the color of each op, its source and its reason.
 
 Four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
 class, unlisted. The lists are YAML files; the form of an entry is described at the top of
-`lists/float16.yaml`. Overlays and edits move ops between the lists; the last word wins, and every entry
-remembers who said it.
+`lists/float16.yaml`. Overlays and edits move ops between the lists; the last one wins, and every entry
+keeps its source.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class OpLists:
-    """The lists in force. Per op: conditional entries in order of precedence, then one without condition.
+    """Lists in force. Per op: conditional entries in order of precedence, then one without condition.
 
     `fingerprint` is a sha256 over ops, colors and conditions: the same lists have the same fingerprint,
     whatever their reasons and sources.
@@ -65,7 +65,7 @@ class OpLists:
         object.__setattr__(self, "fingerprint", _fingerprint(self))
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """The entry that decides for one node; one of color UNLISTED where no list names it.
+        """Return the entry that decides for one node, with color UNLISTED if no list names the op.
 
         `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
         """
@@ -78,16 +78,16 @@ class OpLists:
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
-        """All that the lists say about an op, in order of precedence; empty if nothing."""
+        """Return the entries of an op in order of precedence."""
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def ops(self, color: Color) -> tuple[str, ...]:
-        """The sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
+        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
         names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """The lists as a level sees them.
+        """Return the lists as a level sees them.
 
         tensor-cores-only empties all but the allow list, treat-gray-as-deny moves gray to deny; the other
         levels change the painting, not the lists.
@@ -116,7 +116,7 @@ _LEVEL_CHANGES = {
 
 
 def lists_folder() -> Path:
-    """The folder of the shipped lists: inside an installed package, or `lists/` of a checkout."""
+    """Return the folder of the shipped lists: inside an installed package, or `lists/` of a checkout."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_lists", package.parent / "lists"):
         if (folder / "float16.yaml").is_file():
@@ -127,10 +127,10 @@ def lists_folder() -> Path:
 def load_lists(
     to: DType, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
 ) -> OpLists:
-    """The lists for a target type: the shipped ones, then each overlay in turn, then the edits.
+    """Return the lists for a target type: the shipped ones, then each overlay in turn, then the edits.
 
     An overlay is the name of a shipped list (a new base), the path of a YAML file, or a mapping of the same
-    form. ListError names file and line of what is wrong; PolicyError if `to` is not float16 or bfloat16.
+    form. ListError names file and line of an error; PolicyError if `to` is not float16 or bfloat16.
     """
     if not to.low:
         raise PolicyError(f"there are no op lists for {to.spelling}; use float16 or bfloat16")
@@ -152,10 +152,10 @@ def load_lists(
 
 
 def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
-    """What `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}` ask for: all additions, then all removals.
+    """Return the edits in `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}`: all additions, then all removals.
 
-    ListError for an unknown op or one that is added to two lists, ConfigError for a variable that looks like
-    one of these but is none.
+    ListError for an unknown op, or one that two variables add; ConfigError for a variable with a similar name that is
+    not one of these.
     """
     variables = {
         f"AMP_REWRITE_{color.name}LIST_{action}": (action == "ADD", color)
@@ -192,12 +192,12 @@ def _shipped_file(folder: Path, name: str) -> Table:
 
 
 def _shipped_ops() -> Iterable[Key]:
-    """Every op that the shipped lists name."""
+    """Return every op that the shipped lists name."""
     return _shipped("float16", DType.FLOAT16)
 
 
 def _overlay(below: Table, file: ListFile) -> Table:
-    """`below` with a file on top: an entry without condition replaces all that was said of its op before."""
+    """Return `below` with a file on top: an entry without condition replaces all earlier entries of its op."""
     table = dict(below)
     groups: dict[Key, list[Entry]] = {}
     for entry in file.entries:

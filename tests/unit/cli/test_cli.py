@@ -403,7 +403,7 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "float8"], "--to: no type or policy is named 'float8'; use float16 (f16, half), bfloat16 (bf16), "
+        (["--to", "float8"], "--to: unknown type or policy 'float8'; use float16 (f16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         (["--level", "max"], "--level: unknown level 'max'; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),

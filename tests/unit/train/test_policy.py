@@ -101,7 +101,7 @@ def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
 def test_what_is_no_loss_scale_is_refused(scale: object) -> None:
     with pytest.raises(PolicyError) as error:
         Policy("mixed_float16", loss_scale=scale)  # type: ignore[arg-type]
-    assert str(error.value) == f"loss scale {scale!r} is none; use None, 'dynamic' or a finite number of 1 or more"
+    assert str(error.value) == f"invalid loss scale {scale!r}; use None, 'dynamic' or a finite number ≥ 1"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ NAMES = "use float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16
 @pytest.mark.parametrize(
     ("to", "message"),
     [
-        ("float17", f"no type or policy is named 'float17'; {NAMES}"),
-        ("mixed_int8", f"no type or policy is named 'mixed_int8'; {NAMES}"),
-        ("c=f17", f"no type or policy is named 'c=f17'; {NAMES}"),
+        ("float17", f"unknown type or policy 'float17'; {NAMES}"),
+        ("mixed_int8", f"unknown type or policy 'mixed_int8'; {NAMES}"),
+        ("c=f17", f"unknown type or policy 'c=f17'; {NAMES}"),
         ("float32", "cannot lower to float32; use float16 or bfloat16"),
         ("c=f32", "policy 'float32' lowers nothing; use mixed_float16 or mixed_bfloat16"),
         (
