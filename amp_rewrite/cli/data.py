@@ -34,11 +34,11 @@ class Feeding:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
         feeding = cls(**{name: given.pop(name) for name in cls.__slots__})
         if feeding.data is not None and feeding.random:
-            raise click.UsageError("--data and --random both say what to feed; leave one out")
+            raise click.UsageError("--data and --random exclude each other; leave one out")
         drawn = {name: getattr(feeding, name.replace("-", "_")) for name in ("shape", "int-range", "batches", "seed")}
         for name, value in drawn.items():
             if value not in (None, ()) and not feeding.random:
-                raise click.UsageError(f"--{name} says what random numbers are like, and --random is missing; add it")
+                raise click.UsageError(f"--{name} describes random input; add --random")
         return feeding
 
     def __bool__(self) -> bool:
@@ -51,7 +51,7 @@ class Feeding:
     def needed(self) -> Feeding:
         """Return the same. UsageError if no option says what to feed."""
         if not self:
-            raise click.UsageError("nothing says what to feed; add --data FILE, or --random")
+            raise click.UsageError("no input data; add --data FILE, or --random")
         return self
 
     def feed(self, model: Model) -> Feed:
@@ -108,19 +108,15 @@ class Measuring:
     def _check(self) -> None:
         if self.criterion and not self.feeding:
             word = next(iter(self.criterion)).replace("_", "-")
-            raise click.UsageError(
-                f"--{word} says how near the outputs must be, and nothing is fed; add --data FILE, or --random"
-            )
+            raise click.UsageError(f"--{word} compares outputs and needs input data; add --data FILE, or --random")
         if self.budget is not None and not self.criterion:
-            raise click.UsageError("--budget bounds the trials of a repair, and none is asked for; add --rtol X")
+            raise click.UsageError("--budget bounds the trials of a repair; add --rtol X or --metric NAME to repair")
         if self.headroom is not None and not self.feeding and self.ranges is None:
             raise click.UsageError(
-                "--headroom is for what was measured, and nothing was; add --data FILE, or --ranges FILE"
+                "--headroom applies to measured ranges, and there are none; add --data FILE, or --ranges FILE"
             )
         if self.ranges is not None and self.feeding and not self.criterion:
-            raise click.UsageError(
-                "--ranges and what is fed both say which values there are; leave one out, or add --rtol X to repair"
-            )
+            raise click.UsageError("--ranges and input data both give ranges; leave one out, or add --rtol X to repair")
 
     def converted(self, model: Path, wanted: dict[str, Any], tell: Tell | None) -> tuple[Converted, Repaired | None]:
         """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""

@@ -46,7 +46,7 @@ class Draft:
 
     @classmethod
     def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
-        """Return the draft of a model, in any form that `Model.load` takes. O(nodes + uses); reads each constant once."""
+        """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once."""
         source = Model.load(model, folder=folder)
         standard = canonicalize(View.of(source), request)
         view = standard.view

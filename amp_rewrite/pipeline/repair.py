@@ -53,7 +53,7 @@ class Repaired:
 
     `regions` are the pinned ones, those with the largest errors first; pins of ranges alone are in `converted.report`
     with the guard's rules. If the search fails, all candidates are pinned. `minimal`: a trial shows for each region
-    that the outputs are not near enough without it. `trail`: all trials. `candidates`: number of regions to choose from.
+    that the outputs are not near enough without it. `trail`: all trials. `candidates`: number of regions to choose of.
     """
 
     converted: Converted

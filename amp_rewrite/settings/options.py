@@ -192,7 +192,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.TEXT,
         group=TARGET,
         metavar="ort-cuda|onnx|tensorrt",
-        help="What will run the model.  [default: ort-cuda]",
+        help="Runtime of the result.  [default: ort-cuda]",
         doc='the runtime of the result: "ort-cuda", "onnx" or "tensorrt" (`Target`)',
         default="ort-cuda",
         step=True,
@@ -299,7 +299,7 @@ OPTIONS: tuple[Option, ...] = (
         name="overwrite",
         kind=Kind.SWITCH,
         group=OUTPUT,
-        help="Replace an output that is there already.",
+        help="Replace an existing output.",
         doc="replace an existing output; in Python an argument of `save`",
         default=False,
         keyword=False,
@@ -310,7 +310,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.LIST,
         group=OUTPUT,
         metavar="KIND,…",
-        help="Exit with 1 for these alone: lowered, raised, retyped, added, removed, casts.  [default: all]",
+        help="Exit with 1 only for these: lowered, raised, retyped, added, removed, casts.  [default: all]",
         doc="differences for which `amp-rewrite diff` exits with 1; by default all",
         keyword=False,
         separator=",",
@@ -320,7 +320,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE",
-        help="Keep in float32 what did not fit, as calibrate saw it.",
+        help="Keep values in float32 that do not fit by these ranges.",
         doc="ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does"
         " not fit stays float32",
         keyword=False,
@@ -340,7 +340,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE|FOLDER",
-        help="What the model is fed: a .npz file, a .npy file, or a folder of them.",
+        help="Input data: a .npz file, a .npy file, or a folder of them.",
         doc="input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
         keyword=False,
     ),
@@ -358,6 +358,8 @@ OPTIONS: tuple[Option, ...] = (
 
 KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
 SETTINGS = {option.name: option for option in OPTIONS if option.setting}
+PAINTING = tuple(option.name for option in OPTIONS if option.step)
+"""Keywords of a training step."""
 STATED = tuple(option.name for option in OPTIONS if option.stated)
 """Options that the header of a report may state."""
 

@@ -149,7 +149,7 @@ def _of_policy(policy: Policy) -> DType:
 
 
 def serialize(policy: Policy) -> str | dict[str, Any] | None:
-    """Return the shortest plain form: None for "_infer", a bare element type as its name, else Keras's class dictionary."""
+    """Return the shortest plain form: None for "_infer", the name of an element type, else Keras's class dictionary."""
     if policy.name == _INFER:
         return None
     if policy.param is policy.compute is policy.output and policy.loss_scale is None:

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 _TIMING = (
-    options.option(
-        "--provider", metavar="NAME", help="What must run them, as onnxruntime calls it.  [default: CUDA or CPU]"
-    ),
+    options.option("--provider", metavar="NAME", help="Provider that must run them.  [default: CUDA or CPU]"),
     options.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
-    options.option("--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what takes 50 ms]"),
+    options.option(
+        "--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: as many as take 50 ms]"
+    ),
     options.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
     options.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
     options.option("--batch-sizes", metavar="1,8,64", help="Throughput by size, where the batch dimension is free."),
     options.option("--fit", metavar="SIZE", help="The largest batch within 8GB, say."),
     options.option("--memory/--no-memory", default=True, help="Peak memory, each model in a process of its own."),
-    options.option("--profile/--no-profile", default=True, help="Which op got slower."),
+    options.option("--profile/--no-profile", default=True, help="Time of each op; shows which got slower."),
     options.option("--plot", type=options.FILE, metavar="FILE", help="Draw to a .svg, .png or .pdf file, too."),
 )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OUTCOME = (
     *options.SAVING,
-    options.option("--dry-run", heading=OUTPUT, is_flag=True, help="Print what would happen; write no model."),
+    options.option("--dry-run", heading=OUTPUT, is_flag=True, help="Print the outcome; write no model."),
     options.option(
         "--report",
         "report_file",
@@ -37,7 +37,7 @@ _OUTCOME = (
         "--check-weights",
         heading=OUTPUT,
         is_flag=True,
-        help="Print what each weight that is stored low loses, worst first.",
+        help="Print the loss of each weight stored low, worst first.",
     ),
     options.as_json,
     options.quiet("errors and what --json or --dry-run asks for"),
@@ -50,7 +50,7 @@ _SHOWN_WEIGHTS = 20
 @options.take(options.model, options.output, *options.CONVERSION, *options.MEASURING, *_OUTCOME)
 @gc_paused(last=True)
 def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path | None, **given: Any) -> int:
-    """Convert MODEL and print what was done and why.
+    """Convert MODEL and print a report with reasons.
 
     The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
 

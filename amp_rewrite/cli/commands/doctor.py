@@ -30,7 +30,7 @@ _ASKED = (
 def doctor(
     model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
 ) -> int:
-    """Say what keeps half precision slow, here or in MODEL.
+    """Find obstacles to fast half precision, here or in MODEL.
 
     It looks at GPU, driver, libraries and onnxruntime, and exits with 1 if half precision cannot be fast. Of a model:
     ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect.
@@ -39,7 +39,7 @@ def doctor(
     if model is None and (sizes or gpu):
         raise click.UsageError("--gpu and --dimension are about a model; name one")
     if dump_kernels is not None and (model is not None or as_json):
-        raise click.UsageError("--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out")
+        raise click.UsageError("--dump-kernels only writes a file; leave out MODEL and --json")
     from amp_rewrite.deploy.doctor.checkup import doctor
     from amp_rewrite.deploy.doctor.isolated import write_kernels
 
@@ -63,5 +63,5 @@ def _sizes(words: tuple[str, ...]) -> dict[str, int]:
 def _size(word: str) -> tuple[str, int]:
     name, _, number = word.partition("=")
     if not name or not number.isdecimal() or len(number) > _DIGITS or int(number) < 1:
-        raise click.UsageError(f"--dimension {word!r} is no NAME=N with a positive number; write batch=8")
+        raise click.UsageError(f"--dimension {word!r} is not NAME=N with a positive number; write batch=8")
     return name, int(number)

@@ -23,7 +23,7 @@ _TWIN = (
         type=click.Choice(["numpy", "same", "float32"]),
         default="numpy",
         show_default=True,
-        help="Which inputs and outputs keep their low type: those numpy knows, all, or none.",
+        help="Inputs and outputs that keep their low type: those numpy knows, all, or none.",
     ),
     options.option("--no-rounding", is_flag=True, help="Round nothing: the float32 reference of a model that is half."),
     *options.SAVING,

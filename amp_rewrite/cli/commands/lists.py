@@ -25,7 +25,7 @@ _WHERE = "lists"
 @click.command(cls=options.Command)
 @options.take(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
 def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Print which list each OP is on, who says so and why.
+    """Print the list of each OP, its source and its reason.
 
     Without OP, all lists.
     """

@@ -22,9 +22,9 @@ WRITING = (
         heading=OUTPUT,
         type=options.FILE,
         metavar="FILE",
-        help="Where they go.  [default: stdout]",
+        help="File for the ranges.  [default: stdout]",
     ),
-    options.option("--overwrite", heading=OUTPUT, is_flag=True, help="Replace an output that is there already."),
+    options.option("--overwrite", heading=OUTPUT, is_flag=True, help="Replace an existing output."),
     options.quiet("errors, and ranges that go to stdout"),
 )
 """Options of a command that writes ranges."""

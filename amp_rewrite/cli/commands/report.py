@@ -12,7 +12,7 @@ from amp_rewrite.cli import options, reports, terminal
 @click.command(cls=options.Command)
 @options.take(options.model, options.as_json, options.verbose)
 def report(model: Path, as_json: bool, verbose: bool) -> None:
-    """Print what MODEL is made of: ops, types, casts and bytes.
+    """Print the inventory of MODEL: ops, types, casts and bytes.
 
     MODEL may be a report, too.
     """

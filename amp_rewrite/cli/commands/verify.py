@@ -20,9 +20,7 @@ _RUNNING = (
         default=None,
         help="Round as half precision does, in float32.  [default: where no CUDA provider opens]",
     ),
-    options.option(
-        "--provider", metavar="NAME", help="What must run both, as onnxruntime calls it.  [default: CUDA or CPU]"
-    ),
+    options.option("--provider", metavar="NAME", help="Provider that must run both.  [default: CUDA or CPU]"),
 )
 
 
@@ -47,7 +45,7 @@ def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, 
     words = ("rtol", "atol", "metric", "at_least", "at_most")
     if all(given[word] is None for word in words):
         raise click.UsageError(
-            "nothing says how near the outputs must be; add --rtol X and/or --atol X, or --metric NAME and its bound"
+            "no criterion for the outputs; add --rtol X and/or --atol X, or --metric NAME and its bound"
         )
     from amp_rewrite.evidence.verify import verify
     from amp_rewrite.files.model import Model

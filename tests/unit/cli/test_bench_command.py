@@ -63,7 +63,7 @@ def test_quiet_prints_nothing() -> None:
     [
         (
             ("full.onnx",),
-            "error: nothing says what to feed; add --data FILE, or --random; see 'amp-rewrite bench --help'",
+            "error: no input data; add --data FILE, or --random; see 'amp-rewrite bench --help'",
         ),
         (
             ("full.onnx", "--data", "x.npz", "--fit", "much"),

@@ -149,7 +149,7 @@ def test_the_same_shard_twice_is_refused_under_any_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("calibrate net.onnx", f"nothing says what to feed; add --data FILE, or --random; {HELP.format('calibrate')}"),
+        ("calibrate net.onnx", f"no input data; add --data FILE, or --random; {HELP.format('calibrate')}"),
         ("calibrate", f"Missing argument 'MODEL'; {HELP.format('calibrate')}"),
         ("calibrate net.onnx --data d.npz --to float32",
          "--to: cannot lower to float32; use float16 or bfloat16"),

@@ -120,7 +120,7 @@ def test_verify_compares_the_outputs_asked_for() -> None:
     )
 
 
-NOTHING_FED = "nothing says what to feed; add --data FILE, or --random"
+NOTHING_FED = "no input data; add --data FILE, or --random"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ NOTHING_FED = "nothing says what to feed; add --data FILE, or --random"
     [
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz"),
-            "nothing says how near the outputs must be; add --rtol X and/or --atol X, or --metric NAME and its bound;"
+            "no criterion for the outputs; add --rtol X and/or --atol X, or --metric NAME and its bound;"
             " see 'amp-rewrite verify --help'",
         ),
         (

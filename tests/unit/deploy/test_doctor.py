@@ -625,14 +625,14 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
     ("words", "message"),
     [
         (["--dimension", "batch=8"], "--gpu and --dimension are about a model; name one"),
-        (["m.onnx", "--dimension", "batch"], "--dimension 'batch' is no NAME=N with a positive number; write batch=8"),
+        (["m.onnx", "--dimension", "batch"], "--dimension 'batch' is not NAME=N with a positive number; write batch=8"),
         (
             ["m.onnx", "--dimension", "batch=0"],
-            "--dimension 'batch=0' is no NAME=N with a positive number; write batch=8",
+            "--dimension 'batch=0' is not NAME=N with a positive number; write batch=8",
         ),
         (
             ["m.onnx", "--dimension", "batch=99999999999999999999"],
-            "--dimension 'batch=99999999999999999999' is no NAME=N with a positive number; write batch=8",
+            "--dimension 'batch=99999999999999999999' is not NAME=N with a positive number; write batch=8",
         ),
         (
             ["m.onnx", "--dimension", "batch=8", "--dimension", "batch=9"],
@@ -640,7 +640,7 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
         ),
         (
             ["m.onnx", "--dump-kernels", "k.json"],
-            "--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out",
+            "--dump-kernels only writes a file; leave out MODEL and --json",
         ),
     ],
 )
