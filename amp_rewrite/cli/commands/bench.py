@@ -18,7 +18,7 @@ _TIMING = (
     options.option("--provider", metavar="NAME", help="Provider that must run them.  [default: CUDA or CPU]"),
     options.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
     options.option(
-        "--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: as many as take 50 ms]"
+        "--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what 50 ms hold]"
     ),
     options.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
     options.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
