@@ -38,6 +38,7 @@ COMMANDS = {
     "locate": "Print where B departs from A, and which ops add most to that.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
     "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
+    "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",
     "train-step": "Write one ONNX model that makes a training step of MODEL.",
     "verify": "Compare the outputs of B with those of A on the same data.",
 }

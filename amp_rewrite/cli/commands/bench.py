@@ -17,9 +17,7 @@ _COUNT = click.IntRange(min=1)
 _TIMING = (
     options.option("--provider", metavar="NAME", help="Provider that must run them.  [default: CUDA or CPU]"),
     options.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
-    options.option(
-        "--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what 50 ms hold]"
-    ),
+    options.option("--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what 50 ms hold]"),
     options.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
     options.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
     options.option("--batch-sizes", metavar="1,8,64", help="Throughput by size, where the batch dimension is free."),

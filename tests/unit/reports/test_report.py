@@ -240,7 +240,10 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "huge count": (changed(totals={"ops": 10**30}), "totals.ops does not fit in 64 bits"),
     "reads itself": (changed(rows=[{**ROW, "reads": [0]}]), "rows[0].reads names a row that does not stand before"),
     "reads nothing": (changed(rows=[{**ROW, "reads": [-2]}]), "rows[0].reads names a row"),
-    "because of nothing": (changed(rows=[{**ROW, "because_row": 1}], casts=[]), "rows[0].because_row does not name a row"),
+    "because of nothing": (
+        changed(rows=[{**ROW, "because_row": 1}], casts=[]),
+        "rows[0].because_row does not name a row",
+    ),
     "cast of nothing": (changed(rows=[ROW]), "casts[1].after does not name a row"),
 }
 

@@ -56,7 +56,7 @@ def test_the_types_for_static_checkers_name_every_row() -> None:
 
 
 def test_the_page_of_options_is_generated() -> None:
-    page = runpy.run_path(str(ROOT / "tools" / "options_page.py"))["page"]()
+    page = runpy.run_path(str(ROOT / "tools" / "build_options.py"))["page"]()
     assert (ROOT / "docs" / "reference" / "options.md").read_text("utf-8") == page
 
 
@@ -103,7 +103,7 @@ def test_a_row_is_enough_for_an_option_to_appear_everywhere(tmp_path: Path) -> N
     source = table.read_text("utf-8")
     assert source.count(marker) == 1
     table.write_text(source.replace(marker, ROW + marker), "utf-8")
-    words = (str(ROOT / "examples" / "models" / "digits_cnn.onnx"), str(ROOT / "tools" / "options_page.py"))
+    words = (str(ROOT / "examples" / "models" / "digits_cnn.onnx"), str(ROOT / "tools" / "build_options.py"))
     done = subprocess.run(
         [sys.executable, "-c", USES, *words],
         cwd=tmp_path,

@@ -1,15 +1,13 @@
-"""Write docs/reference/options.md, the page of all options, from the table in `amp_rewrite.settings.options`.
-
-python tools/options_page.py > docs/reference/options.md
-"""
+"""Rebuild docs/reference/options.md from the table of options: `python tools/build_options.py`."""
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
+from pathlib import Path
 
 from amp_rewrite.settings.options import DATA, OPS, OPTIONS, OUTPUT, TARGET, Kind, Option
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 HEAD = """# Options
 
 Each option is a keyword of `convert`, `repair` and `Session`, an option of the command line, and a key of `amp.toml` or
@@ -52,4 +50,4 @@ def _section(row: Option) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    PAGE.write_text(page(), encoding="utf-8")
