@@ -81,10 +81,15 @@ ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
 model = click.argument("model", type=FILE)
 PAIR = (click.argument("a", type=FILE), click.argument("b", type=FILE))
 """Two models or reports to compare."""
-output = option("-o", "--output", heading=OUTPUT, type=FILE, metavar="OUT", help="[default: MODEL-stem.float16.onnx]")
 config = option("--config", type=FILE, metavar="FILE", help="Settings in TOML.  [default: ./amp.toml]")
 as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
 verbose = option("-v", "--verbose", is_flag=True, help="Print every op.")
+
+
+def output(default: str, metavar: str = "OUT", words: str = "") -> Callable[[F], F]:
+    """Return the option for the file that a command writes."""
+    words = f"{words}[default: {default}]"
+    return option("-o", "--output", heading=OUTPUT, type=FILE, metavar=metavar, help=words)
 
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:

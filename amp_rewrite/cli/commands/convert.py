@@ -47,7 +47,9 @@ _SHOWN_WEIGHTS = 20
 
 
 @click.command(cls=options.Command)
-@options.take(options.model, options.output, *options.CONVERSION, *options.MEASURING, *_OUTCOME)
+@options.take(
+    options.model, options.output("MODEL-stem.float16.onnx"), *options.CONVERSION, *options.MEASURING, *_OUTCOME
+)
 @gc_paused(last=True)
 def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path | None, **given: Any) -> int:
     """Convert MODEL and print a report with reasons.

@@ -7,17 +7,9 @@ from pathlib import Path
 import click
 
 from amp_rewrite.cli import options, terminal
-from amp_rewrite.settings.options import OUTPUT
 
 _TWIN = (
-    options.option(
-        "-o",
-        "--output",
-        heading=OUTPUT,
-        type=options.FILE,
-        metavar="OUT",
-        help="[default: MODEL-stem.emulated.onnx, or .widened.onnx]",
-    ),
+    options.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     options.option(
         "--io",
         type=click.Choice(["numpy", "same", "float32"]),

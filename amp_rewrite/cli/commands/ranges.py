@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 _SHOWN = 20  # rows
 
 WRITING = (
-    options.option(
-        "-o",
-        "--output",
-        heading=OUTPUT,
-        type=options.FILE,
-        metavar="FILE",
-        help="File for the ranges.  [default: stdout]",
-    ),
+    options.output("stdout", "FILE", "File for the ranges.  "),
     options.option("--overwrite", heading=OUTPUT, is_flag=True, help="Replace an existing output."),
     options.quiet("errors, and ranges that go to stdout"),
 )

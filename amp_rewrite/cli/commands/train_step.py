@@ -11,7 +11,6 @@ import click
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.options import OUTPUT
 from amp_rewrite.settings.policy import Policy, low_type
 
 if TYPE_CHECKING:
@@ -19,14 +18,7 @@ if TYPE_CHECKING:
     from amp_rewrite.train.update.loss_scale import LossScale
 
 _STEP = (
-    options.option(
-        "-o",
-        "--output",
-        heading=OUTPUT,
-        type=options.FILE,
-        metavar="OUT",
-        help="[default: MODEL-stem.step.onnx]",
-    ),
+    options.output("MODEL-stem.step.onnx"),
     options.option(
         "--loss",
         required=True,
