@@ -113,8 +113,8 @@ def repair(
     `progress(stage, done, total)` follows the work. The other arguments are `convert`'s.
 
     Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
-    or clusters) as suffice, and tries those with the largest local error first (`local_errors`). A trial is one run over the data;
-    there are at most `budget` of them.
+    or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is one run
+    over the data; there are at most `budget` of them.
 
     The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
     verdict is that of `verify` on the result. A failed search is not an error: see `Repaired.solved`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amp_rewrite.decide.coloring.paint import PaintOptions, paint
-from amp_rewrite.decide.hazards.find import hazards
+from amp_rewrite.decide.hazards.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -22,7 +22,7 @@ def view() -> View:
 
 
 def test_deprecated_keywords_paint_as_the_objects_do(view: View) -> None:
-    risks = hazards(view, DType.FLOAT16)
+    risks = find_hazards(view, DType.FLOAT16)
     options = PaintOptions(level=Level.LOWER_ALL, target=Target.ONNX, norms=risks.clusters, spare_casts=True)
     expected = paint(view, LISTS, DType.FLOAT16, options, risks)
     with pytest.warns(DeprecationWarning, match="pass PaintOptions and Hazards"):
