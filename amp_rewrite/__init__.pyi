@@ -2,6 +2,7 @@ from amp_rewrite import train as train
 from amp_rewrite.cli.terminal import progress_bar as progress_bar
 from amp_rewrite.decide.coloring.coloring import Coloring as Coloring
 from amp_rewrite.decide.coloring.coloring import Paint as Paint
+from amp_rewrite.decide.coloring.paint import PaintOptions as PaintOptions
 from amp_rewrite.decide.coloring.paint import paint as paint
 from amp_rewrite.decide.plan import Plan as Plan
 from amp_rewrite.decide.plan import plan as plan
@@ -48,7 +49,7 @@ from amp_rewrite.reports.inventory import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.apply import apply as apply
 from amp_rewrite.rewrite.emulate import emulate as emulate
-from amp_rewrite.settings.op_lists import Level as Level
+from amp_rewrite.settings.choices import Level as Level
 from amp_rewrite.settings.op_lists import OpLists as OpLists
 from amp_rewrite.settings.op_lists import load_lists as load_lists
 from amp_rewrite.settings.choices import Placement as Placement

@@ -1,6 +1,5 @@
-"""Rebuild `amp_rewrite/runtime/_tables` from the onnxruntime wheel and `lists/`; see docs/reference/tables.md.
+"""Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel; see docs/reference/tables.md.
 
-python tools/build_tables.py lists                    writes lists.json, from lists/*.yaml
 python tools/build_tables.py schemas                  writes contrib_schemas.json
 python tools/build_tables.py dump REGISTRY.json       needs the CUDA provider library to load
 python tools/build_tables.py kernels REGISTRY.json    writes cuda_kernels.json from a dump
@@ -28,7 +27,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TABLES, help="directory of the two tables")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date for the header")
     steps = parser.add_subparsers(dest="step", required=True)
-    steps.add_parser("lists")
     steps.add_parser("schemas")
     for step in ("dump", "kernels"):
         steps.add_parser(step).add_argument("registry", type=Path)
@@ -38,8 +36,6 @@ def main() -> None:
 
         dump = {"runtime": wheel(), "kernels": kernel_registry()}
         args.registry.write_text(json.dumps(dump, indent=0) + "\n")
-    elif args.step == "lists":
-        (args.out / "lists.json").write_text(spell(list_table(), "lists"))
     elif args.step == "schemas":
         (args.out / "contrib_schemas.json").write_text(spell(contrib_table(args.date), "ops"))
     else:
@@ -59,14 +55,6 @@ def spell(table: Json, body: str) -> str:
 
 def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def list_table() -> Json:
-    """The shipped lists, so that they need not be read from YAML."""
-    from amp_rewrite.settings.list_file import row_of
-    from amp_rewrite.settings.op_lists import lists_folder
-
-    return {"schema": SCHEMA, "lists": {path.stem: row_of(path) for path in sorted(lists_folder().glob("*.yaml"))}}
 
 
 def wheel() -> str:

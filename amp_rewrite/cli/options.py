@@ -11,133 +11,170 @@ import click
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.settings.config_file import Settings, settings
+from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, TARGET, Kind, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
 FILE = click.Path(path_type=Path)
+TOLERANCE, GENERAL = "Tolerance", "General"
+_HEADINGS = (OPS, TARGET, DATA, TOLERANCE, OUTPUT, GENERAL)
 
-# The choices are written out because reading them from their modules would make `--help` slow.
-KINDS = "lowered|raised|retyped|added|removed|casts"
-LEVELS = "default|tensor-cores-only|treat-gray-as-deny|unsafe-force-all|lower-all"
 
-model = click.argument("model", type=FILE)
-output = click.option("-o", "--output", type=FILE, metavar="OUT", help="[default: MODEL-stem.float16.onnx]")
-config = click.option("--config", type=FILE, metavar="FILE", help="Settings in TOML.  [default: ./amp.toml]")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-verbose = click.option("-v", "--verbose", is_flag=True, help="Print every op.")
-fail_on = click.option(
-    "--fail-on",
-    metavar="KIND,…",
-    callback=lambda _context, _option, text: tuple(filter(None, text.split(","))) if text else (),
-    help=f"Exit with 1 for these alone: {KINDS.replace('|', ', ')}.  [default: all]",
-)
-form = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "markdown", "github"]),
-    default="text",
-    show_default=True,
-    help="How to print it; github: annotations of a workflow.",
-)
+class _Grouped(click.Option):
+    """An option that stands below a heading of its command's help."""
 
-_to = click.option(
-    "--to", metavar="float16|bfloat16|POLICY", help="The type to lower to, or a policy.  [default: float16]"
-)
-_lists = click.option(
-    "--lists", multiple=True, metavar="FILE|NAME", help="Op lists on top of the default ones; repeatable."
-)
-_level = click.option("--level", metavar=LEVELS, help="How far to go.  [default: default]")
+    def __init__(self, *names: Any, heading: str = GENERAL, **more: Any) -> None:
+        super().__init__(*names, **more)
+        self.heading = heading
 
-_target = click.option(
-    "--target", metavar="ort-cuda|onnx|tensorrt", help="What will run the model.  [default: ort-cuda]"
-)
-_safety = click.option(
-    "--safety",
-    metavar="default|none",
-    help="Rules that protect numbers besides the lists, or none.  [default: default]",
-)
-_keep = click.option(
-    "--keep", multiple=True, metavar="PATTERN", help="Ops that stay float32, as in op=Softmax; repeatable."
-)
-_lower = click.option(
-    "--lower", multiple=True, metavar="PATTERN", help="Ops to lower, whatever the lists say; repeatable."
-)
-_gray_follows_allow = click.option(
-    "--gray-follows-allow/--no-gray-follows-allow",
-    default=None,
-    help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
-)
 
-# What painting depends on, whoever asks for it.
-PAINTING = (_lists, _level, _target, _safety, _keep, _lower, _gray_follows_allow)
+class Command(click.Command):
+    """A command whose help shows options below headings where it has more than one."""
 
-# What the op lists in force depend on.
-LISTING = (_to, _lists, _level, config)
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                rows.setdefault(getattr(param, "heading", GENERAL), []).append(record)
+        for heading in sorted(rows, key=_HEADINGS.index):
+            with formatter.section(heading if len(rows) > 1 else "Options"):
+                formatter.write_dl(rows[heading])
 
-# What a conversion depends on.
-CONVERSION = (
-    _to,
-    _lists,
-    _level,
-    _target,
-    _safety,
-    _keep,
-    _lower,
-    click.option("--io", multiple=True, metavar="keep|low|GLOB=TYPE", help="Types of inputs and outputs; repeatable."),
-    _gray_follows_allow,
-    click.option(
-        "--fuse",
-        metavar="basic|none|contrib",
-        help="Bring into standard operators first, or not; contrib: onnxruntime's own too.  [default: basic]",
-    ),
-    click.option("--opset", metavar="auto|N", help="Move the model to this opset.  [default: its own]"),
-    click.option(
-        "--placement",
-        metavar="auto|propagate|mincut[:GPU]",
-        help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
-    ),
-    config,
-)
 
-# What convert does with the outcome.
-WRITING = (
-    click.option(
-        "--external-data/--no-external-data",
-        default=None,
-        help="Weights in a file of their own.  [default: above 1.5 GB]",
-    ),
-    click.option("--overwrite", is_flag=True, default=None, help="Replace an output that is there already."),
-    click.option("--dry-run", is_flag=True, help="Print what would happen; write no model."),
-    click.option("--report", "report_file", type=FILE, metavar="FILE", help="Write the report to a .json file too."),
-    click.option("--check-weights", is_flag=True, help="Print what each weight that is stored low loses, worst first."),
-)
-TALKING = (
-    as_json,
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json or --dry-run asks for."),
-    verbose,
-)
+def option(*names: str, heading: str = GENERAL, **more: Any) -> Callable[[F], F]:
+    """Return the decorator of an option below a heading."""
+    return click.option(*names, cls=_Grouped, heading=heading, **more)
 
 
 def take(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """A decorator that adds options to a command, in the order of its help."""
+    """Return a decorator that adds options to a command, in the order of its help."""
 
     def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
+        for decorator in reversed(options):
+            command = decorator(command)
         return command
 
     return add
 
 
+def _of(row: Option) -> Callable[[Any], Any]:
+    """Return the option of a row of the table."""
+    names, form = f"--{row.key}", {"metavar": row.metavar or None, "help": row.help}
+    if row.separator:
+        return option(names, heading=row.group, callback=_split(row.separator), **form)
+    if row.kind is Kind.LIST:
+        return option(names, heading=row.group, multiple=True, **form)
+    if row.kind is Kind.SWITCH:
+        names += "" if row.flag else f"/--no-{row.key}"
+        return option(names, heading=row.group, is_flag=True, default=None, help=row.help)
+    return option(names, heading=row.group, type=float if row.kind is Kind.NUMBER else None, **form)
+
+
+def _split(separator: str) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
+    return lambda _context, _option, text: tuple(filter(None, text.split(separator))) if text else ()
+
+
+ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
+"""The option of each row of the table, by name."""
+
+model = click.argument("model", type=FILE)
+PAIR = (click.argument("a", type=FILE), click.argument("b", type=FILE))
+"""Two models or reports to compare."""
+config = option("--config", type=FILE, metavar="FILE", help="Settings in TOML.  [default: ./amp.toml]")
+as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
+verbose = option("-v", "--verbose", is_flag=True, help="Print every op.")
+
+
+def output(default: str, metavar: str = "OUT", words: str = "") -> Callable[[F], F]:
+    """Return the option for the file that a command writes."""
+    words = f"{words}[default: {default}]"
+    return option("-o", "--output", heading=OUTPUT, type=FILE, metavar=metavar, help=words)
+
+
+def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
+    """Return the option that silences a command, `but` for some output."""
+    return option("-q", "--quiet", is_flag=True, help=f"Print nothing but {but}.")
+
+
+PAINTING = tuple(ROWS[row.name] for row in OPTIONS if row.step)
+"""Options of a conversion that a training step takes, too."""
+
+LISTING = (ROWS["to"], ROWS["lists"], ROWS["level"], config)
+"""Options that decide which op lists are in force."""
+
+CONVERSION = (*(ROWS[row.name] for row in OPTIONS if row.keyword), config)
+"""Options of a conversion."""
+
+SAVING = (ROWS["external_data"], ROWS["overwrite"])
+"""Options of a command that writes a model."""
+
+
+FEEDING = (
+    ROWS["data"],
+    option("--random", heading=DATA, is_flag=True, help="Feed random numbers instead of data; the report says so."),
+    option("--shape", heading=DATA, multiple=True, metavar="NAME=1,128", help="With --random: the shape of an input."),
+    option(
+        "--int-range", heading=DATA, multiple=True, metavar="NAME=0,100", help="With --random: integers from 0 to 99."
+    ),
+    option("--batches", heading=DATA, type=int, metavar="N", help="With --random: how many batches.  [default: 1]"),
+    option(
+        "--seed", heading=DATA, type=int, metavar="N", help="With --random: another seed, other numbers.  [default: 0]"
+    ),
+    option("--allow-nonfinite", heading=DATA, is_flag=True, help="Data may hold NaN and infinity."),
+)
+"""Options for the input data of a model."""
+
+
+def _number(name: str, words: str) -> Callable[[F], F]:
+    return option(name, heading=TOLERANCE, type=float, metavar="X", help=words)
+
+
+CRITERION = (
+    _number("--rtol", "How near: |a - b| <= atol + rtol |a| in every element."),
+    _number("--atol", "See --rtol."),
+    option(
+        "--metric",
+        heading=TOLERANCE,
+        metavar="NAME",
+        help="How near: cosine, psnr, snr, top1 or scaled, with its bound.",
+    ),
+    _number("--at-least", "The bound of a metric of which more is better."),
+    _number("--at-most", "The bound of a metric of which less is better."),
+)
+"""Options that say how near outputs must be."""
+
+MEASURING = (
+    ROWS["ranges"],
+    ROWS["headroom"],
+    *FEEDING,
+    *CRITERION,
+    option(
+        "--budget",
+        heading=TOLERANCE,
+        type=int,
+        metavar="N",
+        help="With --rtol or --metric: trials at most.  [default: 100]",
+    ),
+)
+"""Options of a conversion that data guides."""
+
+
+def keywords(settings: Settings) -> dict[str, Any]:
+    """Return the keywords of `convert` that settings state."""
+    return {name: getattr(settings, name) for name in KEYWORDS}
+
+
 def in_force(given: dict[str, Any]) -> Settings:
-    """The settings of one run, from the options given, the environment and a file."""
+    """Return the settings of one run, from the options given, the environment and a file."""
     return settings(given, os.environ, config=given.pop("config", None))
 
 
 def check_target(output: Path, model: Path, settings: Settings, *, asked: bool, lost: str) -> None:
-    """Nothing, where what is made of a model may be written; ModelError elsewhere.
+    """Raise ModelError if a model made of `model` cannot be written to `output`, and say why.
 
-    `asked`: --overwrite stands on the command line; a file of settings cannot give away the model that is read, with
-    which is `lost` what these words say.
+    `asked`: --overwrite stands on the command line. A settings file cannot permit replacing the model that is read,
+    which loses what `lost` says.
     """
     from amp_rewrite.files.store import check_target, replaces
 

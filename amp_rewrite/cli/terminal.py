@@ -1,4 +1,4 @@
-"""What people see: text in color and a progress bar on a terminal, plain text elsewhere."""
+"""Output: text in color and progress bars on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _STYLES = {
 
 
 def show(text: str) -> None:
-    """Print what was asked for."""
+    """Print a result to stdout."""
     _write(text, sys.stdout, err=False)
 
 
 def talk(text: str, *, quiet: bool) -> None:
-    """Say something to the person who is watching, if one is."""
+    """Print a remark to stderr, unless `quiet`."""
     if not quiet:
         _write(plain(text), sys.stderr, err=True)
 
 
 _FACTS = frozenset({"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected"})
-"""Findings that say what was done, and warn of nothing."""
+"""Kinds of findings that are facts, not warnings."""
 
 
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
-    """One line per kind of finding: how many there are, and the first."""
+    """Print one line per kind of finding: the first, and the number of others."""
     for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
         same = list(group)
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
@@ -55,24 +55,24 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 @contextmanager
 def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
-    """A callback that draws a bar on stderr while the body runs; None where nobody sees it."""
+    """Yield a callback that draws a bar on stderr while the body runs; None if stderr is not a terminal."""
     with _drawn(quiet) as bars:
         if bars is not None:
-            bars.tell(title, 0, None)  # there from the start, before anyone knows how much there is to do
+            bars.tell(title, 0, None)  # visible from the start, before the total is known
         yield None if bars is None else lambda done, total: bars.tell(title, done, total)
 
 
 def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
-    """What long work takes as `progress`: a bar on stderr while the body runs, and None where that is no terminal.
+    """Return a context with a bar on stderr for `progress` arguments; None if stderr is not a terminal.
 
-    For programs of one's own: `with progress_bar("training") as bar: trainer.fit(batches, epochs=9, progress=bar)`.
+    In a program: `with progress_bar("training") as bar: trainer.fit(batches, epochs=9, progress=bar)`.
     """
     return progress(title, quiet=False)
 
 
 @contextmanager
 def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """The same for work in several stages, a bar for each: the callback gets the stage's name first."""
+    """Like `progress`, for work in several stages with a bar each: the callback gets the stage's name first."""
     with _drawn(quiet) as bars:
         yield None if bars is None else lambda stage, done, total: bars.tell(f"{title}: {stage}", done, total)
 
@@ -94,7 +94,7 @@ class _Bars:
 
 @contextmanager
 def _drawn(quiet: bool) -> Iterator[_Bars | None]:
-    """Bars that are drawn on stderr while the body runs; None where nobody sees them."""
+    """Yield bars on stderr while the body runs; None if `quiet`, or if stderr is not a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

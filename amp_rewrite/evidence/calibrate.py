@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import Policy, low_type
@@ -119,7 +119,9 @@ def _measured(
     batches = 0
     for number, (i, piece) in enumerate(pieces):
         made = tapped(parts[i].view, piece, to)
-        runner = Runner.open(made.model, outputs_only=(made.rows,), optimized=False, spinning=False, threads=threads)
+        runner = Runner.open(
+            made.model, SessionOptions(outputs_only=(made.rows,), optimized=False, spinning=False, threads=threads)
+        )
         rows = neutral(len(made.values))
         for batches, batch in enumerate(feed, 1):
             rows = merged(rows, np.asarray(runner.run(batch)[made.rows]))

@@ -22,7 +22,7 @@ from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.ports import Port
-from amp_rewrite.runtime.runner import CPU, CUDA, Given, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Given, Runner, SessionOptions, cuda_opens
 
 Array = NDArray[Any]
 
@@ -60,21 +60,46 @@ def verify(
     a candidate with other outputs is no error but a verdict that is not ok.
     """
     by = criterion(rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
-    chosen = provider or (CUDA if cuda_opens() else CPU)
-    emulates = emulate if emulate is not None else not cuda_opens()
-    called = names or (None, None)
+    alone = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    return verdict_of(a, b, data, Comparison(by, alone, equal_nan, allow_nonfinite, emulate, provider, names, progress))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A criterion, and the other arguments of `verify`."""
+
+    by: Criterion
+    outputs: Sequence[str] = ()
+    equal_nan: bool = False
+    allow_nonfinite: bool = False
+    emulate: bool | None = None
+    provider: str | None = None
+    names: tuple[str, str] | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+def verdict_of(a: object, b: object, data: object, comparison: Comparison) -> Verdict:
+    """Return the verdict of `verify` for arguments that are folded into one object."""
+    chosen = comparison.provider or (CUDA if cuda_opens() else CPU)
+    emulates = comparison.emulate if comparison.emulate is not None else not cuda_opens()
+    called = comparison.names or (None, None)
     reference = _Side.of(a, called[0] or name_of(a, "the reference"), emulates, chosen)
     candidate = _Side.of(b, called[1] or name_of(b, "the candidate"), emulates, chosen)
-    feed = Feed.of(data, reference.model, allow_nonfinite=allow_nonfinite)
-    compared, refusals = _compared(reference, candidate, (outputs,) if isinstance(outputs, str) else outputs)
-    runs = () if refusals else tuple(_rows(reference, candidate, feed, compared, by, equal_nan, progress))
-    notes = (*_of_data(feed), *_nan(equal_nan), *_left_out(reference, compared), *_unfed(reference, candidate))
+    feed = Feed.of(data, reference.model, allow_nonfinite=comparison.allow_nonfinite)
+    compared, refusals = _compared(reference, candidate, comparison.outputs)
+    runs = () if refusals else tuple(_rows(reference, candidate, feed, compared, comparison))
+    notes = (
+        *_of_data(feed),
+        *_nan(comparison.equal_nan),
+        *_left_out(reference, compared),
+        *_unfed(reference, candidate),
+    )
     batches = len({row.batch for row in runs})
     return Verdict(
         Ran(reference.name, reference.as_),
         Ran(candidate.name, candidate.as_),
         Fed(feed.origin, feed.random, batches),
-        by,
+        comparison.by,
         runs,
         refusals,
         (*notes, *reference.notes, *candidate.notes),
@@ -96,7 +121,7 @@ class _Side:
         model = Model.load(given)
         low = low_types(model)
         runs = opening(emulated(model, io="float32")) if emulates and low else model
-        runner = Runner.open(runs, providers=(provider, CPU) if provider != CPU else (CPU,))
+        runner = Runner.open(runs, SessionOptions(providers=(provider, CPU) if provider != CPU else (CPU,)))
         if runner.provider != provider:
             raise ModelError(
                 f"{name} was to run on {provider}, and only {runner.provider} opens here; ask for"
@@ -165,14 +190,9 @@ def _compared(reference: _Side, candidate: _Side, wanted: Sequence[str]) -> tupl
 
 
 def _rows(
-    reference: _Side,
-    candidate: _Side,
-    feed: Feed,
-    compared: Sequence[str],
-    by: Criterion,
-    equal_nan: bool,
-    progress: Callable[[int, int], None] | None,
+    reference: _Side, candidate: _Side, feed: Feed, compared: Sequence[str], comparison: Comparison
 ) -> Iterator[Row]:
+    by, equal_nan, progress = comparison.by, comparison.equal_nan, comparison.progress
     total = len(feed) if progress else 0
     for number, batch in enumerate(feed):
         found = reference.runner.run(_fed(reference, batch), compared)

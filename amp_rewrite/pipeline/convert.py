@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.ranges import Ranges
 
 METADATA_KEY = "amp_rewrite"
-"""The metadata entry of a converted model: by which version, to which type, with which lists and settings."""
+"""Key of the metadata entry of a converted model: version, type, lists and settings."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What `convert` gives: the model, why it is as it is, and the steps in between.
+    """Result of `convert`: the model, the report, and the steps in between.
 
     `result` holds the model with its weights still in their files: save that for models of any size.
     """
@@ -50,7 +50,7 @@ class Converted:
 
     @cached_property
     def model(self) -> ModelProto:
-        """The converted model, whole in memory. ModelError over 2 GB; `save` has no such limit."""
+        """Converted model, whole in memory. ModelError over 2 GB; `save` has no such limit."""
         return self.result.to_proto()
 
     def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
@@ -68,26 +68,14 @@ def convert(
     folder: str | Path | None = None,
     **options: Unpack[Options],
 ) -> Converted:
-    """A float32 model in mixed precision, with a report that says why each op is what it is.
+    """Convert a float32 model to mixed precision; the report says why each op has its type.
 
     `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
-    onnx_ir.Model; it is never changed. `to`: "float16", "bfloat16" or a policy such as "mixed_float16".
-    `lists`: YAML files, mappings or shipped names on top of the default lists. `level`: how far to go, by TensorFlow's
-    names or "lower-all" (`Level`). `target`: what will run the model, "ort-cuda", "onnx" or "tensorrt" (`Target`).
-    `safety`: "none" for TensorFlow's rules alone. `keep`, `lower`: patterns for ops that stay float32, or that are
-    lowered. `io`: "keep", "low" or globs such as "past_*=float16". `gray_follows_allow`: whether a gray op right after
-    an allow op is lowered; None: to bfloat16 only.
-    `fuse`: "basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"
-    does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone. `opset`: "auto" for the
-    one that the target serves best, or a number; by default the model's own.
-    `placement`: "propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where
-    Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32, too,
-    where low ones gain less than their Casts cost (`Placement`). Unasked "auto"; "propagate" without safety rules.
-    `ranges`: what `calibrate` saw, or its file; an op that would read or make a value that does not fit `to` with a
-    factor `headroom` to spare stays float32.
+    onnx_ir.Model; it is never changed. `ranges`: the result of `calibrate`, or its file; an op that would read or make
+    a value that does not fit `to` with a factor `headroom` to spare stays float32.
 
-    AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH are
-    read here, and an argument wins over them.
+    The function reads AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and
+    AMP_REWRITE_LOG_PATH; an argument wins over them.
 
     Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
     A model with nothing to lower comes back unchanged.
@@ -98,7 +86,7 @@ def convert(
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
-    """Ranges, or those in a file. EvidenceError if they are not those of the draft's model."""
+    """Return ranges, or those in a file. EvidenceError for ranges of another model than the draft's."""
     from amp_rewrite.evidence.ranges import Ranges
 
     found = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
@@ -107,7 +95,7 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
 
 
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
-    """What ranges say of a draft: pins and findings."""
+    """Return the pins and findings that ranges imply for a draft."""
     return guard(
         draft.view,
         draft.paint,
@@ -118,10 +106,10 @@ def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded
     )
 
 
-def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), made: Sequence[str] = ()) -> Converted:
-    """The checked model of a painted draft, and its report. `made`: more words for the metadata entry."""
+def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), words: Sequence[str] = ()) -> Converted:
+    """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry."""
     plan = draft.plan(coloring)
-    result, doubts = _carried_out(draft, plan, made)
+    result, doubts = _carried_out(draft, plan, words)
     planned = {(finding.kind, finding.subject) for finding in plan.findings}
     hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
     changes = () if plan.empty else (*draft.expansions, *hazardous, *doubts)
@@ -129,17 +117,17 @@ def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), m
     return Converted(result, _report(draft, coloring, plan, told), draft.view, coloring, plan)
 
 
-def _carried_out(draft: Draft, plan: Plan, made: Sequence[str]) -> tuple[Model, tuple[Finding, ...]]:
-    """The checked result of a plan; the source itself, unexpanded, where there is nothing to do."""
+def _carried_out(draft: Draft, plan: Plan, words: Sequence[str]) -> tuple[Model, tuple[Finding, ...]]:
+    """Return the checked result of a plan; for an empty plan the source itself, unexpanded."""
     if plan.empty:
         check_source(draft.source)
         return draft.source, ()
-    result = _signed(apply(draft.view, plan), draft.request, made)
+    result = _signed(apply(draft.view, plan), draft.request, words)
     return result, check(draft.view.model, draft.view, plan, result)
 
 
 def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: tuple[Finding, ...]) -> Report:
-    """The report; with AMP_REWRITE_LOG_PATH also dumps of before, after and the four lists."""
+    """Return the report; with AMP_REWRITE_LOG_PATH also write dumps of before, after and the four lists."""
     request, view = draft.request, draft.view
     name = draft.source.path.name if draft.source.path else None
     made = report_of(
@@ -151,7 +139,7 @@ def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: tuple[Findin
 
 
 def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
-    """Ops that could not be lowered because the opset, the kernels or a type that no one knows forbids it, by type."""
+    """Return findings about op types that opset, kernels or an unknown type keep from a low type."""
     found: dict[tuple[str, str], str] = {}
     for op in view.ops:
         paint_ = coloring.of(op.id) if op.signature is not None else None
@@ -160,13 +148,13 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(found.items()))
 
 
-def _signed(result: Model, request: Request, made: Sequence[str]) -> Model:
-    """The model with a metadata entry that says how it was made."""
+def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:
+    """Return the model with a metadata entry about its conversion."""
     proto = result.proto
     words = [f"version={VERSION}", f"to={request.to.spelling}"]
     words.append(f"lists={request.lists.name}@{request.lists.fingerprint[:12]}")
     words += [f"{key}={value}" for key, value in request.settings.items()]
-    words += made
+    words += more
     entry = next((p for p in proto.metadata_props if p.key == METADATA_KEY), None) or proto.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, " ".join(words)
     return result

@@ -1,4 +1,4 @@
-"""All of a conversion that does not depend on what data shows: paint a draft again with other pins, and it is cheap."""
+"""The part of a conversion that does not depend on data; painting a draft again with other pins is cheap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import PaintOptions, paint
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.plan import Plan, plan_casts
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that is read, expanded and looked at for hazards, and what is asked of it, resolved to its ops.
+    """A model, read, expanded and searched for hazards, and its request, resolved to ops.
 
-    `source` is the model as given, `view` that of the model that is painted: functions inlined where painting
-    gains by it. `clusters` are the groups of ops that compute one thing together, whether or not safety rules hold.
+    `source` is the model of the caller, `view` that of the model to paint: functions inlined where painting gains by
+    it. `clusters` are the groups of ops that compute one thing together, whether or not safety rules hold.
     """
 
     request: Request
@@ -46,7 +46,7 @@ class Draft:
 
     @classmethod
     def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
-        """The draft of whatever `Model.load` takes. O(nodes + uses); reads each constant once."""
+        """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once."""
         source = Model.load(model, folder=folder)
         standard = canonicalize(View.of(source), request)
         view = standard.view
@@ -64,10 +64,10 @@ class Draft:
         )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
-        """The coloring, with pins from data on top of the safety rules'. O(nodes + uses).
+        """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
 
-        What data pins is pinned with its whole cluster, whatever the safety asked for. Placed by minimum cut if that
-        is asked for, where it is cheaper.
+        A pin from data pins the whole cluster of its op, with or without safety rules. A minimum cut places the border
+        between the types if the request asks for it, where it is cheaper.
         """
         coloring = self._paint(pins, self.placing)
         if self.placing is None or not (self.placing.moved or self.request.placement.islands):
@@ -76,36 +76,31 @@ class Draft:
 
     @cached_property
     def placing(self) -> Placing | None:
-        """What places by minimum cut; None where nobody asks for it."""
+        """Placing by minimum cut; None unless the request asks for it."""
         place = self.request.placement
         if place.roof is None:
             return None
-        from amp_rewrite.decide.placement.place import Placing  # late: only who asks for it pays for it
+        from amp_rewrite.decide.placement.place import Placing  # late: spares the import where the request does without
 
         return Placing.of(self.view, place.roof, self.request.to, islands=place.islands)
 
     def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
         request = self.request
-        return paint(
-            self.view,
-            request.lists,
-            request.to,
+        options = PaintOptions(
             level=request.level,
             target=request.target,
-            pins=(*self.hazards.pins, *pins),
-            clusters=self.clusters if pins else self.hazards.clusters,
-            norms=self.clusters,
-            numbers=self.hazards.numbers,
+            gray_follows_allow=request.gray_follows_allow,
             keep=self.keep,
             lower=self.lower,
+            pins=pins,
+            norms=self.clusters,
             low_inputs=self.io,
-            gray_follows_allow=request.gray_follows_allow,
             shapes_follow=request.safe,
-            benign=self.hazards.benign,
             spare_casts=request.safe,
-            place=place,
         )
+        hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
+        return paint(self.view, request.lists, request.to, options, hazards, place)
 
     def plan(self, coloring: Coloring) -> Plan:
-        """What has to change for a coloring, as data. O(nodes + uses)."""
+        """Return the changes for a coloring, as data. O(nodes + uses)."""
         return plan_casts(self.view, coloring, self.io, self.hazards.saturate)

@@ -1,4 +1,4 @@
-"""Regions: what a repair may pin to float32 together, and in which order it is suspected."""
+"""Regions: the ops that a repair may pin to float32 together, in order of suspicion."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from amp_rewrite.settings.op_lists import Color
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Ops that are pinned together: one op, or a cluster. `error` is the largest that one of them makes by itself.
+    """Ops to pin together: one op, or a cluster. `error` is the largest local error among them.
 
-    `name` is that op's, by which people know the region; `kind` its type, or the cluster's kind. `root`: it is on the
-    allow list, so that it costs most to pin it.
+    `name` is the name of the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow
+    list, so that pinning it costs most.
     """
 
     name: str
@@ -33,23 +33,24 @@ class Region:
 
     @property
     def because(self) -> str:
-        """Why it is suspected, in one line."""
+        """Reason for the suspicion, in one line."""
         what = "makes infinity of finite numbers" if math.isinf(self.error) else f"errs by {self.error:.2g} by itself"
         return f"{self.name!r} ({self.kind}) {what}"
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """What holds it in float32, or brings it back there."""
+        """Pins that hold the region in float32, or bring it back there."""
         return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 
 def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
-    """What can be pinned, in the order of the model: low ops that round, each with its cluster. `errors`: by op name.
+    """Return the regions in the order of the model: low ops that round, each with its cluster. `errors`: by op name.
 
-    What only moves values gets its color from its neighbours; what the user lowered is not raised. O(nodes + uses).
+    Ops that only move values get their color from their neighbours, and ops that the user lowered stay low.
+    O(nodes + uses).
     """
     cluster_of = {op: cluster for cluster in draft.clusters for op in cluster.ops}
-    found: dict[tuple[OpId, ...], Region] = {}
+    regions: dict[tuple[OpId, ...], Region] = {}
     for op in draft.view.ops:
         if op.id in draft.lower or not _rounds(draft.view, coloring, op):
             continue
@@ -58,21 +59,21 @@ def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) ->
         kind = cluster.kind if cluster is not None else op.kind
         root = coloring.entries[op.id].color is Color.ALLOW
         region = Region(op.name, kind, ops, errors.get(op.name, 0.0), root)
-        known = found.get(ops)
+        known = regions.get(ops)
         if known is None or known.error < region.error:
-            found[ops] = region
-    return list(found.values())
+            regions[ops] = region
+    return list(regions.values())
 
 
 def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
-    """What comes first: larger errors by powers of two, then what gains least by a low type, then larger errors."""
+    """Key to sort by: larger errors by powers of two, then ops that gain less by a low type, then larger errors."""
     power = math.frexp(region.error)[1] if math.isfinite(region.error) and region.error else -math.inf
     power = math.inf if math.isinf(region.error) else power
     return -power, region.root, -region.error, region.ops
 
 
 def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
-    """Whether an op computes in a low type, or reads weights in it."""
+    """True if an op computes in a low type, or reads weights in it."""
     if op.signature is None or op.bodies or op.kind in CASTS or op.kind == "Constant":
         return False
     reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]

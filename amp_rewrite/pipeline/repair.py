@@ -1,8 +1,8 @@
-"""Repair: the fewest ops pinned to float32 with which a conversion is near enough to its float32 reference."""
+"""Repair: pin the fewest ops to float32 with which a conversion is near enough to its float32 reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,7 +22,7 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.evidence.verify import verify
+from amp_rewrite.evidence.verify import Comparison, verdict_of
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import Converted, finish, guarded, ranges_for
@@ -35,26 +35,25 @@ from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.options import Options, Request, takes_options
 
 _ROUNDS = 8
-"""How often a search starts again with a margin. What was tried is known, so that each round costs few trials."""
+"""Times that a search starts again with a margin. Verdicts of earlier trials stay, so each round costs few more."""
 
 BUDGET = 100
-"""Trials that a search may make unless told otherwise: about 2 log2(n) where one op of n is to blame."""
+"""Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("calibrate", "own errors", "search", "verify"), what is done of it, and its total."""
+"""Called with the stage ("calibrate", "own errors", "search", "verify"), the work done in it, and its total."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What `repair` gives. `solved`: a set of regions was found, and `converted` with them is near enough as it really
-    runs; `verdict` says how near. None, and solved, where no tolerance was asked for.
+    """Result of `repair`. `solved`: the search ended with a set of regions, and `converted` with them is near enough as
+    it really runs; `verdict` says how near. Without a tolerance `verdict` is None, and `solved` True.
 
-    `regions` are the pinned ones, those with the largest errors first; what ranges alone pinned is in
-    `converted.report` with the guard's rules. Where nothing was found, all candidates are pinned.
-    `minimal`: for each region it was tried that the outputs are not near enough without it. `trail`: all trials.
-    `candidates`: among how many regions was chosen.
+    `regions` are the pinned ones, those with the largest errors first; pins of ranges alone are in `converted.report`
+    with the guard's rules. If the search fails, all candidates are pinned. `minimal`: a trial shows for each region
+    that the outputs are not near enough without it. `trail`: all trials. `candidates`: number of regions to choose of.
     """
 
     converted: Converted
@@ -69,11 +68,11 @@ class Repaired:
 
     @property
     def trials(self) -> int:
-        """How many trials were made."""
+        """Number of trials."""
         return len(self.trail)
 
     def text(self) -> str:
-        """For people: what was pinned and why, and the verdict. Ends with a newline."""
+        """Return pins, their reasons and the verdict as text. Ends with a newline."""
         if self.verdict is None:
             return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
         said = _summary(len(self.regions), self.candidates, self.trials, self.minimal)
@@ -84,8 +83,8 @@ class Repaired:
     def _obstacle(self) -> str:
         if self.trials >= self.budget and len(self.regions):
             spent = f"the budget ended after {count(self.budget, 'trial')}"
-            return f"{spent}, before a set was found that is near enough; below all is pinned: allow more"
-        return "everything that can be pinned is pinned: float32 itself is not nearer, or inputs and outputs are low"
+            return f"{spent}, before a set was near enough; all regions are pinned below: allow more"
+        return "all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"
 
 
 @takes_options
@@ -106,19 +105,19 @@ def repair(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Repaired:
-    """A conversion whose outputs on `data` are near enough to the model's own in float32, with few ops pinned to that.
+    """Convert a model so that its outputs on `data` are near enough to float32, with few ops pinned to float32.
 
-    What decides: `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`; with none of them what the data
-    shows is guarded against, and nothing else is done. `data`: what `Feed.of` takes, or a Feed, with NaN and infinity
-    only if `allow_nonfinite`. Without `ranges` the data is calibrated on first. `progress(stage, done, total)` follows
-    the work. The other arguments are `convert`'s.
+    Criterion: `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`. Without one, the conversion is
+    guarded by the ranges of the data, and no search follows. `data`: a Feed, or an argument of `Feed.of`, with NaN and
+    infinity only if `allow_nonfinite`. Without `ranges`, calibration on the data comes first.
+    `progress(stage, done, total)` follows the work. The other arguments are `convert`'s.
 
-    What the ranges forbid with `headroom` is pinned whatever the outputs say. Then regions are pinned, single ops or
-    clusters, as few as are enough: those of the largest local error (`local_errors`) are tried first. A trial is one
-    run over the data; there are at most `budget` of them.
+    Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
+    or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is one run
+    over the data; there are at most `budget` of them.
 
     The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
-    verdict is that of `verify` on the result. It is no error that none was found: see `Repaired.solved`.
+    verdict is that of `verify` on the result. A failed search is not an error: see `Repaired.solved`.
 
     Raises what `convert`, `calibrate` and `verify` raise; PolicyError also for a budget below 1.
     """
@@ -137,11 +136,11 @@ def repair(
     if by is None:
         converted = finish(draft, draft.paint(found.pins), found.findings)
         return Repaired(converted, None, seen, (), False, 0, budget, (), True)
-    return _Repair(draft, feed, near, by, seen, found, budget, progress).repaired()
+    return _Repair(draft, feed, by, seen, found, budget, progress).repaired()
 
 
 def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
-    """The ranges of all that a draft paints, what was inlined included; they are those of its source."""
+    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
     seen = calibrate(
         draft.view.model,
         feed,
@@ -155,11 +154,10 @@ def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progr
 
 @dataclass(frozen=True)
 class _Repair:
-    """One search, on a draft whose ranges are seen to. `near`: what `verify` is told, and `by`: what that comes to."""
+    """One search by a criterion, on a draft that is guarded already."""
 
     draft: Draft
     feed: Feed
-    near: Mapping[str, Any]
     by: Criterion
     ranges: Ranges
     guarded: Guarded
@@ -181,7 +179,7 @@ class _Repair:
         return self._searched(trials, self._regions(base, low, reference), reference)
 
     def _searched(self, trials: Trials, regions: Sequence[Region], reference: Model) -> Repaired:
-        """The search; again with a margin where the real model is not as near as its trial was; in the end all."""
+        """Search; again with a margin if the real model is not as near as its trial; in the end pin all."""
 
         def enough(held: frozenset[int]) -> bool:
             passes = trials.passes(held)
@@ -201,11 +199,11 @@ class _Repair:
 
     @property
     def _half(self) -> bool:
-        """Whether the model holds a low type already."""
+        """True if the model holds a low type already."""
         return bool(self.draft.view.low_types)
 
     def _reference(self) -> Model:
-        """The model in float32 throughout: of a half model the widened twin."""
+        """Return the model in float32 throughout: of a half model the widened twin."""
         source = self.draft.source
         return emulate(source, rounding=False, io="float32") if self._half else source
 
@@ -221,7 +219,7 @@ class _Repair:
         return Trial(reference, self.feed, self.by, lambda c: finish(self.draft, c).result, board)
 
     def _tails(self) -> Iterator[Vertex]:
-        """The scales and biases of norms, which may be lowered when the norm itself is raised."""
+        """Yield the scales and biases of norms, which may become low while the norm itself becomes float32."""
         for cluster in self.draft.clusters:
             for op in cluster.tail:
                 yield from (
@@ -229,7 +227,7 @@ class _Repair:
                 )
 
     def _regions(self, base: Coloring, low: Model, reference: Model) -> list[Region]:
-        """What can be pinned, that which errs most first; of equals the first in the model."""
+        """Return the regions, those with the largest errors first; of equals the first in the model."""
         if not regions_of(self.draft, base, {}):
             return []
         whole = reference if self._half else self.draft.view.model
@@ -245,7 +243,7 @@ class _Repair:
     def _finished(
         self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Model
     ) -> Repaired:
-        """The real conversion with the chosen regions pinned, with all of them for None, and its verdict."""
+        """Return the real conversion with the chosen regions pinned (None: all of them), and its verdict."""
         found = chosen is not None or trials.whole in trials.verdicts  # what a trial denies the real model may grant
         chosen = range(len(regions)) if chosen is None else chosen
         pinned = tuple(regions[i] for i in chosen)
@@ -256,7 +254,7 @@ class _Repair:
         converted = finish(self.draft, self._painted(pinned), findings, made)
         names = (_name(self.draft), "the conversion")
         telling = _stage(self.progress, "verify")
-        verdict = verify(reference, converted.result, self.feed, **self.near, names=names, progress=telling)
+        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by, names=names, progress=telling))
         return Repaired(
             converted,
             verdict,
@@ -279,7 +277,7 @@ def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] 
 
 
 def _name(draft: Draft) -> str:
-    """The file's own name, if there is one."""
+    """Return the file's own name, if there is one."""
     return draft.source.path.name if draft.source.path is not None else "the model"
 
 
@@ -291,7 +289,7 @@ def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
 
 
 def _compact(by: Criterion) -> str:
-    """A criterion as one word."""
+    """Return a criterion as one word."""
     if isinstance(by, Tolerance):
         return f"rtol:{by.rtol:g},atol:{by.atol:g}"
     return f"{by.measure.name}:{by.limit:g}"

@@ -1,1 +1,1 @@
-"""What was done and why: reports, their text, and the difference of two."""
+"""Reports: data, text, and the difference of two."""

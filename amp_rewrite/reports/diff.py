@@ -1,4 +1,4 @@
-"""How one report differs from another: what continuous integration fails on."""
+"""Differences between two reports, on which continuous integration may fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from amp_rewrite.reports.match import compared, match
 from amp_rewrite.reports.render import annotation, markdown_table, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
+from amp_rewrite.settings.options import STATED
 
 KINDS = ("lowered", "raised", "retyped", "added", "removed", "casts")
 _MARKDOWN_ROWS = 200  # a comment on GitHub holds 65536 characters
@@ -24,8 +25,8 @@ _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
 class Change:
     """One op that differs. `name` is the one in B, or the one in A of an op that was removed.
 
-    `was` is the name in A where it is another one. `before` and `after` are element types, empty where the
-    op is not there; `variable` is the type variable they belong to. `why` is the rule behind the type in B.
+    `was` is the name in A if that differs. `before` and `after` are element types, empty where the
+    op is absent; `variable` is the type variable they belong to. `why` is the rule behind the type in B.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Change:
 
     @property
     def title(self) -> str:
-        """The name, and the former one."""
+        """Name, with the former one."""
         return f"{self.name} (was {self.was})" if self.was else self.name
 
 
@@ -63,7 +64,7 @@ class CastChange:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What makes B differ from A. `settings` (name, in A, in B) explain, but are no difference themselves."""
+    """Differences of B from A. `settings` (name, in A, in B) explain them, but do not count as differences."""
 
     a: str
     b: str
@@ -73,7 +74,7 @@ class Delta:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many differences of each kind there are."""
+        """Number of differences of each kind."""
         found = Counter(change.kind for change in self.changes)
         return {kind: len(self.casts) if kind == "casts" else found[kind] for kind in KINDS}
 
@@ -82,7 +83,7 @@ class Delta:
         return bool(self.changes or self.casts)
 
     def fails(self, kinds: Collection[str] = ()) -> bool:
-        """Whether there is a difference of one of these kinds; of any kind if none is named.
+        """True if there is a difference of one of these kinds; of any kind if none is named.
 
         PolicyError for an unknown kind.
         """
@@ -102,13 +103,13 @@ class Delta:
         return ", ".join(parts) or "no difference"
 
     def to(self, form: str, fail_on: Collection[str] | None = None) -> str:
-        """As "text", "json", "markdown" or "github"; the last one needs to know what the check fails on."""
+        """Return the differences as "text", "json", "markdown" or "github", which marks failures of a check."""
         if form == "github":
             return self.github(fail_on)
         return {"text": self.text, "json": self.to_json, "markdown": self.markdown}[form]()
 
     def text(self) -> str:
-        """For people. Ends with a newline."""
+        """Return the differences as text. Ends with a newline."""
         if not self.differs:
             return "no difference\n"
         lines = [self.summary()]
@@ -121,13 +122,13 @@ class Delta:
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> str:
-        """For programs; everything, in a stable order. Ends with a newline."""
+        """Return everything as JSON, in a stable order. Ends with a newline."""
         stated = asdict(self) | {"schema": 1, "counts": dict(self.counts), "differs": self.differs}
         stated["settings"] = {name: [a, b] for name, a, b in self.settings}
         return json.dumps(stated, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
-        """A section for a comment on a pull request. Ends with a newline."""
+        """Return a section for a comment on a pull request. Ends with a newline."""
         lines = [f"**Precision: {self.summary()}**"]
         rows = [(c.kind, c.title, c.op, c.types, c.why) for group in self._by_kind().values() for c in group]
         rows += [(f"cast {c.sign}", c.scope + c.value, "Cast", f"{c.before} → {c.after}", c.why) for c in self.casts]
@@ -138,7 +139,7 @@ class Delta:
         return "\n".join(lines) + "\n"
 
     def github(self, fail_on: Collection[str] | None = None) -> str:
-        """Annotations, one per difference: errors for the kinds that the check fails on, warnings for others.
+        """Return annotations, one per difference: errors for the kinds that the check fails on, warnings for others.
 
         `fail_on` as in `fails`: empty means every kind; None means that nothing fails.
         """
@@ -167,7 +168,7 @@ def _annotations(kind: str, told: list[tuple[str, str]], fail_on: Collection[str
 
 
 def diff(a: Report, b: Report) -> Delta:
-    """How B differs from A.
+    """Return the differences of B from A.
 
     Renamed ops, and ops beside inserted ones, are recognized by what they compute from and for; an op that
     cannot be recognized counts as removed and added. Constants are values here, not ops, and casts between
@@ -183,7 +184,7 @@ def diff(a: Report, b: Report) -> Delta:
 
 
 def _change(before: Row, after: Row) -> Change | None:
-    """How the types of one op changed; the variables that both rows have speak before the op as a whole."""
+    """Return the change of the types of one op; variables of both rows take precedence over the op as a whole."""
     if before.dtype == after.dtype and before.variables == after.variables:
         return None
     shared = [(name, before.variables[name], after.variables.get(name)) for name in before.variables]
@@ -228,7 +229,7 @@ def _cast_changes(a: Report, b: Report, to_b: Mapping[int, int]) -> Iterator[Cas
 
 
 def _casts(report: Report, identity: Mapping[int, Hashable]) -> dict[Hashable, list[CastRow]]:
-    """The casts that are there after a conversion, by what they cast and to which type."""
+    """Return the casts after a conversion, by value and target type."""
     groups: dict[Hashable, list[CastRow]] = defaultdict(list)
     for cast in report.casts:
         if cast.origin != "folded":
@@ -240,8 +241,8 @@ def _casts(report: Report, identity: Mapping[int, Hashable]) -> dict[Hashable, l
 
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
-    """What else differs between the two; settings only where both are conversions."""
-    settings = ("to", "level", "target", "safety", "fuse", "opset", "placement", "lists", "fingerprint")
+    """Return further differences; settings only where both reports are conversions."""
+    settings = ("to", *STATED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
     stated = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
     return tuple((name, mine, theirs) for name, mine, theirs in stated if mine != theirs)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[Path, ...]:
-    """The files written: `NAME.before.json`, `NAME.after.json` and `NAME.paintbuckets.txt`.
+    """Write `NAME.before.json`, `NAME.after.json` and `NAME.paintbuckets.txt`; return their paths.
 
-    NAME is the stem of the model's name, "model" where it has none. The folder is made if need be; files of
-    an earlier run with the same name are replaced. ConfigError if the folder cannot be written.
+    NAME is the stem of the model's name, "model" without one. The function creates the folder if needed; it
+    replaces files of an earlier run with the same name. ConfigError if the folder cannot be written.
     """
     stem = Path(after.model.name).stem or "model"
     texts = {
@@ -36,7 +36,7 @@ def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[P
 
 
 def paint_buckets(lists: OpLists) -> str:
-    """The four lists as text: a heading for each, one op per line."""
+    """Return the four lists as text: a heading for each, one op per line."""
     buckets = ((color, lists.ops(color)) for color in Color if color is not Color.UNLISTED)
     return "\n".join(
         "".join(f"{line}\n" for line in (f"{color.value}:", *(f"  {op}" for op in ops))) for color, ops in buckets

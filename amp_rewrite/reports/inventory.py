@@ -1,4 +1,4 @@
-"""Taking stock of a model: a report from its view, and from the coloring and the plan if it is converted."""
+"""Inventory: a report from the view of a model, and from coloring and plan if it is converted."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
 from amp_rewrite.settings.op_lists import Color, OpLists
+from amp_rewrite.settings.options import STATED
 
 
 def report_of(
@@ -35,19 +36,16 @@ def report_of(
     name: str | None = None,
     tool: str = "",
     lists: OpLists | None = None,
-    level: str | None = None,
-    target: str | None = None,
-    safety: str | None = None,
-    fuse: str | None = None,
-    opset: str | None = None,
-    placement: str | None = None,
     findings: Iterable[Finding] = (),
+    **settings: str | None,
 ) -> Report:
-    """The report of a conversion; without `coloring` the inventory of a model as it is.
+    """Return the report of a conversion; without `coloring` the inventory of a model as it is.
 
     `name` is the model's file (only its last part is kept), else the graph's name stands for it. `findings`
-    come on top of the plan's. O(nodes + uses).
+    come on top of the plan's, `settings` are spellings of options that the header states. O(nodes + uses).
     """
+    for unknown in settings.keys() - set(STATED):
+        raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
     stock = _Stock(view, coloring, plan)
     rows = tuple(stock.row(op) for op in view.ops)
     casts = tuple(stock.casts())
@@ -60,21 +58,16 @@ def report_of(
         dict(sorted((domain or "ai.onnx", version) for domain, version in view.opsets.items())),
         tool,
         coloring.to.spelling if coloring else None,
-        level,
-        target,
-        safety,
+        {name: text for name, text in settings.items() if text is not None},
         lists.name if lists else None,
         lists.fingerprint if lists else None,
-        fuse,
-        opset,
-        placement,
     )
     return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
 
 
 @lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant
 def _last_part(path: str) -> str:
-    """The file's own name, whichever system the path is from."""
+    """Return the file's own name, whichever system the path is from."""
     return PureWindowsPath(PurePosixPath(path).name).name
 
 
@@ -83,7 +76,7 @@ _Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, 
 
 
 class _Look(NamedTuple):
-    """What a row shows of the types of an op."""
+    """Types in a row."""
 
     dtype: str
     variables: Mapping[str, str]
@@ -126,7 +119,7 @@ class _Stock:
         )
 
     def _look_of(self, op: Op) -> _Look:
-        """What the row of an op shows of types, which what its values are and how it is painted tell."""
+        """Return the types in the row of an op. They depend on the types of its values and its paint alone."""
         types = self._made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
         inputs = tuple([types[v] if v is not None else None for v in op.inputs])
         outputs = tuple([self._made[v] if v is not None else None for v in op.outputs])
@@ -139,12 +132,12 @@ class _Stock:
 
     @cached_property
     def _looks(self) -> dict[_Alike, _Look]:
-        """What rows show of types: most ops of a model are like many others."""
+        """Types of rows, shared: most ops of a model are like many others."""
         return {}
 
     @cached_property
     def _made(self) -> Sequence[ValueType | None]:
-        """The type of each value where it is made, once the plan is carried out."""
+        """Type of each value at its producer, once the plan is carried out."""
         made = list(self.view.types)
         for retyped in (self.plan.retype, self._baked_alone) if self.plan else ():
             for value, dtype in retyped.items():
@@ -163,11 +156,11 @@ class _Stock:
         )
 
     def _kind(self, op: Op) -> str:
-        """What the op is once the plan is carried out: a Cast with nothing left to cast is a copy."""
+        """Return the kind of the op once the plan is carried out: a Cast with nothing left to cast is a copy."""
         return "Identity" if self.plan and op.id in self.plan.identities else op.kind
 
     def _painted(self, op: Op, variable: str | None) -> DType | None:
-        """The type that the painter gave a variable; None where it had no say."""
+        """Return the type that the painter gave a variable; None for one that it left alone."""
         if self.coloring is None or variable is None:
             return None
         paint = self.coloring.paints.get((op.id, variable))
@@ -176,7 +169,7 @@ class _Stock:
     def _variables(
         self, op: Op, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...]
     ) -> dict[str, DType]:
-        """The floating variables, each with the type of its first port."""
+        """Return the floating variables, each with the type of its first port."""
         found = {}
         for variable in self.view.variables[op.id]:
             ports = (*(inputs[i] for i in variable.inputs), *(outputs[o] for o in variable.outputs))
@@ -205,7 +198,7 @@ class _Stock:
         return _retyped(self.view.types[value], self._painted(op, variable))
 
     def _made_as(self, value: ValueId) -> DType | None:
-        """The type that a value has where it is made, once the plan is carried out."""
+        """Return the type of a value at its producer, once the plan is carried out."""
         made = self._made[value]
         return made.dtype if made is not None else None
 
@@ -229,13 +222,13 @@ class _Stock:
         return tuple(reads)
 
     def _after(self, value: ValueId | None) -> int:
-        """The row that computes a value, looking through casts; constants are not computed."""
+        """Return the row that computes a value, looking through casts; constants have none."""
         return self._lineage.rows[value] if value is not None else NO_ROW
 
     # -- casts and weights -------------------------------------------------------------------------
 
     def casts(self) -> Iterator[CastRow]:
-        """Those of the model itself in the order of its ops, then the inserted ones in the plan's."""
+        """Yield the casts of the model itself in the order of its ops, then the inserted ones in the plan's."""
         folded = self.plan.drop | self.plan.identities if self.plan else frozenset()
         for op in self.view.ops:
             if op.id not in folded and op.id not in self._lineage.casts:
@@ -287,7 +280,7 @@ class _Stock:
         return self._stated_elements(found.scope).get(found.name)
 
     def _stated_elements(self, scope: ScopeId) -> Mapping[str, int]:
-        """The element counts that a graph states of its values, where the shape is known in full."""
+        """Return the element counts that a graph states, for values whose whole shape is known."""
         if scope not in self._stated:
             graph = self.view.scopes[scope].graph
             stated = ((v.name, _count(v.type)) for v in (*graph.value_info, *graph.input, *graph.output))
@@ -308,7 +301,7 @@ class _Stock:
             yield BakeRow(value.name, bake.to.spelling, *sizes, scope, bake.keeps_original)
 
     def _weights(self) -> int:
-        """Bytes of all dense initializers and Constants, from their dims alone."""
+        """Return the bytes of all dense initializers and Constants, from their dims alone."""
         stored = ((v.id, v.tensor) for v in self.view.values if v.tensor is not None)
         types = ((self.view.dtype(value), math.prod(tensor.dims)) for value, tensor in stored)
         return sum(dtype.nbytes(elements) for dtype, elements in types if dtype)
@@ -358,7 +351,7 @@ def _spell(found: ValueType | None) -> str:
 def _main_dtype(
     op: Op, variables: Mapping[str, DType], outputs: tuple[ValueType | None, ...], inputs: tuple[ValueType | None, ...]
 ) -> str:
-    """The type that stands for the op: what a Cast casts to, else a lowered variable, else the first float."""
+    """Return the type that stands for the op: the target of a Cast, else a lowered variable, else the first float."""
     written = next((t for t in outputs if t is not None), None)
     if op.kind in CASTS and written is not None:
         return str(written)

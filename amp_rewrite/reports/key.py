@@ -1,4 +1,4 @@
-"""The key of an op: a digest of what it is whatever its name and its types, by which two reports find it again."""
+"""Keys of ops: digests that ignore names and types, so that two reports recognize the same op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import AttributeProto, NodeProto
 
 
 def key_of(kind: str, node: NodeProto, weights: Mapping[int, tuple[int, ...]]) -> str:
-    """The key of a node of some kind, that reads `weights`: the shape of each by input slot. 12 hex digits."""
+    """Return the key of a node: its kind, and the shape of each weight that it reads, by input slot. 12 hex digits."""
     shapes = (f"{slot}:{shape}" for slot, shape in weights.items())
     return _digest("\n".join((kind, *_attributes(node), *shapes)))
 
@@ -29,7 +29,7 @@ def _attributes(node: NodeProto) -> list[str]:
 
 
 def _value(a: AttributeProto) -> object:
-    """What an attribute says, without what a conversion may change: tensors count by shape, bodies not at all."""
+    """Return the value of an attribute, without parts that a conversion changes: the shape of tensors, no bodies."""
     read = _PLAIN_VALUES.get(a.type)
     return read(a) if read is not None else None
 

@@ -1,4 +1,4 @@
-"""What each value is behind the casts that it comes through: the row that computes it, the weight that it is."""
+"""Lineage: the row or weight behind each value, looking through casts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from amp_rewrite.reports.rows import NO_ROW
 
 @dataclass(frozen=True)
 class Lineage:
-    """The values of a view by their ids. `identities` are Casts that a plan makes copies. O(nodes) for each table."""
+    """Lineage of the values of a view, by id. `identities` are Casts that a plan makes copies. O(nodes) each."""
 
     view: View
     identities: Collection[OpId] = frozenset()
 
     @cached_property
     def casts(self) -> frozenset[OpId]:
-        """The casts of the model between floats."""
+        """Casts of the model between floats."""
         return frozenset(op.id for op in self._casting if casts_floats(self.view, op))
 
     @cached_property
     def source(self) -> Sequence[ValueId]:
-        """What a value is a cast of, through casts between floats and those that copy; mostly itself."""
+        """Value behind each value, through casts between floats and those that copy; mostly the value itself."""
         source = [value.id for value in self.view.values]
         for op in self._casting:
             read, made = op.inputs[0], op.outputs[0]
@@ -36,14 +36,14 @@ class Lineage:
 
     @cached_property
     def rows(self) -> Sequence[int]:
-        """The row that computes a value; NO_ROW for what no op computes."""
+        """Row that computes each value; NO_ROW for one that no op computes."""
         constants = {op.id for op in self.view.ops if op.kind == "Constant"}
         producers = [self.view.values[source].producer for source in self.source]
         return [NO_ROW if made_by is None or made_by in constants else made_by for made_by in producers]
 
     @cached_property
     def shapes(self) -> Sequence[tuple[int, ...] | None]:
-        """The shape of the weight that a value is; None for what is none."""
+        """Shape of the weight behind each value; None for other values."""
         tensors = (self.view.values[source].tensor for source in self.source)
         return [tuple(tensor.dims) if tensor is not None else None for tensor in tensors]
 

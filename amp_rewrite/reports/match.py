@@ -1,8 +1,8 @@
-"""Which row of one report is which row of another, when nodes were renamed, inserted or taken out.
+"""Match the rows of two reports, although nodes were renamed, inserted or removed.
 
-Two rows are the same op when the evidence says so: their names, everything upstream of them, everything
-downstream of them. The rules below weigh it, the strongest first; what none of them settles stays unmatched.
-Constants and casts between floats are no ops here: conversions add and remove them.
+The evidence is: names, everything upstream of a row, everything downstream of it. The rules below weigh it, the
+strongest first; rows that none of them settles stay unmatched. Constants and casts between floats do not count as
+ops: conversions add and remove them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, Row
 
-# Steps of alignment, over all gaps; what would cost more stays unmatched.
+# Steps of alignment, over all gaps; rows that would cost more stay unmatched.
 _ALIGNMENT = 2_000_000
 
 
 def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
-    """The pairs (row of `a`, row of `b`) that are the same op, in the order of `b`. O(rows + reads), nearly."""
+    """Return the pairs (row of `a`, row of `b`) that are the same op, in the order of `b`. O(rows + reads), nearly."""
     shapes: dict[Hashable, int] = {}
     mine, theirs = _Side.of(a, shapes), _Side.of(b, shapes)
     pairs = _Pairs(mine, theirs, mine.live, theirs.live)
@@ -36,7 +36,7 @@ def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
 
 
 def compared(report: Report) -> tuple[int, ...]:
-    """The rows that count as ops: neither constants nor casts between floats, or to the type that they read."""
+    """Return the rows that count as ops: neither constants nor casts between floats, or to the type that they read."""
     return tuple(i for i, row in enumerate(report.rows) if not _passed_over(row))
 
 
@@ -53,7 +53,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class _Side:
-    """One report, prepared: who reads each row, and the shape of all that lies above and below it.
+    """One report with an index: the readers of each row, and the shape of the graph above and below it.
 
     `up` and `down` are equal numbers for equal ones, across both sides: subgraphs are interned, not hashed.
     """
@@ -136,7 +136,7 @@ _EVIDENCE: tuple[Evidence, ...] = (
 
 @dataclass
 class _Pairs:
-    """The pairs found so far."""
+    """Pairs so far."""
 
     a: _Side
     b: _Side
@@ -171,7 +171,7 @@ class _Pairs:
         self.left_b = [j for j in self.left_b if j not in self.to_a]
 
     def spread(self) -> None:
-        """From each pair to its neighbours: what the same input reads, and what reads it in the same way."""
+        """Pair the neighbours of each pair: producers of the same input, and readers in the same slot."""
         while self.fresh:
             i, j = self.fresh.popleft()
             above = self.a.rows[i], self.b.rows[j]
@@ -195,11 +195,11 @@ class _Pairs:
         return groups
 
     def _alike(self, i: int, j: int) -> bool:
-        """Whether two rows are both free, do the same, and no name of theirs leads elsewhere."""
+        """True if two rows are both free and do the same, and none of their names leads elsewhere."""
         return i not in self.to_b and j not in self.to_a and _kind(self.a.rows[i]) == _kind(self.b.rows[j])
 
     def align(self, word: Callable[[Row], str]) -> None:
-        """Between two pairs that stand in the same order, a longest common run of words."""
+        """Between two pairs in the same order, join a longest common run of words."""
         self._forget_matched()
         budget = _ALIGNMENT
         for mine, theirs in list(self._gaps()) if self.left_a and self.left_b else ():
@@ -210,7 +210,7 @@ class _Pairs:
                 self.join(mine[at], theirs[other])
 
     def _gaps(self) -> Iterator[tuple[list[int], list[int]]]:
-        """The unmatched rows between neighbouring anchors, where both sides have some."""
+        """Yield the unmatched rows between neighbouring anchors, where both sides have some."""
         mine, theirs = deque(self.left_a), deque(self.left_b)
         for i, j in [*_increasing(sorted(self.found)), (len(self.a.rows), len(self.b.rows))]:
             gap = _before(mine, i), _before(theirs, j)
@@ -234,7 +234,7 @@ def _before(waiting: deque[int], limit: int) -> list[int]:
 
 
 def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A longest run of pairs that rises in both numbers, out of pairs that rise in the first. O(n log n)."""
+    """Return a longest run of pairs that rises in both numbers, out of pairs that rise in the first. O(n log n)."""
     ends: list[int] = []
     at: list[int] = []
     before: list[int] = []
@@ -252,7 +252,7 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def common(a: Sequence[str], b: Sequence[str], budget: int) -> tuple[list[tuple[int, int]], int]:
-    """A longest common subsequence as pairs of positions, and the steps that it took; none over budget.
+    """Return a longest common subsequence as pairs of positions, and its number of steps; None over budget.
 
     E. Myers, "An O(ND) Difference Algorithm and Its Variations", 1986: the greedy algorithm.
     """
@@ -277,7 +277,7 @@ def common(a: Sequence[str], b: Sequence[str], budget: int) -> tuple[list[tuple[
 
 
 def _walked(trail: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    """The diagonal steps of the path that the trail ends in."""
+    """Return the diagonal steps of the path at whose end the trail stops."""
     pairs: list[tuple[int, int]] = []
     for edits in range(len(trail) - 1, -1, -1):
         furthest, k = trail[edits], x - y

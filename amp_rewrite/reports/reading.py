@@ -1,4 +1,4 @@
-"""Readers of JSON that people may have changed: each checks a value and gives it, or says what is wrong with it."""
+"""Readers of untrusted JSON: each checks a value and returns it, or raises `Malformed`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Reader = Callable[[object], Any]
 
 
 class Malformed(Exception):
-    """What is wrong with a field; the callers on the way out put the path before it."""
+    """Error in a field; callers on the way out put the path before it."""
 
     def __init__(self, fact: str) -> None:
         super().__init__(fact)
@@ -18,14 +18,14 @@ class Malformed(Exception):
 
 
 def fail(path: str, fact: str) -> NoReturn:
-    """Raise what is wrong at a path."""
+    """Raise the error at a path."""
     error = Malformed(fact)
     error.path = path
     raise error
 
 
 def text(value: object) -> str:
-    """A text that UTF-8 can hold."""
+    """Read a text that UTF-8 can hold."""
     if not isinstance(value, str):
         raise Malformed(f"must be text, but is {kind(value)}")
     if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
@@ -34,7 +34,7 @@ def text(value: object) -> str:
 
 
 def integer(value: object) -> int:
-    """An integer of 64 bits."""
+    """Read an integer of 64 bits."""
     if type(value) is not int:
         raise Malformed(f"must be an integer, but is {kind(value)}")
     if abs(value) >= 2**63:
@@ -43,7 +43,7 @@ def integer(value: object) -> int:
 
 
 def natural(value: object) -> int:
-    """One that is not negative."""
+    """Read an integer that is not negative."""
     number = integer(value)
     if number < 0:
         raise Malformed(f"must not be negative, but is {number}")
@@ -51,19 +51,19 @@ def natural(value: object) -> int:
 
 
 def flag(value: object) -> bool:
-    """True or false."""
+    """Read true or false."""
     if not isinstance(value, bool):
         raise Malformed(f"must be true or false, but is {kind(value)}")
     return value
 
 
 def optional(read: Reader) -> Reader:
-    """What `read` takes, or null."""
+    """Read null, or a value with `read`."""
     return lambda value: None if value is None else read(value)
 
 
 def list_of(read: Reader) -> Reader:
-    """A list, as a tuple."""
+    """Read a list, as a tuple."""
 
     def reader(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -80,7 +80,7 @@ def list_of(read: Reader) -> Reader:
 
 
 def map_of(read: Reader) -> Reader:
-    """An object of any names."""
+    """Read an object of any names."""
 
     def reader(value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -98,7 +98,7 @@ def map_of(read: Reader) -> Reader:
 
 
 def kind(value: object) -> str:
-    """What a value of JSON is, in words."""
+    """Return the kind of a JSON value, in words."""
     if isinstance(value, float) and not math.isfinite(value):
         return "a number out of range"
     names = {

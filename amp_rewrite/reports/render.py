@@ -1,4 +1,4 @@
-"""Text for people and for machines that show it: aligned tables, Markdown tables, GitHub annotations."""
+"""Text for terminals and for GitHub: aligned tables, Markdown tables, annotations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def plain(text: str) -> str:
-    """The text on one line, with control characters and lone surrogates escaped.
+    """Return the text on one line, with control characters and lone surrogates escaped.
 
     Names come out of model files; an escape sequence in one must not reach a terminal.
     """
@@ -16,7 +16,7 @@ def plain(text: str) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2) -> list[str]:
-    """The lines of a table with aligned columns; no line has trailing blanks.
+    """Return the lines of a table with aligned columns; no line has trailing blanks.
 
     `right` marks the right-aligned columns by position: " >" aligns the second one to the right. The last
     column is never padded, so that one long cell does not widen every line.
@@ -36,12 +36,12 @@ def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) ->
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """The number and its noun: "1 op", "2 ops", "0 casts"."""
+    """Return the number and its noun: "1 op", "2 ops", "0 casts"."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def size(number: int) -> str:
-    """Bytes for people, in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
+    """Return bytes in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
     if number < 1000:
         return f"{number} B"
     scaled = float(number)
@@ -53,7 +53,7 @@ def size(number: int) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """The share in whole percent; 100 % only where nothing is missing, 0 % only where nothing is there."""
+    """Return the share in whole percent; 100 % only for the whole, 0 % only for zero."""
     if whole == 0:
         return "-"
     percent = 100 * part / whole
@@ -62,19 +62,19 @@ def share(part: int, whole: int) -> str:
 
 
 def shortened(names: Sequence[str], limit: int = 3) -> str:
-    """The first names: "a, b, c, …"."""
+    """Return the first names: "a, b, c, …"."""
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table. Cells are code, so that no name can break out of one."""
+    """Return the lines of a Markdown table. Cells are code, so that no name can break out of one."""
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in rows]
     return lines
 
 
 def _code(cell: str) -> str:
-    """A code span; one fence longer than any inside it. A pipe splits cells even inside a code span."""
+    """Return a code span; one fence longer than any inside it. A pipe splits cells even inside a code span."""
     if not cell:
         return ""
     text = plain(cell).replace("|", "\\|")
@@ -86,10 +86,10 @@ def _code(cell: str) -> str:
 
 
 def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
-    """One GitHub workflow command: "::warning title=…::…".
+    """Return one GitHub workflow command: "::warning title=…::…".
 
-    Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. What else is not
-    printable is escaped as `plain` does.
+    Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. Other
+    characters that are not printable are escaped as in `plain`.
     """
     stated = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{level}{' ' + stated if stated else ''}::{_message(message)}"

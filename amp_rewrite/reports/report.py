@@ -1,4 +1,4 @@
-"""What a conversion did and why, or what an existing model is: one row per op, the casts, the totals.
+"""Reports: a conversion and its reasons, or the inventory of a model. One row per op, the casts, the totals.
 
 A report is plain data. It goes to JSON and comes back equal, needs no model and no ONNX to be read, and holds
 neither times nor absolute paths: the same model converted in the same way gives the same bytes.
@@ -28,6 +28,7 @@ from amp_rewrite.reports.reading import (
 )
 from amp_rewrite.reports.rows import NO_ROW, SCHEMA, BakeRow, CastRow, Header, ReportData, Row, Totals
 from amp_rewrite.reports.summary import summary
+from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
 MAX_CHARACTERS = 256 * 2**20
 
@@ -37,11 +38,11 @@ class Report(ReportData):
     """A report that can be printed, stored and read again."""
 
     def text(self, *, verbose: bool = False) -> str:
-        """For people: one screen of summary; `verbose` adds every row. Ends with a newline."""
+        """Return one screen of summary; `verbose` adds every row. Ends with a newline."""
         return summary(self, verbose=verbose)
 
     def to_json(self) -> str:
-        """As JSON, one row per line: equal reports, equal text. Ends with a newline."""
+        """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
         parts = [f'  "schema": {self.schema}']
         parts += [f'  "{name}": {_dump(_encode(getattr(self, name)))}' for name in ("model", "totals")]
         for name in ("findings", "casts", "baked", "rows"):
@@ -51,7 +52,7 @@ class Report(ReportData):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
-        """The report that `to_json` wrote. ReportError, naming `source` and the field, for anything else."""
+        """Return the report of a `to_json` text. ReportError, naming `source` and the field, for other text."""
         return _report(_load(text, source), source)
 
 
@@ -60,13 +61,20 @@ def _dump(item: object) -> str:
 
 
 def _encode(item: Any) -> dict[str, object]:
-    """The fields that differ from their defaults, in their order; maps in the order of their keys."""
+    """Return the fields that differ from their defaults, in their order; maps in the order of their keys.
+
+    The settings of a header stand among its fields: those that every conversion states first, the others at the end.
+    """
     encoded: dict[str, object] = {}
+    last: dict[str, object] = {}
     for name, default in _FIELDS[type(item)]:
         value = getattr(item, name)
-        if value != default:
+        if name == "settings":
+            encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
+            last = {name: text for name, text in value.items() if name not in encoded}
+        elif value != default:
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
-    return encoded
+    return encoded | last
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -104,15 +112,15 @@ def _report(loaded: object, source: str) -> Report:
 
 
 def _check_positions(report: Report) -> None:
-    """Rows stand in topological order: each reads only rows before it."""
+    """Raise Malformed unless each row reads only rows before it."""
     for i, row in enumerate(report.rows):
         if any(not NO_ROW <= read < i for read in row.reads):
             fail(f".rows[{i}].reads", "names a row that does not stand before this one")
         if not NO_ROW <= row.because_row < len(report.rows):
-            fail(f".rows[{i}].because_row", "names no row")
+            fail(f".rows[{i}].because_row", "does not name a row")
     for i, cast in enumerate(report.casts):
         if not NO_ROW <= cast.after < len(report.rows):
-            fail(f".casts[{i}].after", "names no row")
+            fail(f".casts[{i}].after", "does not name a row")
 
 
 def _object(cls: type) -> Reader:
@@ -126,6 +134,8 @@ def _object(cls: type) -> Reader:
             for name, item in value.items():
                 attribute, read = readers[name]
                 given[attribute] = read(item)
+            if cls is Header:
+                given["settings"] = {name: text for name in STATED if (text := given.pop(name, None)) is not None}
         except KeyError:
             raise Malformed(f"has an unknown field {name!r}") from None
         except Malformed as error:
@@ -161,7 +171,7 @@ _CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
 
 
 def _parts(cls: Any) -> list[tuple[str, str, object]]:
-    """The fields of a class: name, annotation, default. Postponed annotations are their own source text."""
+    """Return the fields of a class: name, annotation, default. Postponed annotations are their own source text."""
     if issubclass(cls, tuple):
         given = cls._field_defaults
         return [(name, cls.__annotations__[name].__forward_arg__, given.get(name, MISSING)) for name in cls._fields]
@@ -173,6 +183,8 @@ _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
     cls: {name.rstrip("_"): (name, integer if (cls, name) in _SIGNED else _TYPES[stated]) for name, stated, _ in parts}
     for cls, parts in _PARTS.items()
 }
+del _READERS[Header]["settings"]
+_READERS[Header] |= {name: (name, optional(text)) for name in STATED}  # they stand beside the other fields
 _NEEDED: dict[type, tuple[str, ...]] = {
     cls: tuple(name for name, _, default in parts if cls is Report or default is MISSING)
     for cls, parts in _PARTS.items()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding
+from amp_rewrite.settings.options import STATED
 
 SCHEMA = 1
 NO_ROW = -1
@@ -17,9 +18,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of which model, made by which lists and settings. In an inventory, `to` and the rest are None.
+    """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
 
-    `fuse`, `opset` and `placement` are None also where they are what a conversion does unasked.
+    `settings` holds the spellings of options by name, each an attribute, too: None for an option that the table of
+    options leaves out where its value is the usual one.
     """
 
     name: str
@@ -27,14 +29,14 @@ class Header:
     opsets: Mapping[str, int]
     tool: str = ""
     to: str | None = None
-    level: str | None = None
-    target: str | None = None
-    safety: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     lists: str | None = None
     fingerprint: str | None = None
-    fuse: str | None = None
-    opset: str | None = None
-    placement: str | None = None
+
+    def __getattr__(self, name: str) -> str | None:
+        if name in STATED:
+            return self.settings.get(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 class Row(NamedTuple):
@@ -53,7 +55,7 @@ class Row(NamedTuple):
     dtype: str
     scope: str = ""
     named: bool = True
-    """Whether the name stands in the model; otherwise it was made from scope, type and position."""
+    """True if the name stands in the model; otherwise it consists of scope, type and position."""
     variables: Mapping[str, str] = MappingProxyType({})
     color: str | None = None
     rule: str | None = None
@@ -69,12 +71,12 @@ class Row(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The name with its scope before it: "loop_1/body/MatMul_3"."""
+        """Name with its scope before it: "loop_1/body/MatMul_3"."""
         return self.name if self.name.startswith(self.scope) else self.scope + self.name
 
     @property
     def why(self) -> str:
-        """The rule and the op that it is due to: "deny_forward because of Exp_3"; empty in an inventory."""
+        """Rule and the op behind it: "deny_forward because of Exp_3"; empty in an inventory."""
         due = f" because of {self.because}" if self.because else ""
         return f"{self.rule}{due}" if self.rule else ""
 
@@ -101,7 +103,7 @@ class CastRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BakeRow:
-    """A weight stored in another type. `keeps_original`: a copy as it was stays for those who still read it."""
+    """A weight stored in another type. `keeps_original`: a float32 copy stays for its other readers."""
 
     value: str
     to: str
@@ -139,7 +141,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """The rows in topological order, and what surrounds them."""
+    """Rows in topological order, with header, totals, casts and findings."""
 
     model: Header
     totals: Totals
@@ -151,15 +153,15 @@ class ReportData:
 
     @property
     def inventory(self) -> bool:
-        """Whether this describes a model as it is, not a conversion."""
+        """True if this describes a model as it is, not a conversion."""
         return self.model.to is None
 
     @property
     def refused(self) -> tuple[Row, ...]:
-        """The ops that the lists would lower and the target has no kernel for; each says why in `note`."""
+        """Ops that the lists would lower, but for which the target has no kernel; `note` says why."""
         return tuple(row for row in self.rows if row.rule == reasons.KERNEL_GATE)
 
     @property
     def raised(self) -> tuple[Row, ...]:
-        """The ops that have a low type in the model and float32 now; each says in `note` who asked for it."""
+        """Ops that had a low type in the model and are float32 now; `note` names the pattern or rule."""
         return tuple(row for row in self.rows if row.rule == reasons.RAISED)

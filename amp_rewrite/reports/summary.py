@@ -14,7 +14,7 @@ _SHOWN_CASTS = 6
 
 
 def summary(report: ReportData, *, verbose: bool = False) -> str:
-    """The text of a report; `verbose` adds all casts, findings and rows. Ends with a newline."""
+    """Return the text of a report; `verbose` adds all casts, findings and rows. Ends with a newline."""
     parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
     if verbose:
         parts.append(_rows(report))
@@ -27,8 +27,7 @@ def _head(report: ReportData) -> list[str]:
     lines = [f"{plain(model.name)}{' → ' + model.to if model.to else ''}"]
     facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
     if model.to:
-        names = ("target", "level", "safety", "fuse", "opset", "placement")
-        chosen = {name: getattr(model, name) for name in names}
+        chosen = {"target": model.target, **model.settings}
         facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in chosen.items() if value)))
     if model.lists:
         facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
@@ -98,7 +97,7 @@ def _conversion(report: ReportData, verbose: bool) -> list[list[str]]:
 
 
 def _raised(report: ReportData) -> list[str]:
-    """The ops that are float32 and were not, by what asked for it, in order."""
+    """Return the ops that became float32, by the pattern or rule behind it, in order."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.raised:
         groups[_asked(row)].append(row)
@@ -109,12 +108,12 @@ def _raised(report: ReportData) -> list[str]:
 
 
 def _asked(row: Row) -> str:
-    """What asked for it, without what differs from op to op: a pattern, a rule, the group that is raised whole."""
+    """Return the pattern, rule or group behind a raised row, without parts that differ from op to op."""
     return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
 
 
 def _why(report: ReportData) -> list[str]:
-    """The ops that stayed float32, by rule, the most frequent first."""
+    """Return the ops that stayed float32, by rule, the most frequent first."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
         if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW and row.op != "Constant":
@@ -128,13 +127,13 @@ def _why(report: ReportData) -> list[str]:
 
 
 def _examples(rows: Sequence[Row]) -> str:
-    """The op types in a group, the most frequent first, each with a count."""
+    """Return the op types in a group, the most frequent first, each with a count."""
     kinds = Counter(row.op for row in rows)
     return shortened([f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))], 4)
 
 
 def _refused(report: ReportData) -> list[str]:
-    """One line per op type and reason; there can be hundreds of equal ones."""
+    """Return one line per op type and reason; there can be hundreds of equal ones."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in report.refused:
         groups[row.op, row.note].append(row)
@@ -158,7 +157,7 @@ def _casts(report: ReportData, verbose: bool) -> list[str]:
 
 
 def _findings(report: ReportData, verbose: bool) -> list[str]:
-    """One line per kind, with the first of it; all of them when verbose."""
+    """Return one line per kind, with the first of it; all of them when verbose."""
     if not report.findings:
         return []
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -176,7 +175,7 @@ def _findings(report: ReportData, verbose: bool) -> list[str]:
 
 
 def _stock(report: ReportData, verbose: bool) -> list[list[str]]:
-    """The op types, the most frequent first, each with its element types; and the model's own casts."""
+    """Return the op types, the most frequent first, each with its element types; and the model's own casts."""
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for row in report.rows:
         kinds[row.op][row.dtype] += 1
@@ -195,5 +194,5 @@ def _rows(report: ReportData) -> list[str]:
 
 
 def _note(row: Row) -> str:
-    """What the rule says of the op; where it only follows the list, what the list says."""
+    """Return the note of the rule; for a rule that only follows the list, the reason of the list."""
     return row.note or (row.reason if row.rule and not row.because else "")

@@ -34,18 +34,19 @@ class Binding:
     @classmethod
     def of(
         cls,
-        ort: Any,
-        session: Any,
+        opened: tuple[Any, Any],
         ports: tuple[Mapping[str, Port], Mapping[str, Port]],
         feeds: Mapping[str, object],
         outputs: Sequence[str] | Mapping[str, object],
         place: tuple[str, int],
         fixed: bool,
     ) -> Binding:
-        """Bind feeds and outputs; outputs by name, or by name with the tensor to write into.
+        """Return the binding of feeds, and of outputs: by name, or by name with the tensor to write into.
 
-        `fixed`: outputs keep their address from run to run, as a CUDA graph requires; their shapes must be known.
+        `opened`: the module of onnxruntime, and the session. `ports`: inputs and outputs by name. `fixed`: outputs keep
+        their address from run to run, as a CUDA graph wants it; their shapes have to be known.
         """
+        ort, session = opened
         bound = session.io_binding()
         values = {name: _value(ort, ports[0][name], value, *place) for name, value in feeds.items()}
         targets = dict(outputs) if isinstance(outputs, Mapping) else {}

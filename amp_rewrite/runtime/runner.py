@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +52,30 @@ _QUIET, _DEFAULT_SEVERITY = 4, 2
 _PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Options of opening a model.
+
+    `providers`: the first one that opens here runs the model, the others behind it. `outputs_only`: those outputs
+    alone, in that order; ops that serve only others are not computed. `optimized`: False runs every node as it stands.
+    `planned`: False spares planning the reuse of memory, which takes most of opening a graph of 1000 nodes. `pooled`:
+    False lets each value take its memory by itself; else a second run takes that of all values at once, beside that of
+    the first one. `spinning`: False lets threads sleep while they wait, for graphs of many small ops. `threads` for one
+    op; 0: one per core. `provider_options` by provider; without any, CUDA computes float32 in float32, not in TF32.
+    `profile`: onnxruntime times every op from now on, for `end_profile` to write to a file whose path begins so.
+    """
+
+    providers: Sequence[str] = (CPU,)
+    outputs_only: Sequence[str] | None = None
+    optimized: bool = True
+    planned: bool = True
+    pooled: bool = True
+    spinning: bool = True
+    threads: int = 0
+    provider_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    profile: str | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
     """A model that is open. `provider` is the one that really opened, whatever was asked for."""
@@ -64,42 +87,21 @@ class Runner:
     _written_to: frozenset[str] = field(repr=False)
 
     @classmethod
-    def open(
-        cls,
-        model: Model,
-        *,
-        providers: Sequence[str] = (CPU,),
-        outputs_only: Sequence[str] | None = None,
-        optimized: bool = True,
-        planned: bool = True,
-        pooled: bool = True,
-        spinning: bool = True,
-        threads: int = 0,
-        provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-        profile: str | None = None,
-    ) -> Runner:
-        """The model, opened by the first of `providers` that opens here, the others behind it.
+    def open(cls, model: Model, options: SessionOptions | None = None) -> Runner:
+        """Open a model as `options` say, by default on the CPU.
 
         Weights in files stay there, and onnxruntime maps them; a model with others that are heavy, or with pending
-        casts, is written to a temporary folder for as long as it is being opened. `outputs_only`: those outputs
-        alone, in that order; what only others need is not computed. `optimized`: False runs every node as it stands.
-        `planned`: False spares planning how memory is reused, which takes most of opening a graph of 1000 nodes.
-        `pooled`: False lets each value take its memory by itself; else a second run takes that of all values at once,
-        beside what the first one took. `spinning`: False lets threads sleep while they wait, for graphs of many small
-        ops. `threads` for one op; 0: one per core. `provider_options` by provider; without any, CUDA computes float32
-        in float32, not in TF32. `profile`: onnxruntime times every op from now on, for `end_profile` to write to a
-        file whose path begins so.
+        casts, is written to a temporary folder for as long as it is being opened.
 
-        PolicyError for a provider that this onnxruntime does not have; ModelError when none of `providers` opens, and
-        for whatever onnxruntime objects to in the model.
+        PolicyError for a provider that this onnxruntime does not have; ModelError when none of the providers opens, and
+        for every objection of onnxruntime to the model.
         """
+        options = options or SessionOptions()
+        providers = options.providers
         _check_providers(providers)
-        chosen = model if outputs_only is None else reduced(model, outputs_only)
-        with model_input(chosen) as (given, options):
-            if not spinning:
-                options = {**options, "session.intra_op.allow_spinning": "0"}
-            wanted = [(p, {**_PROVIDER_OPTIONS.get(p, {}), **provider_options.get(p, {})}) for p in providers]
-            session = _opened(given, options, chosen.proto, wanted, optimized, (planned, pooled), threads, profile)
+        chosen = model if options.outputs_only is None else reduced(model, options.outputs_only)
+        with model_input(chosen) as (given, entries):
+            session = _opened(given, entries, chosen.proto, options)
         opened = session.get_providers()[0]
         if opened not in providers:
             raise ModelError(
@@ -161,7 +163,7 @@ class Runner:
         check_names("output", chosen, tuple(ports[1]))
         self._check_fed(feeds)
         with one_line("run"):
-            return Binding.of(ort, self._session, (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
+            return Binding.of((ort, self._session), (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
         """Raise ModelError unless `feeds` has only inputs and all required ones."""
@@ -219,7 +221,7 @@ def cuda_opens() -> bool:
     graph = helper.make_graph([node], "probe", [x], [y])
     probe = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
     try:
-        return Runner.open(Model(probe), providers=(CUDA, CPU)).provider == CUDA
+        return Runner.open(Model(probe), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
         return False
 
@@ -288,38 +290,35 @@ def _check_providers(providers: Sequence[str]) -> None:
 
 
 def _opened(
-    given: bytes | str,
-    options: Mapping[str, str],
-    proto: ModelProto,
-    wanted: Sequence[tuple[str, dict[str, str]]],
-    optimized: bool,
-    memory: tuple[bool, bool],
-    threads: int,
-    profile: str | None,
+    given: bytes | str, entries: Mapping[str, str], proto: ModelProto, options: SessionOptions
 ) -> onnxruntime.InferenceSession:
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
-    settings.intra_op_num_threads = threads
-    planned, pooled = memory
-    settings.enable_mem_reuse = planned and size(proto.graph) <= _MOST_PLANNED_NODES
-    settings.enable_mem_pattern = pooled
+    settings.intra_op_num_threads = options.threads
+    settings.enable_mem_reuse = options.planned and size(proto.graph) <= _MOST_PLANNED_NODES
+    settings.enable_mem_pattern = options.pooled
     level = ort.GraphOptimizationLevel
-    settings.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
-    for key, value in options.items():
+    settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimized else level.ORT_DISABLE_ALL
+    for key, value in entries.items():
         settings.add_session_config_entry(key, value)
-    if profile is not None:
-        settings.enable_profiling, settings.profile_file_prefix = True, profile
+    if not options.spinning:
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if options.profile is not None:
+        settings.enable_profiling, settings.profile_file_prefix = True, options.profile
     # onnxruntime 1.31's NchwcTransformer ends the process on float16 graphs with an LSTM before a Transpose.
     skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in all_nodes(proto.graph.node)) else None
+    by_provider = {
+        p: {**_PROVIDER_OPTIONS.get(p, {}), **options.provider_options.get(p, {})} for p in options.providers
+    }
     ort.set_default_logger_severity(_QUIET)  # a provider that does not open says so outside of any session
     try:
         with one_line("open"):
-            if {CUDA, TENSORRT}.intersection(dict(wanted)):
+            if {CUDA, TENSORRT}.intersection(by_provider):
                 _preload_once()
             return ort.InferenceSession(
-                given, settings, list(dict(wanted).items()), disabled_optimizers=skipped, enable_fallback=0
+                given, settings, list(by_provider.items()), disabled_optimizers=skipped, enable_fallback=0
             )
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)

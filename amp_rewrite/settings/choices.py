@@ -14,18 +14,33 @@ from amp_rewrite.runtime.roofline import ROOFS, Roof
 
 class _Choice(Enum):
     @classmethod
-    def parse(cls, spelling: str) -> Self:
-        """The member of that name, in any case, with "_" as good as "-"; PolicyError for anything else."""
-        wanted = spelling.strip().lower().replace("_", "-")
-        for member in cls:
-            if member.value == wanted:
-                return member
-        legal = ", ".join(str(member.value) for member in cls)
-        raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; use one of {legal}")
+    def parse(cls, spelling: str | Self) -> Self:
+        """Return the member of a name, in any case, with "_" or "-"; PolicyError for an unknown name."""
+        if isinstance(spelling, cls):
+            return spelling
+        try:
+            return cls(str(spelling).strip().lower().replace("_", "-"))
+        except ValueError:
+            legal = ", ".join(str(member.value) for member in cls)
+            raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; use one of {legal}") from None
+
+
+class Level(_Choice):
+    """How far the conversion goes; the first four are TensorFlow's."""
+
+    DEFAULT = "default"
+    TENSOR_CORES_ONLY = "tensor-cores-only"
+    TREAT_GRAY_AS_DENY = "treat-gray-as-deny"
+    UNSAFE_FORCE_ALL = "unsafe-force-all"
+    LOWER_ALL = "lower-all"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Level | None:
+        return cls.TREAT_GRAY_AS_DENY if value == "treat-infer-as-deny" else None  # TensorFlow's name for it
 
 
 class Target(_Choice):
-    """Who will run the model, and so what is legal.
+    """Runtime of the result, which decides what is legal.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
     `ONNX`: the schema alone decides. `TENSORRT`: the schema decides, and all float types of an op are one.
@@ -37,7 +52,7 @@ class Target(_Choice):
 
 
 class Safety(_Choice):
-    """Which rules protect numbers on top of the lists: this project's (`DEFAULT`), or none at all."""
+    """Rules that protect numbers on top of the lists: this project's (`DEFAULT`), or none at all."""
 
     DEFAULT = "default"
     NONE = "none"
@@ -45,19 +60,21 @@ class Safety(_Choice):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How the border between the types is found: `roof` is None for TensorFlow's way, which spreads colors.
+    """Method that finds the border between the types: without `roof` TensorFlow's, which spreads colors.
 
-    With a roof it is the minimum cut for that GPU: what Casts, float32 and lost fusions cost there. `islands`: whether
-    ops of the allow list, too, stay float32 where being low gains less than that costs.
+    With a roof, the minimum cut over the costs of Casts, float32 and lost fusions on that GPU. `islands`: ops of the
+    allow list, too, stay float32 where a low type gains less than its Casts cost.
     """
 
     roof: Roof | None = None
     islands: bool = False
 
     @classmethod
-    def parse(cls, spelling: str) -> Placement:
-        """Of "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or "propagate", in any
-        case; PolicyError for anything else."""
+    def parse(cls, spelling: str | Placement) -> Placement:
+        """Return the placement of "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or
+        "propagate", in any case; PolicyError for anything else."""
+        if isinstance(spelling, Placement):
+            return spelling
         name, colon, gpu = spelling.strip().partition(":")
         if name.lower() in ("auto", "propagate") and not colon:
             return AUTO if name.lower() == "auto" else PROPAGATE
@@ -69,6 +86,7 @@ class Placement:
 
     @property
     def spelling(self) -> str:
+        """Text that `parse` reads back."""
         if self.roof is None:
             return "propagate"
         return f"mincut:{self.roof.gpu}" if self.islands else "auto"
@@ -79,7 +97,7 @@ PROPAGATE, AUTO = Placement(), Placement(ROOFS["A100"])
 
 
 class Fuse(Enum):
-    """What is fused before painting."""
+    """Fusions before painting."""
 
     NONE = "none"
     BASIC = "basic"
@@ -101,7 +119,7 @@ Opset = str | int
 
 
 def parse_opset(spelling: Opset) -> Opset:
-    """The word "auto" or a number. PolicyError for what is neither, or no opset that a model can be moved to."""
+    """Return "auto" or a number. PolicyError for other text, and for an opset that no model can be moved to."""
     if spelling == AUTO_OPSET:
         return AUTO_OPSET
     from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
@@ -116,10 +134,10 @@ def parse_opset(spelling: Opset) -> Opset:
 
 
 HEADROOM = 2.0
-"""How many times a value may grow before it leaves the range of the low type."""
+"""Factor by which a value may grow before it leaves the range of the low type."""
 
 
 def check_headroom(headroom: float) -> None:
-    """PolicyError for a headroom that is no finite number above 1."""
+    """Raise PolicyError unless the headroom is a finite number above 1."""
     if not 1 < headroom < math.inf:
         raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")

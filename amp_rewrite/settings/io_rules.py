@@ -1,4 +1,4 @@
-"""Rules for the types of public values: inputs and outputs of a model that are to be low, or to stay float32."""
+"""Rules for the types of a model's inputs and outputs: low, or float32."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from amp_rewrite.settings.selectors import closest
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """Public values and the type they shall have; `dtype` None is the type that the model is lowered to.
+    """A type for inputs and outputs that a glob matches; `dtype` None is the low type of the conversion.
 
-    `side` is "in", "out", or "" for both. `strict` rules must match something.
+    `side` is "in", "out", or "" for both. A `strict` rule must match a value.
     """
 
     text: str
@@ -29,16 +29,16 @@ class IoRule:
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """The io rules in order: "keep", "low" or "GLOB=TYPE", each with "in:" or "out:" before it if wanted.
+    """Return the rules in order: "keep", "low" or "GLOB=TYPE", each with an optional prefix "in:" or "out:".
 
-    PatternError for anything else.
+    PatternError for other text.
     """
     texts = [] if rules is None else [rules] if isinstance(rules, str) else rules
     return tuple(_io_rule(text.strip()) for text in texts)
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """The float32 inputs and outputs of the model whose type changes, and the type that they get.
+    """Return the new types of the float32 inputs and outputs that change.
 
     The last rule that matches a value wins. PatternError for a glob that matches no float32 input or output,
     and for a type that is neither float32 nor the one that the model is lowered to.
@@ -68,7 +68,7 @@ def _io_rule(text: str) -> IoRule:
     if not equals or not glob.strip():
         near = difflib.get_close_matches(body, ("keep", "low"), 1)
         hint = f"did you mean {near[0]!r}?" if near else "write keep, low or GLOB=TYPE, with in: or out: before it"
-        raise PatternError(f"io {text!r} is no rule; {hint}")
+        raise PatternError(f"io {text!r} is not a rule; {hint}")
     try:
         return IoRule(text, side, glob.strip(), DType.parse(spelling), True)
     except PolicyError as error:

@@ -1,4 +1,4 @@
-"""What a list says about an op: its color, for which nodes, who says so and why."""
+"""Entries of op lists: the color of an op, the nodes that it applies to, its source and its reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scalar = str | int | float | bool
 
 
 class Color(Enum):
-    """The list that an op stands on; UNLISTED ops are never converted and stop every walk."""
+    """List of an op; UNLISTED ops are never converted and stop every walk."""
 
     ALLOW = "allow"
     GRAY = "gray"
@@ -29,13 +29,13 @@ class Color(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must hold of a node: each attribute has one of its values, the operand count passes one test."""
+    """Condition on a node: each attribute has one of its values, and the operand count passes one test."""
 
     attributes: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
     operands: tuple[tuple[str, int], ...] = ()
 
     def holds(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> bool:
-        """Whether a node passes; an absent attribute counts as its ONNX default, if it has one."""
+        """True if a node passes; an absent attribute counts as its ONNX default, if it has one."""
         if self.operands and not self._counts(operands):
             return False
         for name, wanted in self.attributes:
@@ -45,7 +45,7 @@ class Condition:
         return True
 
     def excludes(self, other: Condition) -> bool:
-        """Whether no node can pass both, as far as one attribute or the operand count alone can tell."""
+        """True if no node can pass both, as far as one attribute or the operand count alone can tell."""
         mine, theirs = dict(self.attributes), dict(other.attributes)
         for name in mine.keys() & theirs.keys():
             if not any(_same(a, b) for a in mine[name] for b in theirs[name]):
@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """`Op`, or `domain::Op` outside ai.onnx."""
+        """Return `Op`, or `domain::Op` outside ai.onnx."""
         return spell(self.domain, self.op_type)
 
 
@@ -91,17 +91,17 @@ def spell(domain: str, op_type: str) -> str:
 
 
 def parse_name(text: str, where: str) -> tuple[str, str]:
-    """The (domain, op type) of `Op` or `domain::Op`; ListError at `where` for anything else."""
+    """Return the (domain, op type) of `Op` or `domain::Op`; ListError at `where` for other text."""
     match = re.fullmatch(r"(?:([^\s:,]+)::)?([^\s:,]+)", text.strip())
     if match is None:
-        raise ListError(f"{where}: {text!r} is no op; write Op or domain::Op")
+        raise ListError(f"{where}: {text!r} is not an op; write Op or domain::Op")
     return normal_domain(match[1] or ""), match[2]
 
 
 def check_known(domain: str, op_type: str, where: str, known: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """ListError at `where`, with the nearest name, for an op that neither onnx nor `known` has.
+    """Raise ListError at `where`, with the nearest name, for an op that neither onnx nor `known` has.
 
-    Ops of domains that are neither ONNX's nor com.microsoft are taken as they are.
+    Ops of domains other than ONNX's and com.microsoft always pass.
     """
     import onnx.defs
 
@@ -117,7 +117,7 @@ def check_known(domain: str, op_type: str, where: str, known: Callable[[], Itera
 
 
 def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
-    """ListError at `where` if ONNX has the op, but at no opset with that attribute; other ops pass."""
+    """Raise ListError at `where` if ONNX has the op, but at no opset with that attribute; other ops pass."""
     import onnx.defs
 
     if not onnx.defs.has(op_type, domain):
@@ -136,7 +136,7 @@ def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> No
 
 
 def default_of(domain: str, op_type: str, attribute: str) -> object:
-    """The value that ONNX's newest schema gives an absent attribute; None if it gives none."""
+    """Return the default of an attribute in ONNX's newest schema; None without one."""
     import onnx.defs
     import onnx.helper
 
@@ -150,7 +150,7 @@ def default_of(domain: str, op_type: str, attribute: str) -> object:
 
 
 def _same(actual: object, wanted: object) -> bool:
-    """Whether a node's value is the listed one; floats are compared at float32's precision."""
+    """True if a node's value is the listed one; floats are compared at float32's precision."""
     if isinstance(actual, bytes):
         actual = actual.decode("utf-8", "replace")
     if isinstance(actual, float) and isinstance(wanted, int | float):

@@ -1,17 +1,13 @@
-"""A list file: YAML (or a mapping of the same form) to checked statements, each with file and line."""
+"""List files: YAML, or a mapping of the same form, read into checked entries with file and line."""
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import ListError
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
@@ -26,7 +22,7 @@ SHIPPED = ("float16", "bfloat16", "tensorflow")
 
 @dataclass(frozen=True, slots=True)
 class ListFile:
-    """The statements of one file: what it starts from, what stands where, what it takes out."""
+    """Statements of one file: the list that it starts from, its entries, and the entries that it removes."""
 
     name: str
     base: str | None = None
@@ -36,7 +32,7 @@ class ListFile:
 
 
 def read_file(path: Path, known: Known | None) -> ListFile:
-    """The statements of a YAML file.
+    """Return the statements of a YAML file.
 
     Op names and attribute names are checked against onnx and what `known` adds to it; `None` trusts the file.
     ListError names file and line.
@@ -51,7 +47,7 @@ def read_file(path: Path, known: Known | None) -> ListFile:
     except OSError as error:
         raise ListError(f"{path}: cannot be read ({error.strerror}); give a YAML file") from error
     if len(content) > _MAX_BYTES:
-        raise ListError(f"{path}: larger than {_MAX_BYTES} bytes; that is no op list")
+        raise ListError(f"{path}: larger than {_MAX_BYTES} bytes, which is not an op list; name a YAML file of ops")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -60,53 +56,8 @@ def read_file(path: Path, known: Known | None) -> ListFile:
     return _statements(path.name, _parse(text, path), known)
 
 
-def read_shipped(path: Path) -> ListFile:
-    """The statements of a shipped file: from the table that ships beside it if the file is as it was then.
-
-    To read the YAML takes thirty times as long. Where it was edited since, it counts.
-    """
-    row = _stored().get(path.stem)
-    if row is None or not path.is_file() or row["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
-        return read_file(path, None)
-    entries, removed = (tuple(_of_row(cells, path.name) for cells in row[key]) for key in ("entries", "removed"))
-    return ListFile(path.name, row["base"], "", entries, removed)
-
-
-def row_of(path: Path) -> dict[str, object]:
-    """What `read_shipped` reads of a file, as JSON has it."""
-    file = read_file(path, None)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    rows = {
-        key: [_as_row(e) for e in entries] for key, entries in (("entries", file.entries), ("removed", file.removed))
-    }
-    return {"sha256": digest, "base": file.base, **rows}
-
-
-def _as_row(entry: Entry) -> list[object]:
-    condition = entry.condition and [entry.condition.attributes, entry.condition.operands]
-    line = int(entry.source.rpartition(":")[2])
-    return [entry.domain, entry.op_type, entry.color.value, entry.because, line, condition]
-
-
-def _of_row(cells: list[Any], name: str) -> Entry:
-    domain, op_type, color, because, line, stated = cells
-    condition = None
-    if stated is not None:
-        attributes, operands = stated
-        tests = tuple((attribute, tuple(values)) for attribute, values in attributes)
-        condition = Condition(tests, tuple((sign, bound) for sign, bound in operands))
-    return Entry(domain, op_type, Color(color), because, f"{name}:{line}", condition)
-
-
-@cache
-def _stored() -> Mapping[str, Any]:
-    text = resources.files("amp_rewrite").joinpath("runtime", "_tables", "lists.json").read_text("utf-8")
-    rows: dict[str, Any] = json.loads(text)["lists"]
-    return rows
-
-
 def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile:
-    """The statements of a mapping of the same form as a file; errors say "<mapping>" for the place."""
+    """Return the statements of a mapping of the same form as a file; errors name "<mapping>" as the place."""
     return _statements("<mapping>", _wrap(mapping, 0), known)
 
 
@@ -150,7 +101,7 @@ def _wrap(value: object, depth: int) -> _Node:
 
 
 def _parse(text: str, path: Path) -> _Node | None:
-    """The tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
+    """Return the tree of a YAML file: no aliases, no tags, no duplicate keys, bounded depth."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
@@ -168,25 +119,26 @@ def _parse(text: str, path: Path) -> _Node | None:
 def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     import yaml
 
-    open_nodes: list[tuple[_Node, list[_Node]]] = []
+    place, name = str(path), path.name
+    open_nodes: list[tuple[yaml.Event, int, list[_Node]]] = []
     root: _Node | None = None
     for event in iter(loader.get_event, None):
         line = event.start_mark.line + 1
-        node = _Node(None, f"{path}:{line}", f"{path.name}:{line}")
-        _refuse_event(event, node.where, len(open_nodes), root is not None)
-        if isinstance(event, yaml.CollectionStartEvent):
-            kind: dict[str, _Node] | list[_Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
-            open_nodes.append((replace(node, value=kind), []))
-            continue
+        _refuse_event(event, f"{place}:{line}", len(open_nodes), root is not None)
         if isinstance(event, yaml.ScalarEvent):
-            node = replace(node, value=_scalar(loader, event, node.where))
+            where = f"{place}:{line}"
+            node = _Node(_scalar(loader, event, where), where, f"{name}:{line}")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event, line, []))
+            continue
         elif isinstance(event, yaml.CollectionEndEvent):
-            start, children = open_nodes.pop()
-            node = replace(start, value=_pairs(children) if isinstance(start.value, dict) else children)
+            start, line, children = open_nodes.pop()
+            value = _pairs(children) if isinstance(start, yaml.MappingStartEvent) else children
+            node = _Node(value, f"{place}:{line}", f"{name}:{line}")
         else:
             continue
         if open_nodes:
-            open_nodes[-1][1].append(node)
+            open_nodes[-1][2].append(node)
         else:
             root = node
     return root
@@ -206,7 +158,7 @@ def _refuse_event(event: yaml.Event, where: str, depth: int, complete: bool) -> 
 
 
 def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:
-    """A number, truth value or null where YAML's rules for plain scalars say so, else the text."""
+    """Return a number, truth value or null by YAML's rules for plain scalars, else the text."""
     import yaml
 
     text: str = event.value
@@ -221,7 +173,7 @@ def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Sca
 
 
 def _bounded(value: Scalar | None, where: str) -> Scalar | None:
-    """The value; ListError for an integer that no attribute can have."""
+    """Return the value; ListError for an integer that no attribute can have."""
     if isinstance(value, int) and abs(value) >= 1 << 63:
         raise ListError(f"{where}: an integer of more than 64 bits; write a smaller one")
     return value
@@ -234,7 +186,7 @@ def _pairs(children: list[_Node]) -> dict[str, _Node]:
             raise ListError(f"{key.where}: key {key} is not text; quote it")
         if key.value in result:
             raise ListError(f"{key.where}: key {key.value!r} is here twice; keep one")
-        result[key.value] = replace(value, where=key.where)
+        result[key.value] = _Node(value.value, key.where, value.source)
     return result
 
 
@@ -296,7 +248,7 @@ def _entry(node: _Node, color: Color, known: Known | None) -> Entry:
 
 def _op(node: _Node, known: Known | None) -> tuple[str, str]:
     if not isinstance(node.value, str):
-        raise ListError(f"{node.where}: {node} is no op; write Op or domain::Op")
+        raise ListError(f"{node.where}: {node} is not an op; write Op or domain::Op")
     op = parse_name(node.value, node.where)
     if known is not None:
         check_known(*op, node.where, known)
@@ -335,7 +287,7 @@ def _plain(node: _Node) -> Scalar:
 
 
 def _refuse_contradictions(entries: list[tuple[Entry, str]]) -> None:
-    """ListError if two entries of one file speak of the same nodes."""
+    """Raise ListError if two entries of one file apply to the same nodes."""
     seen: dict[tuple[str, str], list[tuple[Entry, str]]] = {}
     for entry, where in entries:
         others = seen.setdefault((entry.domain, entry.op_type), [])
@@ -347,7 +299,7 @@ def _refuse_contradictions(entries: list[tuple[Entry, str]]) -> None:
 
 
 def _overlap(one: Entry, other: Entry) -> str:
-    """How two entries of an op collide; "" if they do not (one without condition is the fall-back)."""
+    """Return the collision of two entries of an op; "" without one (an entry without condition is the fall-back)."""
     if one.condition == other.condition:
         return f" when {one.condition}; keep one" if one.condition else "; keep one"
     if one.condition is None or other.condition is None or one.color is other.color:

@@ -1,9 +1,9 @@
-"""The op lists: which class each op belongs to, who says so and why.
+"""Op lists: the color of each op, its source and its reason.
 
 Four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
 class, unlisted. The lists are YAML files; the form of an entry is described at the top of
-`lists/float16.yaml`. Overlays and edits move ops between the lists; the last word wins, and every entry
-remembers who said it.
+`lists/float16.yaml`. Overlays and edits move ops between the lists; the last one wins, and every entry
+keeps its source.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cache
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, check_known, parse_name, spell
-from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping, read_shipped
+from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
 
 __all__ = [
     "Color",
@@ -38,28 +38,6 @@ Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
 
 
-class Level(Enum):
-    """How far the pass goes; the first four are TensorFlow's."""
-
-    DEFAULT = "default"
-    TENSOR_CORES_ONLY = "tensor-cores-only"
-    TREAT_GRAY_AS_DENY = "treat-gray-as-deny"
-    UNSAFE_FORCE_ALL = "unsafe-force-all"
-    LOWER_ALL = "lower-all"
-
-    @classmethod
-    def parse(cls, spelling: str) -> Level:
-        """The level of that name, in any case, with `_` or `-`; PolicyError for an unknown one."""
-        name = spelling.strip().lower().replace("_", "-")
-        if name == "treat-infer-as-deny":  # TensorFlow's name for it
-            return cls.TREAT_GRAY_AS_DENY
-        try:
-            return cls(name)
-        except ValueError:
-            legal = ", ".join(level.value for level in cls)
-            raise PolicyError(f"unknown level {spelling!r}; use one of {legal}") from None
-
-
 @dataclass(frozen=True, slots=True)
 class Edit:
     """One word of an environment variable: move an op to a list, or take it off that list."""
@@ -73,7 +51,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class OpLists:
-    """The lists in force. Per op: conditional entries in order of precedence, then one without condition.
+    """Lists in force. Per op: conditional entries in order of precedence, then one without condition.
 
     `fingerprint` is a sha256 over ops, colors and conditions: the same lists have the same fingerprint,
     whatever their reasons and sources.
@@ -87,7 +65,7 @@ class OpLists:
         object.__setattr__(self, "fingerprint", _fingerprint(self))
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """The entry that decides for one node; one of color UNLISTED where no list names it.
+        """Return the entry that decides for one node, with color UNLISTED if no list names the op.
 
         `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
         """
@@ -100,16 +78,16 @@ class OpLists:
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
-        """All that the lists say about an op, in order of precedence; empty if nothing."""
+        """Return the entries of an op in order of precedence."""
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def ops(self, color: Color) -> tuple[str, ...]:
-        """The sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
+        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
         names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """The lists as a level sees them.
+        """Return the lists as a level sees them.
 
         tensor-cores-only empties all but the allow list, treat-gray-as-deny moves gray to deny; the other
         levels change the painting, not the lists.
@@ -138,7 +116,7 @@ _LEVEL_CHANGES = {
 
 
 def lists_folder() -> Path:
-    """The folder of the shipped lists: inside an installed package, or `lists/` of a checkout."""
+    """Return the folder of the shipped lists: inside an installed package, or `lists/` of a checkout."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_lists", package.parent / "lists"):
         if (folder / "float16.yaml").is_file():
@@ -149,10 +127,10 @@ def lists_folder() -> Path:
 def load_lists(
     to: DType, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
 ) -> OpLists:
-    """The lists for a target type: the shipped ones, then each overlay in turn, then the edits.
+    """Return the lists for a target type: the shipped ones, then each overlay in turn, then the edits.
 
     An overlay is the name of a shipped list (a new base), the path of a YAML file, or a mapping of the same
-    form. ListError names file and line of what is wrong; PolicyError if `to` is not float16 or bfloat16.
+    form. ListError names file and line of an error; PolicyError if `to` is not float16 or bfloat16.
     """
     if not to.low:
         raise PolicyError(f"there are no op lists for {to.spelling}; use float16 or bfloat16")
@@ -174,10 +152,10 @@ def load_lists(
 
 
 def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
-    """What `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}` ask for: all additions, then all removals.
+    """Return the edits in `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}`: all additions, then all removals.
 
-    ListError for an unknown op or one that is added to two lists, ConfigError for a variable that looks like
-    one of these but is none.
+    ListError for an unknown op, or one that two variables add; ConfigError for a variable with a similar name that is
+    not one of these.
     """
     variables = {
         f"AMP_REWRITE_{color.name}LIST_{action}": (action == "ADD", color)
@@ -207,19 +185,19 @@ def _shipped(name: str, to: DType) -> Table:
 
 @cache
 def _shipped_file(folder: Path, name: str) -> Table:
-    """Read once in a process: to parse them anew would be three quarters of a small conversion."""
-    file = read_shipped(folder / f"{name}.yaml")
+    """Table of a shipped file, parsed once in a process: the YAML takes 17 ms longer than a JSON copy took."""
+    file = read_file(folder / f"{name}.yaml", None)
     # the base of a shipped file is a file name, not a choice by target type
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 
 
 def _shipped_ops() -> Iterable[Key]:
-    """Every op that the shipped lists name."""
+    """Return every op that the shipped lists name."""
     return _shipped("float16", DType.FLOAT16)
 
 
 def _overlay(below: Table, file: ListFile) -> Table:
-    """`below` with a file on top: an entry without condition replaces all that was said of its op before."""
+    """Return `below` with a file on top: an entry without condition replaces all earlier entries of its op."""
     table = dict(below)
     groups: dict[Key, list[Entry]] = {}
     for entry in file.entries:

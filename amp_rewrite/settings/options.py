@@ -1,26 +1,371 @@
-"""What is asked of a conversion: the options of `convert`, and what they come to together with the environment."""
+"""The options of a conversion: one table, and the `Request` that a conversion reads from it and the environment.
+
+A row of `OPTIONS` is all that an option needs: it makes the keyword of `convert`, the option of the command line, the
+key of a settings file, the environment variable, the entry in report and metadata, and a row of
+docs/reference/options.md. Static type checkers read the keywords from `Options`, which lists them once more.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
-from amp_rewrite.settings.choices import AUTO, PROPAGATE, Fuse, Opset, Placement, Safety, Target, parse_opset
-from amp_rewrite.settings.config_file import from_environment
-from amp_rewrite.settings.op_lists import Level, OpLists, environment_edits, load_lists
+from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError
+from amp_rewrite.settings.choices import (
+    AUTO,
+    PROPAGATE,
+    Fuse,
+    Level,
+    Opset,
+    Placement,
+    Safety,
+    Target,
+    check_headroom,
+    parse_opset,
+)
 from amp_rewrite.settings.policy import Policy, low_type
 
+if TYPE_CHECKING:
+    from amp_rewrite.settings.op_lists import OpLists
+
 ListSource = str | Path | Mapping[str, object]
+Values = Mapping[str, Any]
+
+
+class Kind(Enum):
+    """Form of an option's value; `annotation` is its Python type where `Options` does not state one."""
+
+    TEXT = "str | None"
+    LIST = "Sequence[str]"
+    SWITCH = "bool | None"
+    NUMBER = "float | None"
+    PATH = "str | Path | None"
+
+
+class Stated(Enum):
+    """Conversions whose report and metadata state an option: all, or those with an unusual value."""
+
+    ALWAYS = 1
+    UNUSUAL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option.
+
+    `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `step`: a training step takes it, too.
+    `help` is the sentence of the command line (without one the command line has no such option), `doc` that of the
+    documentation. `default` is the keyword's; `usual` holds where that is None and the environment is silent.
+
+    `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
+    A list comes from the command line in words between `separator`, or by repeating the option; a `flag` is a switch
+    without a negative form. `integers`: a settings file may hold a number instead of text.
+    """
+
+    name: str
+    kind: Kind
+    group: str
+    metavar: str = ""
+    help: str = ""
+    doc: str
+    default: Any = None
+    usual: Any = None
+    keyword: bool = True
+    setting: bool = True
+    step: bool = False
+    parse: Callable[[Any], object] | None = None
+    combine: Callable[[Any, Values], object] | None = None
+    stated: Stated | None = None
+    environment: str = ""
+    separator: str = ""
+    flag: bool = False
+    integers: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name on the command line and in settings files."""
+        return self.name.replace("_", "-")
+
+    @property
+    def unset(self) -> Any:
+        """Value of a setting that neither command line nor environment nor file states."""
+        if self.kind is Kind.LIST:
+            return ()
+        return self.default if self.usual is None else self.usual
+
+    def read(self, value: Any, values: Values) -> Any:
+        """Return the value that a conversion works with."""
+        parsed = value if self.parse is None or value is None else self.parse(value)
+        return parsed if self.combine is None else self.combine(parsed, values)
+
+    def check(self, value: object, where: str) -> object:
+        """Return the value. ConfigError, beginning with `where`, if it is not a legal one."""
+        if self.parse is not None:
+            try:
+                self.parse(value)
+            except AmpRewriteError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        return value
+
+
+def _op_lists(value: Sequence[ListSource] | ListSource, values: Values) -> OpLists:
+    from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: they import onnx
+
+    overlays = [value] if isinstance(value, (str, Path, Mapping)) else list(value)
+    return load_lists(values["to"], overlays, environment_edits(os.environ))
+
+
+def _texts(value: str | Sequence[str], _values: Values) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _runnable(fuse: Fuse, values: Values) -> Fuse:
+    """PolicyError for fusing into operators that the target cannot run."""
+    target = values["target"]
+    if fuse is Fuse.CONTRIB and target is not Target.ORT_CUDA:
+        raise PolicyError(
+            f"fuse 'contrib' makes operators that only onnxruntime has, and the target is {target.value!r}; use target"
+            " 'ort-cuda', or fuse 'basic'"
+        )
+    return fuse
+
+
+def _placed(value: Placement | None, values: Values) -> Placement:
+    """Return the placement asked for; by default "auto", and "propagate" where TensorFlow's rules alone hold."""
+    if value is None:
+        return AUTO if values["safety"] is Safety.DEFAULT else PROPAGATE
+    return value
+
+
+def _headroom(value: Any) -> float:
+    check_headroom(float(value))
+    return float(value)
+
+
+OPS, TARGET, DATA, OUTPUT = "Ops and types", "Target and graph", "Data", "Output"
+"""Headings of help and documentation, in their order; the command line adds more."""
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="to",
+        kind=Kind.TEXT,
+        group=OPS,
+        metavar="float16|bfloat16|POLICY",
+        help="The type to lower to, or a policy.  [default: float16]",
+        doc='the type to lower to: "float16", "bfloat16" or a policy such as "mixed_float16"',
+        default="float16",
+        parse=low_type,
+    ),
+    Option(
+        name="lists",
+        kind=Kind.LIST,
+        group=OPS,
+        metavar="FILE|NAME",
+        help="Op lists on top of the default ones; repeatable.",
+        doc="op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
+        default=(),
+        step=True,
+        combine=_op_lists,
+        environment="AMP_REWRITE_LISTS",
+    ),
+    Option(
+        name="level",
+        kind=Kind.TEXT,
+        group=OPS,
+        metavar="|".join(level.value for level in Level),
+        help="How far to go.  [default: default]",
+        doc='how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
+        usual="default",
+        step=True,
+        parse=Level.parse,
+        stated=Stated.ALWAYS,
+        environment="AMP_REWRITE_LEVEL",
+    ),
+    Option(
+        name="target",
+        kind=Kind.TEXT,
+        group=TARGET,
+        metavar="ort-cuda|onnx|tensorrt",
+        help="Runtime of the result.  [default: ort-cuda]",
+        doc='the runtime of the result: "ort-cuda", "onnx" or "tensorrt" (`Target`)',
+        default="ort-cuda",
+        step=True,
+        parse=Target.parse,
+        stated=Stated.ALWAYS,
+    ),
+    Option(
+        name="safety",
+        kind=Kind.TEXT,
+        group=OPS,
+        metavar="default|none",
+        help="Rules that protect numbers besides the lists, or none.  [default: default]",
+        doc='"none" turns off every rule that protects numbers besides TensorFlow\'s own',
+        default="default",
+        step=True,
+        parse=Safety.parse,
+        stated=Stated.ALWAYS,
+    ),
+    Option(
+        name="keep",
+        kind=Kind.LIST,
+        group=OPS,
+        metavar="PATTERN",
+        help="Ops that stay float32, as in op=Softmax; repeatable.",
+        doc="patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
+        default=(),
+        step=True,
+        combine=_texts,
+    ),
+    Option(
+        name="lower",
+        kind=Kind.LIST,
+        group=OPS,
+        metavar="PATTERN",
+        help="Ops to lower, whatever the lists say; repeatable.",
+        doc="patterns of ops to lower, whatever the lists say",
+        default=(),
+        step=True,
+        combine=_texts,
+    ),
+    Option(
+        name="io",
+        kind=Kind.LIST,
+        group=OPS,
+        metavar="keep|low|GLOB=TYPE",
+        help="Types of inputs and outputs; repeatable.",
+        doc='types of inputs and outputs: "keep", "low" or globs such as "past_*=float16"',
+    ),
+    Option(
+        name="gray_follows_allow",
+        kind=Kind.SWITCH,
+        group=OPS,
+        help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
+        doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
+        step=True,
+    ),
+    Option(
+        name="fuse",
+        kind=Kind.TEXT,
+        group=TARGET,
+        metavar="basic|none|contrib",
+        help="Bring into standard operators first, or not; contrib: onnxruntime's own too.  [default: basic]",
+        doc='"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
+        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone',
+        default="basic",
+        parse=Fuse.parse,
+        combine=_runnable,
+        stated=Stated.UNUSUAL,
+    ),
+    Option(
+        name="opset",
+        kind=Kind.TEXT,
+        group=TARGET,
+        metavar="auto|N",
+        help="Move the model to this opset.  [default: its own]",
+        doc='the opset of the result, "auto" for the one that the target serves best; by default the model\'s own',
+        parse=parse_opset,
+        stated=Stated.UNUSUAL,
+        integers=True,
+    ),
+    Option(
+        name="placement",
+        kind=Kind.TEXT,
+        group=TARGET,
+        metavar="auto|propagate|mincut[:GPU]",
+        help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
+        doc='"propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where'
+        ' Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32,'
+        ' too, where low ones gain less than their Casts cost (`Placement`); by default "auto", without safety rules'
+        ' "propagate"',
+        parse=Placement.parse,
+        combine=_placed,
+        stated=Stated.UNUSUAL,
+    ),
+    Option(
+        name="external_data",
+        kind=Kind.SWITCH,
+        group=OUTPUT,
+        help="Weights in a file of their own.  [default: above 1.5 GB]",
+        doc="weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
+        keyword=False,
+    ),
+    Option(
+        name="overwrite",
+        kind=Kind.SWITCH,
+        group=OUTPUT,
+        help="Replace an existing output.",
+        doc="replace an existing output; in Python an argument of `save`",
+        default=False,
+        keyword=False,
+        flag=True,
+    ),
+    Option(
+        name="fail_on",
+        kind=Kind.LIST,
+        group=OUTPUT,
+        metavar="KIND,…",
+        help="Exit with 1 only for these: lowered, raised, retyped, added, removed, casts.  [default: all]",
+        doc="differences for which `amp-rewrite diff` exits with 1; by default all",
+        keyword=False,
+        separator=",",
+    ),
+    Option(
+        name="ranges",
+        kind=Kind.PATH,
+        group=DATA,
+        metavar="FILE",
+        help="Keep values in float32 that do not fit by these ranges.",
+        doc="ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does"
+        " not fit stays float32",
+        keyword=False,
+    ),
+    Option(
+        name="headroom",
+        kind=Kind.NUMBER,
+        group=DATA,
+        metavar="X",
+        help="The factor by which values must fit the type.  [default: 2]",
+        doc="the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
+        keyword=False,
+        parse=_headroom,
+    ),
+    Option(
+        name="data",
+        kind=Kind.PATH,
+        group=DATA,
+        metavar="FILE|FOLDER",
+        help="Input data: a .npz file, a .npy file, or a folder of them.",
+        doc="input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
+        keyword=False,
+    ),
+    Option(
+        name="log_path",
+        kind=Kind.PATH,
+        group=OUTPUT,
+        doc="folder for reports of the model before and after the conversion, and for the four lists as text",
+        keyword=False,
+        setting=False,
+        environment="AMP_REWRITE_LOG_PATH",
+    ),
+)
+"""Every option, in the order in which people read them. Report and metadata state them in this order, too."""
+
+KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
+SETTINGS = {option.name: option for option in OPTIONS if option.setting}
+PAINTING = tuple(option.name for option in OPTIONS if option.step)
+"""Keywords of a training step."""
+STATED = tuple(option.name for option in OPTIONS if option.stated)
+"""Options that the header of a report may state."""
 
 
 class Painting(TypedDict, total=False):
-    """The options that painting depends on, whether a model is converted or a training step is made."""
+    """Keywords of a conversion that a training step takes, too: rows of the table with `step`."""
 
     lists: Sequence[ListSource] | ListSource
     level: str | Level | None
@@ -32,7 +377,7 @@ class Painting(TypedDict, total=False):
 
 
 class Options(Painting, total=False):
-    """The options of a conversion, with the meaning that `convert` gives them; what is left out is as in DEFAULTS."""
+    """Keywords of a conversion, as static type checkers see them."""
 
     to: str | DType | Policy
     io: str | Sequence[str] | None
@@ -41,39 +386,44 @@ class Options(Painting, total=False):
     placement: str | Placement | None
 
 
-DEFAULTS: Options = {
-    "to": "float16",
-    "lists": (),
-    "level": None,
-    "target": "ort-cuda",
-    "safety": "default",
-    "keep": (),
-    "lower": (),
-    "io": None,
-    "gray_follows_allow": None,
-    "fuse": "basic",
-    "opset": None,
-    "placement": None,
-}
-"""Every option, in the order in which people read them. None: the environment, the type or the model decides."""
+DEFAULTS: Options = cast(Options, {name: option.default for name, option in KEYWORDS.items()})
+"""Every keyword and its default. None: the environment, the type or the model decides."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes_options(function: F) -> F:
-    """The function, whose `**options: Unpack[Options]` help() and completion show one by one, with their defaults."""
+    """Show the keywords behind `**options: Unpack[Options]` one by one to help() and completion, with their docs."""
     own = signature(function)
     types = {name: reference.__forward_arg__ for name, reference in Options.__annotations__.items()}
-    options = [Parameter(n, Parameter.KEYWORD_ONLY, default=d, annotation=types[n]) for n, d in DEFAULTS.items()]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=row.default, annotation=types.get(name, row.kind.value))
+        for name, row in KEYWORDS.items()
+    ]
     named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     first = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
     function.__signature__ = own.replace(parameters=[*first, *options, *named[len(first) :]])  # type: ignore[attr-defined]
+    if function.__doc__:  # absent under python -OO
+        lines = [f"    {name}: {row.doc}." for name, row in KEYWORDS.items()]
+        function.__doc__ = "\n".join([function.__doc__.rstrip(), "\n    Options:\n", *lines, "    "])
     return function
 
 
-@dataclass(frozen=True, slots=True)
+def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
+    """Values of options from their environment variables; lists are separated as PATH is, empty variables ignored.
+
+    Variables that edit the lists are read by `op_lists.environment_edits`. ConfigError for an illegal value.
+    """
+    stated: dict[str, object] = {}
+    for option in OPTIONS:
+        if option.environment and (text := environ.get(option.environment)):
+            words = tuple(filter(None, text.split(os.pathsep)))
+            stated[option.name] = option.check(words if option.kind is Kind.LIST else text, option.environment)
+    return stated
+
+
 class Request:
-    """What is asked of a conversion, by options and environment, read and checked.
+    """A conversion's options, read from keywords and environment and checked.
 
     `keep`, `lower` and `io` are patterns as `convert` takes them.
     """
@@ -92,73 +442,46 @@ class Request:
     placement: Placement
     log_path: Path | None
 
+    def __init__(self, values: Values) -> None:
+        vars(self).update(values)
+
     @classmethod
     def of(cls, **options: Unpack[Options]) -> Request:
-        """The request of options; raises as `convert` does, TypeError for what is no option."""
-        unknown = next((name for name in options if name not in DEFAULTS), None)
+        """Return the request. Raises what `convert` raises, and TypeError for an unknown keyword."""
+        unknown = next((name for name in options if name not in KEYWORDS), None)
         if unknown is not None:
             raise TypeError(
-                f"unexpected keyword argument {unknown!r}; the options of a conversion are {', '.join(DEFAULTS)}"
+                f"unexpected keyword argument {unknown!r}; the options of a conversion are {', '.join(KEYWORDS)}"
             )
-        given, environment = DEFAULTS | options, from_environment(os.environ)
-        low = low_type(given["to"])
-        level = given["level"] if given["level"] is not None else str(environment.get("level", "default"))
-        target, safety, fuse = given["target"], given["safety"], given["fuse"]
-        target = target if isinstance(target, Target) else Target.parse(target)
-        safety = safety if isinstance(safety, Safety) else Safety.parse(safety)
-        return cls(
-            low,
-            _lists(low, given["lists"], environment),
-            level if isinstance(level, Level) else Level.parse(level),
-            target,
-            safety,
-            _texts(given["keep"]),
-            _texts(given["lower"]),
-            given["io"],
-            given["gray_follows_allow"],
-            _for(target, fuse if isinstance(fuse, Fuse) else Fuse.parse(fuse)),
-            None if given["opset"] is None else parse_opset(given["opset"]),
-            _placement(given["placement"], safety),
-            Path(str(environment["log_path"])) if "log_path" in environment else None,
-        )
+        environment = from_environment(os.environ)
+        log_path = environment.get("log_path")
+        values: dict[str, Any] = {"log_path": None if log_path is None else Path(str(log_path))}
+        for name, option in KEYWORDS.items():
+            value = cast(Values, options).get(name, option.default)
+            if option.environment and (value is None or (isinstance(value, (list, tuple)) and not value)):
+                value = environment.get(name, option.unset)
+            values[name] = option.read(value, values)
+        return cls(values)
 
     @property
     def safe(self) -> bool:
-        """Whether this project's rules hold on top of TensorFlow's."""
+        """True if this project's rules hold on top of TensorFlow's."""
         return self.safety is Safety.DEFAULT
 
     @property
     def settings(self) -> dict[str, str]:
-        """Level, target and safety as they are spelled; fuse, opset and placement too, if they are not the usual."""
-        chosen = {"fuse": self.fuse.value, "opset": str(self.opset or ""), "placement": self.placement.spelling}
-        told = {"level": self.level.value, "target": self.target.value, "safety": self.safety.value}
-        usual = {"fuse": Fuse.BASIC.value, "opset": "", "placement": _placement(None, self.safety).spelling}
-        return told | {name: spelling for name, spelling in chosen.items() if spelling != usual[name]}
+        """Spellings of the options that report and metadata state."""
+        values = vars(self)
+        spelled = {name: _spelled(values[name]) for name in STATED}
+        return {
+            name: text
+            for name, text in spelled.items()
+            if KEYWORDS[name].stated is Stated.ALWAYS
+            or text != _spelled(KEYWORDS[name].read(KEYWORDS[name].unset, values))
+        }
 
 
-def _lists(to: DType, given: Sequence[ListSource] | ListSource, environment: Mapping[str, object]) -> OpLists:
-    overlays = [given] if isinstance(given, (str, Path, Mapping)) else list(given)
-    if not overlays:
-        overlays = list(environment.get("lists", ()))  # type: ignore[call-overload]
-    return load_lists(to, overlays, environment_edits(os.environ))
-
-
-def _texts(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
-
-
-def _for(target: Target, fuse: Fuse) -> Fuse:
-    """What is fused, where the target can run it. PolicyError for operators of a runtime that is not the target's."""
-    if fuse is Fuse.CONTRIB and target is not Target.ORT_CUDA:
-        raise PolicyError(
-            f"fuse 'contrib' makes operators that only onnxruntime has, and the target is {target.value!r}; use target"
-            " 'ort-cuda', or fuse 'basic'"
-        )
-    return fuse
-
-
-def _placement(given: str | Placement | None, safety: Safety) -> Placement:
-    """What is asked for; else "auto", but for TensorFlow's rules alone its way of placing, too."""
-    if given is None:
-        return AUTO if safety is Safety.DEFAULT else PROPAGATE
-    return given if isinstance(given, Placement) else Placement.parse(given)
+def _spelled(value: object) -> str:
+    if isinstance(value, Placement):
+        return value.spelling
+    return str(value.value) if isinstance(value, Enum) else "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What a conversion aims at: the runtime it is for, how careful it is, and which element type each thing has."""
+"""Policies: the element types of parameters, arithmetic and results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from amp_rewrite.errors import PolicyError
 LossScaleSpec = float | str | None
 """A loss scale in words: a number (fixed), "dynamic", or None."""
 
-_BY_NAME = "default"  # stands for the loss scale that goes with the name
+_BY_NAME = "default"  # the loss scale that belongs to the name
 
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """Which element type parameters, arithmetic and results have; the one policy of models, training and settings.
+    """Element types of parameters, arithmetic and results; models, training and settings share the class.
 
     `name`: "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), an
     element type ("float16", "f32" … for all three), or all three spelled out ("p=f32,c=f16,o=f32"; `p` and `o`
@@ -27,8 +27,8 @@ class Policy:
     `loss_scale`: None, "dynamic" or a number of 1 or more; by default "dynamic" for mixed_float16, else None.
 
     Equal spellings are equal policies: "p=f32,c=f16,o=f32" is mixed_float16. Names, defaults, errors and the
-    warning are those of Keras in TensorFlow 2.1 to 2.3; what is checked there when a layer is made is checked
-    here by whoever takes the policy. PolicyError for an unknown name; TypeError for a name that is no string.
+    warning are those of Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it makes a layer; here the function
+    that takes the policy checks it. PolicyError for an unknown name; TypeError for a name that is not a string.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Policy:
 
     @property
     def param(self) -> DType | None:
-        """The type in which parameters are kept; None for "_infer"."""
+        """Type of stored parameters; None for "_infer"."""
         return _types(self.name)[0]
 
     @property
     def compute(self) -> DType | None:
-        """The type of the arithmetic; None for "_infer"."""
+        """Type of the arithmetic; None for "_infer"."""
         return _types(self.name)[1]
 
     @property
     def output(self) -> DType | None:
-        """The type of a model's results; None for "_infer"."""
+        """Type of a model's results; None for "_infer"."""
         return _types(self.name)[2]
 
     # Keras's words for the same.
@@ -72,12 +72,12 @@ class Policy:
 
     @property
     def mixed(self) -> bool:
-        """Whether parameters are kept in another type than they are computed with."""
+        """True if parameters are stored in another type than that of the arithmetic."""
         return self.param is not self.compute
 
     @property
     def lowers(self) -> DType | None:
-        """The low type that a conversion under this policy aims at; None where there is nothing to lower."""
+        """Low type of a conversion under this policy; None if it lowers nothing."""
         found = self.compute
         return found if found is not None and found.low else None
 
@@ -90,7 +90,7 @@ class Policy:
         return f'<Policy "{self.name}", loss_scale={self.loss_scale}>'
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` needs to make an equal policy: the name, and the loss scale if it is not the usual."""
+        """Return the argument of `from_config` for an equal policy: the name, and an unusual loss scale."""
         config: dict[str, Any] = {"name": self.name}
         if self.loss_scale != _usual_scale(self.name):
             config["loss_scale"] = self.loss_scale
@@ -98,7 +98,7 @@ class Policy:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Policy:
-        """The policy behind `get_config`. PolicyError for unknown keys."""
+        """Return the policy of a `get_config` result. PolicyError for unknown keys."""
         unknown = sorted(config.keys() - {"name", "loss_scale"})
         if unknown or "name" not in config:
             raise PolicyError(f"not a policy's configuration: {config!r}; it has `name` and may have `loss_scale`")
@@ -106,12 +106,12 @@ class Policy:
 
     @classmethod
     def of(cls, policy: str | Policy | None) -> Policy:
-        """A policy, from a policy or its name; None is float32."""
+        """Return a policy, from a policy or its name; None is float32."""
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 
 def low_type(to: str | DType | Policy) -> DType:
-    """The type that a conversion lowers to: itself, or what a policy computes in.
+    """Return the low type of a conversion: a type as it is, or the arithmetic type of a policy.
 
     A text is an element type ("float16", "bf16") or a policy's name ("mixed_float16", "p=f32,c=f16,o=f32").
     PolicyError for a text that is neither, for a type that is not low, and for a policy that lowers nothing or whose
@@ -127,11 +127,11 @@ def low_type(to: str | DType | Policy) -> DType:
 
 
 def _named(text: str) -> DType | Policy:
-    """The element type or the policy of a text."""
+    """Return the element type or the policy of a text."""
     try:
         return Policy(text.strip()) if text.strip().startswith("mixed_") or "=" in text else DType.parse(text)
     except PolicyError:
-        raise PolicyError(f"no type or policy is named {text!r}; use {_LOW_NAMES}") from None
+        raise PolicyError(f"unknown type or policy {text!r}; use {_LOW_NAMES}") from None
 
 
 _LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
@@ -149,7 +149,7 @@ def _of_policy(policy: Policy) -> DType:
 
 
 def serialize(policy: Policy) -> str | dict[str, Any] | None:
-    """The shortest plain form: None for "_infer", a bare element type as its name, else Keras's class dictionary."""
+    """Return the shortest plain form: None for "_infer", the name of an element type, else Keras's class dictionary."""
     if policy.name == _INFER:
         return None
     if policy.param is policy.compute is policy.output and policy.loss_scale is None:
@@ -158,7 +158,7 @@ def serialize(policy: Policy) -> str | dict[str, Any] | None:
 
 
 def deserialize(config: str | dict[str, Any] | None) -> Policy:
-    """The policy behind `serialize`. PolicyError for anything else."""
+    """Return the policy of a `serialize` result. PolicyError for other values."""
     if config is None:
         return Policy(_INFER)
     if isinstance(config, str):
@@ -180,7 +180,7 @@ _OLD = "_float32_vars"
 
 
 def _types(name: str) -> tuple[DType | None, DType | None, DType | None]:
-    """The three types behind a canonical name."""
+    """Return the three types of a canonical name."""
     if name in _PRESETS:
         return _PRESETS[name]
     if "=" in name:
@@ -190,7 +190,7 @@ def _types(name: str) -> tuple[DType | None, DType | None, DType | None]:
 
 
 def _canonical(name: str) -> str:
-    """The one spelling of a policy's name. PolicyError for a name that is none."""
+    """Return the canonical spelling of a policy's name. PolicyError for an unknown name."""
     if name in _PRESETS:
         return name
     if name.endswith(_OLD):
@@ -230,13 +230,13 @@ def _usual_scale(name: str) -> LossScaleSpec:
 
 
 def _scale_spec(given: object) -> LossScaleSpec:
-    """A loss scale in words, checked. PolicyError for anything else."""
+    """Check a loss scale in words and return it. PolicyError for other values."""
     if given is None or given == "dynamic":
         return given
     if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given >= 1:
         return float(given)
-    raise PolicyError(f"loss scale {given!r} is none; use None, 'dynamic' or a finite number of 1 or more")
+    raise PolicyError(f"invalid loss scale {given!r}; use None, 'dynamic' or a finite number ≥ 1")
 
 
 def _spelled(dtype: DType | None) -> str:
-    return dtype.spelling if dtype is not None else "whatever the model has"
+    return dtype.spelling if dtype is not None else "the types of the model"

@@ -1,20 +1,20 @@
-"""Patterns: ops chosen by name, type and position.
+"""Selectors (patterns): choose ops by name, type and position.
 
 A pattern is one or more terms, separated by commas outside brackets (`\\,` is a comma of the term itself);
 an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive, and `*` crosses "/".
 
     encoder/*/MatMul     a glob on the node name; the same as name=encoder/*/MatMul
-    name~=layer\\.[01]\\.  a regular expression that is found anywhere in the node name
+    name~=layer\\.[01]\\.  a regular expression, searched in the node name
     re:layer\\.[01]\\.     the same; the rest of the pattern, commas too, is the expression
     op=MatMul            a glob on the op type, spelled as in the lists: "com.microsoft::*" for other domains
-    scope=encoder/*      a glob on where the op stands, or on a part of the model around it: the path of its
-                         name, the If, Loop or Scan bodies that it is in, and the module scopes that torch
+    scope=encoder/*      a glob on the position of the op, or on a part of the model around it: the path of
+                         its name, the If, Loop or Scan bodies around it, and the module scopes that torch
                          records; "/" and "." are the same, a leading one does not count
     feeds=Softmax        a result reaches an op of that type, directly or through casts, moves and elementwise
                          arithmetic only
     fed_by=Conv          an input comes from an op of that type, in the same way
-    input=NAME           a glob on the names of the values that it reads
-    output=NAME          a glob on the names of the values that it makes
+    input=NAME           a glob on the names of its inputs
+    output=NAME          a glob on the names of its outputs
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition: its key, what the user wrote, and the expression to search a name for."""
+    """One condition: its key, the text of the user, and the expression to search in a name."""
 
     key: str
     text: str
@@ -41,7 +41,7 @@ class Term:
 
 
 def parse_pattern(text: str) -> tuple[Term, ...]:
-    """The terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
+    """Return the terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
     if text.startswith("re:"):
         return (_term(text, "name", "~=", text[3:]),)
     terms = []
@@ -53,11 +53,11 @@ def parse_pattern(text: str) -> tuple[Term, ...]:
 
 
 Before = Callable[[], View]
-"""The model as it was given, where what is looked at was expanded: for an error that says what became of an op."""
+"""Source model of an expanded one; an error then says which ops replaced an op of the source."""
 
 
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
-    """The ops that a pattern matches, in order. PatternError if there are none, or the pattern is malformed.
+    """Return the ops that a pattern matches, in order. PatternError if it matches none, or is malformed.
 
     O(nodes + uses) per term.
     """
@@ -72,7 +72,7 @@ def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId
 def overrides(
     view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
 ) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """The ops that `keep` and `lower` patterns name, each with the first pattern that names it.
+    """Return the ops that `keep` and `lower` patterns name, each with the first pattern that names it.
 
     PatternError if an op is named by both, or a pattern matches nothing.
     """
@@ -84,8 +84,8 @@ def overrides(
     return kept, lowered
 
 
-# What a value passes through on its way to an op without becoming another quantity. The second column says
-# which inputs carry it: a Reshape's shape and a Where's condition do not.
+# Ops that hand on a value without making it another quantity, and the inputs that carry it: not a Reshape's shape,
+# not a Where's condition.
 _ALL: tuple[int, ...] | None = None
 _CONDUITS: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(AFFINE, _ALL),
@@ -136,7 +136,7 @@ def _term(pattern: str, key: str, sign: str, value: str) -> Term:
 
 
 def _glob(*globs: str) -> re.Pattern[str]:
-    """An expression whose `search` finds what one of the globs matches as a whole."""
+    """Return an expression whose `search` matches the same names as the globs."""
     return re.compile("|".join(rf"\A{fnmatch.translate(glob)}" for glob in globs))
 
 
@@ -217,7 +217,7 @@ def _path(name: str) -> str:
 
 
 def _positions(view: View, op: Op) -> Iterator[str]:
-    """The paths at which an op stands: its name, the bodies around it, and torch's module scopes."""
+    """Return the paths of an op: its name, the bodies around it, and torch's module scopes."""
     body = view.scopes[op.scope].path
     yield _path(op.name)
     if body and not op.name.startswith(body):
@@ -228,7 +228,7 @@ def _positions(view: View, op: Op) -> Iterator[str]:
 
 
 def _torch_scopes(text: str) -> Iterator[str]:
-    """The scopes in torch's metadata: a Python list of text, the outermost first; none if it is not one."""
+    """Return the scopes in torch's metadata: a Python list of text, the outermost first; () for other text."""
     try:
         scopes = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -258,7 +258,7 @@ def _nothing_matched(
 
 
 def _expanded(view: View, before: View, term: Term) -> str | None:
-    """What became of the first op that a term means in the model as it was given; None if it means none there."""
+    """Describe the ops that replaced the first op that a term matches in the source model; None without a match."""
     criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
     gone = min(criterion(before, term.expression), default=None)
     made = _in_place_of(before.ops[gone], before, view) if gone is not None else ()
@@ -271,7 +271,7 @@ def _expanded(view: View, before: View, term: Term) -> str | None:
 
 
 def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
-    """The ops of a view that make what an op of an earlier one made, out of values that were there before."""
+    """Return the ops of a view that compute the results of an op of an earlier view, from values of that view."""
     values = {value.name: value.id for value in view.values}
     made: set[OpId] = set()
     pending = [view.producer(values.get(name)) for name in old.node.output]
@@ -313,7 +313,7 @@ def _hint(view: View, term: Term) -> str:
 
 
 def closest(text: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like a glob, in any case and domain."""
+    """Return the candidate most like a glob, in any case and domain."""
     bare = re.sub(r"[*?]", "", text).lower().strip("/")
     spellings: dict[str, str] = {}
     for candidate in candidates:

@@ -37,10 +37,10 @@ class Point:
 def infer(model: str, data: str, threads: int) -> None:
     """Run a model over data, and keep nothing."""
     from amp_rewrite import Feed, Model
-    from amp_rewrite.runtime.runner import Runner
+    from amp_rewrite.runtime.runner import Runner, SessionOptions
 
     loaded = Model.load(model)
-    runner = Runner.open(loaded, threads=threads)
+    runner = Runner.open(loaded, SessionOptions(threads=threads))
     for batch in Feed.of(data, loaded):
         runner.run(batch)
 

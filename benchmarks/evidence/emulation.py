@@ -23,7 +23,7 @@ from benchmarks.shared import measure
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Batch
-    from amp_rewrite.runtime.runner import Runner
+    from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 TYPES = ("float16", "bfloat16")
 
@@ -103,7 +103,7 @@ def in_turn(model: Path, twin: Path, count: int, threads: int) -> tuple[list[flo
 
     loaded = Model.load(model)
     batch = next(iter(Feed.of(model.with_suffix(".npz"), loaded)))
-    plain, emulated = (Runner.open(opened, threads=threads) for opened in (loaded, Model.load(twin)))
+    plain, emulated = (Runner.open(opened, SessionOptions(threads=threads)) for opened in (loaded, Model.load(twin)))
     clock = time.process_time if threads else time.perf_counter
     pairs = [(seconds(plain, batch, clock), seconds(emulated, batch, clock)) for _ in range(count + 1)][1:]
     return [a for a, _ in pairs], [b for _, b in pairs]

@@ -66,10 +66,10 @@ def low_share(file: Path) -> list[int]:
 def _outputs(file: Path, batch: Mapping[str, Any], provider: str) -> list[Any]:
     """What a model gives for a batch, in float64, float32 without TF32; each input in the type that it has there."""
     from amp_rewrite import Feed, Model
-    from amp_rewrite.runtime.runner import CPU, Runner
+    from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
 
     model = Model.load(file)
-    runner = Runner.open(model, providers=tuple(dict.fromkeys((provider, CPU))))
+    runner = Runner.open(model, SessionOptions(providers=tuple(dict.fromkeys((provider, CPU)))))
     if runner.provider != provider:
         raise LookupError(f"{provider} does not open here")
     fed = next(iter(Feed.of(dict(batch), model, allow_nonfinite=True)))

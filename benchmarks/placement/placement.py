@@ -69,7 +69,7 @@ def own(path: Path, gpus: Sequence[str], chosen: Sequence[str]) -> list[Placed]:
     rows = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         for way in chosen:
-            asked = replace(draft, request=replace(draft.request, placement=Placement.parse(way)))
+            asked = replace(draft, request=Request({**vars(draft.request), "placement": Placement.parse(way)}))
             start = time.process_time()
             coloring = asked.paint()
             seconds = round(time.process_time() - start, 3)

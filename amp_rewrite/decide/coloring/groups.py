@@ -11,8 +11,8 @@ from amp_rewrite.ir.op_classes import SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.op_lists import Level
 
 
 def sequences_by_deny(canvas: Canvas) -> None:

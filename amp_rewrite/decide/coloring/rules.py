@@ -16,8 +16,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.op_classes import ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
-from amp_rewrite.settings.op_lists import Level
 
 _NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
 

@@ -15,8 +15,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry
-from amp_rewrite.settings.op_lists import Level
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Canvas:
     to: DType
     level: Level
     gray_follows_allow: bool
-    keep: dict[OpId, str]
-    lower: dict[OpId, str]
+    keep: Mapping[OpId, str]
+    lower: Mapping[OpId, str]
     pins: Sequence[Pin]
     clusters: Sequence[Cluster]
     norms: Sequence[Cluster]

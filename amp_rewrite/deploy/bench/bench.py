@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
-from amp_rewrite.deploy.bench.candidate import Candidate, candidates
+from amp_rewrite.deploy.bench.candidate import Candidate, Conditions, candidates
 from amp_rewrite.deploy.bench.device import device_name
 from amp_rewrite.deploy.bench.memory import Tell, Weigher
 from amp_rewrite.deploy.bench.profile import changes
@@ -70,19 +70,20 @@ def bench(
     chosen = (CUDA if cuda_opens() else CPU) if provider is None else provider
     tell = progress or _untold
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        taking_part = candidates(models, names, data, chosen, threads, allow_nonfinite, Path(folder))
+        taking_part = candidates(models, names, data, Conditions(chosen, threads, allow_nonfinite, Path(folder)))
         first = taking_part[0]
         opened = [each.opened() for each in taking_part]
         axis = batch_axis(opened[0].inputs, first.batch)
         if sizes or limit:
             _check_axis(axis, first.name)
-        entries, per_round = _timed(taking_part, opened, (rounds, runs, warm), seed, tell)
-        ill = [note for pair in zip(taking_part, opened, strict=True) for note in _nonfinite(*pair)]
+        pairs = list(zip(taking_part, opened, strict=True))
+        entries, per_round = _timed(pairs, (rounds, runs, warm), seed, tell)
+        ill = [note for pair in pairs for note in _nonfinite(*pair)]
         if axis is not None and sizes:
             fewer = max(rounds // _SWEEP_SHARE, _LEAST_ROUNDS)
-            swept = _swept(taking_part, opened, axis, sorted(set(sizes)), fewer, warm, tell)
+            swept = _swept(pairs, axis, sorted(set(sizes)), (fewer, warm), tell)
             entries = [replace(entry, sweep=tuple(rows)) for entry, rows in zip(entries, swept, strict=True)]
-        del opened  # what is measured below wants the device for itself
+        del opened, pairs  # what is measured below wants the device for itself
         weigher = Weigher(taking_part, axis, tell)
         entries = weigher.weighed(entries) if memory else entries
         entries = weigher.largest(entries, limit) if limit else entries
@@ -96,23 +97,18 @@ def bench(
 
 
 def _timed(
-    taking_part: Sequence[Candidate],
-    opened: Sequence[Runner],
-    often: tuple[int, int | None, int],
-    seed: int,
-    tell: Tell,
+    pairs: Sequence[tuple[Candidate, Runner]], often: tuple[int, int | None, int], seed: int, tell: Tell
 ) -> tuple[list[Entry], int]:
-    """Return an entry per candidate with latencies and speed-ups, and the number of runs in a round."""
+    """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
     rounds, runs, warm = often
-    pairs = list(zip(taking_part, opened, strict=True))
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
     latencies = [_warmed(name, call, warm) for name, call in (*bound.items(), *copying.items())]
     per_round = runs or runs_per_round(latencies)
     seconds = interleaved(bound, rounds=rounds, runs=per_round, progress=partial(tell, "latency"))
     copies = interleaved(copying, rounds=rounds, runs=per_round, progress=partial(tell, "latency with copies"))
-    baselines = [c.name for c in taking_part if c.number == 0]
-    return [_entry(c, seconds, copies[c.name], baselines, seed) for c in taking_part], per_round
+    baselines = [c.name for c, _ in pairs if c.number == 0]
+    return [_entry(c, seconds, copies[c.name], baselines, seed) for c, _ in pairs], per_round
 
 
 def _warmed(name: str, call: Callable[[], object], times: int) -> float:
@@ -131,31 +127,30 @@ def _entry(
 
 
 def _swept(
-    taking_part: Sequence[Candidate],
-    opened: Sequence[Runner],
+    pairs: Sequence[tuple[Candidate, Runner]],
     axis: BatchAxis,
     sizes: Sequence[int],
-    rounds: int,
-    warm: int,
+    often: tuple[int, int],
     tell: Tell,
 ) -> list[list[Sized]]:
-    """Return for each candidate a row per size, the smallest first."""
-    found: list[list[Sized]] = [[] for _ in taking_part]
+    """Return for each candidate a row for each size, the smallest first. `often`: rounds, and runs to warm up."""
+    sweeps: list[list[Sized]] = [[] for _ in pairs]
     for done, items in enumerate(sizes):
-        rows = _at_size(taking_part, opened, axis, items, rounds, warm)
-        for row, so_far in zip(rows, found, strict=True):
-            so_far.append(row)
+        rows = _at_size(pairs, axis, items, often)
+        for row, sweep in zip(rows, sweeps, strict=True):
+            sweep.append(row)
         tell("batch sizes", done + 1, len(sizes))
-    return found
+    return sweeps
 
 
 def _at_size(
-    taking_part: Sequence[Candidate], opened: Sequence[Runner], axis: BatchAxis, items: int, rounds: int, warm: int
+    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, items: int, often: tuple[int, int]
 ) -> list[Sized]:
-    """Return a row per candidate for one size; a candidate that does not run at that size gets a fault."""
+    """Return a row of each candidate for one size; the row of one that does not run at that size says why."""
+    rounds, warm = often
     calls: _Calls = {}
     latencies, faults = [], {}
-    for candidate, runner in zip(taking_part, opened, strict=True):
+    for candidate, runner in pairs:
         try:
             call = runner.bind(axis.resized(candidate.batch, items)).run
             latencies.append(warm_up(call, warm))
@@ -164,7 +159,7 @@ def _at_size(
             faults[candidate.name] = str(error)
     seconds = interleaved(calls, rounds=rounds, runs=runs_per_round(latencies)) if calls else {}
     timings = {name: Timing.of(taken) for name, taken in seconds.items()}
-    return [Sized(items, timings.get(c.name), None, faults.get(c.name, "")) for c in taking_part]
+    return [Sized(items, timings.get(c.name), None, faults.get(c.name, "")) for c, _ in pairs]
 
 
 # -- ops, and what to know ---------------------------------------------------------------------------

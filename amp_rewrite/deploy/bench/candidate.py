@@ -14,7 +14,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.verify import low_types, name_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions
 
 # In a process that measures memory, the arena grows by the requested size, not by powers of two.
 _WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}
@@ -44,7 +44,9 @@ class Candidate:
         providers = tuple(dict.fromkeys((self.provider, CPU)))
         options = {self.provider: self.options}
         try:
-            runner = Runner.open(self.model, providers=providers, provider_options=options, threads=self.threads)
+            runner = Runner.open(
+                self.model, SessionOptions(providers=providers, provider_options=options, threads=self.threads)
+            )
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         if runner.provider != self.provider:
@@ -64,22 +66,31 @@ class Candidate:
         return apart(self.file, self.batch, self.provider, options=self.options, threads=self.threads, profile=True)
 
 
-def candidates(
-    models: Sequence[object], names: Sequence[str], data: object, provider: str, threads: int, nonfinite: bool, to: Path
-) -> list[Candidate]:
-    """Return the candidates, the first one twice if TF32 may change it.
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions that all models of a benchmark share. `folder`: for models that are not files."""
 
-    `to`: a folder for models that were not given as files. Raise FeedError and ModelError, naming the model.
+    provider: str
+    threads: int
+    allow_nonfinite: bool
+    folder: Path
+
+
+def candidates(models: Sequence[object], names: Sequence[str], data: object, conditions: Conditions) -> list[Candidate]:
+    """Return the models, and the first one again with TF32 where that may make a difference.
+
+    FeedError and ModelError name the model.
     """
+    provider = conditions.provider
     found: list[Candidate] = []
     fed: Feed | None = None
     for number, (given, name) in enumerate(zip(models, told_apart(models, names), strict=True)):
         model = Model.load(given)
-        fed = fed or Feed.of(data, model, allow_nonfinite=nonfinite)
+        fed = fed or Feed.of(data, model, allow_nonfinite=conditions.allow_nonfinite)
         batch = _fitting(next(iter(fed)), model, name)
-        file = _file(given, model, to / f"{number}.onnx")
+        file = _file(given, model, conditions.folder / f"{number}.onnx")
         types = low_types(model)
-        found.append(Candidate(number, name, model, file, batch, provider, types, threads=threads))
+        found.append(Candidate(number, name, model, file, batch, provider, types, threads=conditions.threads))
         if number == 0 and provider == CUDA and not types:
             found.append(replace(found[0], name=f"{name} with TF32", tf32=True))
     return found

@@ -20,7 +20,7 @@ from amp_rewrite.deploy.bench.batches import Batch
 from amp_rewrite.deploy.bench.device import GpuMemory, resident, resident_peak
 from amp_rewrite.deploy.bench.profile import OpTime, read_profile
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, has_provider
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, has_provider
 from amp_rewrite.runtime.subprocess import command
 
 _SKIPPED, _RUNS = 3, 10  # runs of a profile
@@ -110,7 +110,9 @@ def _opened(job: Job, profile: str | None = None) -> Runner:
     providers = tuple(dict.fromkeys((job.provider, CPU)))
     options = {job.provider: dict(job.options)}
     model = Model.load(job.model)
-    return Runner.open(model, providers=providers, provider_options=options, threads=job.threads, profile=profile)
+    return Runner.open(
+        model, SessionOptions(providers=providers, provider_options=options, threads=job.threads, profile=profile)
+    )
 
 
 def _run(runner: Runner, batch: Batch, times: int) -> None:

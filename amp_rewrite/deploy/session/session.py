@@ -31,7 +31,7 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, cuda_opens, cuda_release
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.policy import Policy
@@ -324,7 +324,7 @@ def _by_first(model: Model, settings: Mapping[str, Mapping[str, str]], threads: 
     """Open the model; if TensorRT fails for missing libraries, use the other providers and return its error."""
     names = list(settings)
     try:
-        return Runner.open(model, providers=names, provider_options=settings, threads=threads), ""
+        return Runner.open(model, SessionOptions(providers=names, provider_options=settings, threads=threads)), ""
     except ModelError as cause:
         if names[0] != TENSORRT or len(names) == 1:
             raise

@@ -27,7 +27,7 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 Progress = Callable[[int, int], None]
 
@@ -212,7 +212,7 @@ def _rounding(model: Model) -> Model:
 
 def _opened(model: Model) -> Runner:
     """Open a model without graph optimizations, because fusion depends on the rest of the graph."""
-    return Runner.open(model, optimized=False, planned=False, spinning=False)
+    return Runner.open(model, SessionOptions(optimized=False, planned=False, spinning=False))
 
 
 def _inlined(model: Model) -> Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -258,7 +259,8 @@ def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tupl
     """Add a last loop state: the rows so far."""
     (rows,), ((_, body),) = inner, bodies(node)
     states = len(node.input) - 2
-    return _as_state(builder, node, body, rows, read=len(node.input), entry=2 + states, gives=1 + states, at=states)
+    slots = _Slots(read=len(node.input), entry=2 + states, gives=1 + states, at=states)
+    return _as_state(builder, node, body, rows, slots)
 
 
 def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
@@ -266,16 +268,23 @@ def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tupl
     (rows,), ((_, body),) = inner, bodies(node)
     scanned = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
     states = len(node.input) - scanned
-    return _as_state(builder, node, body, rows, read=states, entry=states, gives=states, at=states)
+    return _as_state(builder, node, body, rows, _Slots(read=states, entry=states, gives=states, at=states))
+
+
+class _Slots(NamedTuple):
+    """Positions of a state in the node's inputs, the body's inputs, the body's outputs and the node's outputs."""
+
+    read: int
+    entry: int
+    gives: int
+    at: int
 
 
 def _as_state(
-    builder: _Builder, node: NodeProto, body: GraphProto, rows: _Rows, *, read: int, entry: int, gives: int, at: int
+    builder: _Builder, node: NodeProto, body: GraphProto, rows: _Rows, slots: _Slots
 ) -> tuple[_Rows, list[NodeProto]]:
-    """Pass rows from iteration to iteration.
-
-    `read`, `entry`, `gives`, `at`: positions in the node's inputs, the body's inputs, its outputs, the node's outputs.
-    """
+    """Pass rows from iteration to iteration, as a state at `slots`."""
+    read, entry, gives, at = slots
     start, before, after, out = (builder.fresh() for _ in range(4))
     size = [WIDTH * len(rows.values)]
     body.node.extend(merging(f"{after}_", before, rows.name, len(rows.values), after))

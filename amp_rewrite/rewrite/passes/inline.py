@@ -12,7 +12,7 @@ import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import PaintOptions, paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
@@ -108,7 +108,7 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     candidates = [op for op in view.ops if _runs_as_body(op)]
     if not candidates:
         return view, ()
-    wished = paint(view, lists, to, target=Target.ONNX)
+    wished = paint(view, lists, to, PaintOptions(target=Target.ONNX))
     lowered = [op for op in candidates if (found := wished.of(op.id)) is not None and found.dtype is to]
     wanted = sorted({op.op_type for op in lowered if not _holds_denied(view, op, lists)})
     note = "no CUDA kernel: the runtime runs its function body, so that was painted"

@@ -25,7 +25,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.view import View
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.step.trainer import Trainer
@@ -98,7 +98,7 @@ class Exchange:
     def of(cls, model: Model, step: TrainingStep, replicas: Replicas, **options: Any) -> Exchange:
         """Open the halves of `model`, that of the step or its emulation; `options` are those of `Runner.open`."""
         halves, means = cut(model), (step.loss, *step.metrics)
-        first, second = (Runner.open(half, **options) for half in (halves.gradients, halves.apply))
+        first, second = (Runner.open(half, SessionOptions(**options)) for half in (halves.gradients, halves.apply))
         buffer = second.double_buffer({v.input: v.initial for v in step.state})
         averages = tuple(dict.fromkeys((*means, *halves.crossing)))
         successors = {v.input: v.output for v in step.state}

@@ -18,7 +18,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
-from amp_rewrite.settings.options import Painting, Request
+from amp_rewrite.settings.options import PAINTING, Painting, Request
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import differentiable
@@ -84,7 +84,7 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
 
     PolicyError for lowering options under a policy that lowers nothing, and for nodes that must stay float32.
     """
-    unknown = next((name for name in painting if name not in Painting.__optional_keys__), None)
+    unknown = next((name for name in painting if name not in PAINTING), None)
     if unknown is not None:
         raise TypeError(f"training_step() got an unexpected keyword argument {unknown!r}")
     if policy.lowers is None:

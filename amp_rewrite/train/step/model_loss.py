@@ -14,7 +14,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.gradients import backward
@@ -69,7 +69,7 @@ class ModelLoss:
         on_cuda = cuda_opens()
         if report is not None and not on_cuda:
             result = emulate(result)
-        runner = Runner.open(result, providers=(CUDA, CPU) if on_cuda else (CPU,))
+        runner = Runner.open(result, SessionOptions(providers=(CUDA, CPU) if on_cuda else (CPU,)))
         return cls(tuple(Variable(initial[name], name) for name in names), runner, aim.loss, seed, grads)
 
     def on(self, batch: Mapping[str, Array]) -> ModelLoss:

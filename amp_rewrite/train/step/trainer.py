@@ -18,7 +18,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.step import TrainingStep
 from amp_rewrite.train.update.loss_scale import Array
@@ -125,7 +125,7 @@ class Trainer:
         self._now = _Position()
 
     def _open(self) -> Steps:
-        step, runner = self.step, Runner.open(self._model, **self._options)
+        step, runner = self.step, Runner.open(self._model, SessionOptions(**self._options))
         buffer = runner.double_buffer({v.input: v.initial for v in step.state})
         outputs = (step.loss, *step.metrics, step.finite, step.applied)
         return runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
@@ -261,7 +261,7 @@ class Trainer:
         if model is self.step.model:
             model = self._model
         outputs = (loss, *metrics)
-        runner = Runner.open(model, outputs_only=outputs, **self._options)
+        runner = Runner.open(model, SessionOptions(outputs_only=outputs, **self._options))
         return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
 
     def _feed(self, batches: object) -> Feed:

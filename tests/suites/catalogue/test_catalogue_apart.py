@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import amp_rewrite
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.pipeline.convert import convert
 from suites.catalogue.case import (
@@ -267,7 +267,7 @@ def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_o
 
 
 def test_the_command_line_says_that_half_is_for_gpus() -> None:
-    words = " ".join(CliRunner().invoke(door, ["convert", "--help"]).output.split())
+    words = " ".join(CliRunner().invoke(program, ["convert", "--help"]).output.split())
     assert "The result is for GPUs: on a CPU half precision is slower" in words
 
 

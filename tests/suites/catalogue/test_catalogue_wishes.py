@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import amp_rewrite
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.errors import ConversionError, ModelError
 from amp_rewrite.pipeline.convert import Converted, convert
 from suites.catalogue.case import SQUARE, Case, converted
@@ -103,7 +103,9 @@ def test_a_list_of_ones_own_adds_to_the_shipped_one() -> None:
 
 def test_the_command_line_and_python_convert_alike(tmp_path: Path) -> None:
     onnx.save(ENCODER.model(), tmp_path / "model.onnx")
-    done = CliRunner().invoke(door, ["convert", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "half.onnx"), "-q"])
+    done = CliRunner().invoke(
+        program, ["convert", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "half.onnx"), "-q"]
+    )
     assert done.exit_code == 0, done.output
     convert(tmp_path / "model.onnx").save(tmp_path / "again.onnx")
     assert (tmp_path / "half.onnx").read_bytes() == (tmp_path / "again.onnx").read_bytes()
@@ -133,7 +135,7 @@ def test_a_conversion_that_fails_leaves_no_file(tmp_path: Path) -> None:
     model.graph.initializer.append(weight)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     (tmp_path / "w.bin").write_bytes(b"too short")
-    done = CliRunner().invoke(door, ["convert", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "half.onnx")])
+    done = CliRunner().invoke(program, ["convert", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "half.onnx")])
     assert done.exit_code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "w.bin"]
 
@@ -178,6 +180,6 @@ def test_a_result_that_came_out_wrong_is_never_handed_over(monkeypatch: pytest.M
     onnx.save(ENCODER.model(), tmp_path / "model.onnx")
     with pytest.raises((ConversionError, ModelError)):
         convert(tmp_path / "model.onnx")
-    done = CliRunner().invoke(door, ["convert", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "half.onnx")])
+    done = CliRunner().invoke(program, ["convert", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "half.onnx")])
     assert done.exit_code == 2
     assert not (tmp_path / "half.onnx").exists()

@@ -75,7 +75,7 @@ def _guard() -> None:
     import onnx.parser
 
     import amp_rewrite.reports.diff  # noqa: F401
-    from amp_rewrite.cli import door
+    from amp_rewrite.cli import program
     from amp_rewrite.pipeline.convert import convert
 
     warm = '<ir_version: 8, opset_import: ["" : 17]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }'
@@ -92,7 +92,7 @@ def _guard() -> None:
                 os.dup2(err.fileno(), 2)
                 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-                door.main(words)
+                program.main(words)
             status, peak = _waited(child, start + seconds)
             ended = time.monotonic() - start
             texts = []

@@ -9,7 +9,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import Model
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from support.paths import ROOT
 
 MODELS = ROOT / "examples" / "models"
@@ -32,7 +32,7 @@ def digits() -> np.ndarray:
 @pytest.mark.parametrize("name", ["digits_cnn", "digits_vit"])
 def test_the_gpu_answers_as_its_emulation_does(name: str, to: str, digits: np.ndarray) -> None:
     converted = amp_rewrite.convert(MODELS / f"{name}.onnx", to=to)
-    real = Runner.open(converted.result, providers=(CUDA, CPU))
+    real = Runner.open(converted.result, SessionOptions(providers=(CUDA, CPU)))
     twin = Runner.open(amp_rewrite.emulate(converted.result))
     assert real.provider == CUDA
     answers = [np.asarray(next(iter(r.run({"image": digits}).values()))).argmax(axis=1) for r in (real, twin)]

@@ -226,7 +226,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
-    from amp_rewrite.cli.commands import _write_report
+    from amp_rewrite.cli.commands.convert import _write_report
 
     with pytest.raises(ReportError, match=r"^cannot write .*r\.json: No space left on device; nothing was changed$"):
         _write_report(full / "r.json", "x" * 100_000, None)
@@ -236,7 +236,7 @@ def test_a_report_that_finds_no_room_leaves_the_old_one(full: Path) -> None:
 
 
 def test_a_report_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
-    from amp_rewrite.cli.commands import _write_report
+    from amp_rewrite.cli.commands.convert import _write_report
 
     old = tmp_path / "r.json"
     old.write_text("old")

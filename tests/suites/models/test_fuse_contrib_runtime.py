@@ -19,7 +19,7 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
-from amp_rewrite.runtime.runner import CPU, Runner
+from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
 from support import stub
 from support.paths import TESTS
 
@@ -119,8 +119,8 @@ def test_under_emulation_it_is_off_by_no_more_than_eight_roundings(name: str) ->
     """Relative to the largest of an output: each block adds some. The usual way is off by up to five here."""
     with np.load(MODELS / f"{name}.npz") as stored:
         feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
-    reference = Runner.open(amp_rewrite.Model.load(MODELS / f"{name}.onnx"), providers=(CPU,)).run(feed)
-    twin = Runner.open(amp_rewrite.emulate(converted(name, "contrib").result), providers=(CPU,)).run(feed)
+    reference = Runner.open(amp_rewrite.Model.load(MODELS / f"{name}.onnx"), SessionOptions()).run(feed)
+    twin = Runner.open(amp_rewrite.emulate(converted(name, "contrib").result), SessionOptions()).run(feed)
     for output, exact in reference.items():
         if isinstance(exact, np.ndarray) and exact.dtype.kind == "f":
             gap = float(np.abs(np.asarray(twin[output]) - exact).max())

@@ -14,12 +14,12 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import PaintOptions, paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.op_lists import Level, OpLists, load_lists
+from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.op_lists import OpLists, load_lists
 from support.counting import crossings, lowered_ops
 from support.paths import TESTS
 
@@ -47,9 +47,7 @@ def answer(
         view,
         tensorflow_lists(),
         DType.FLOAT16,
-        level=Level.parse(level),
-        target=Target.ONNX,
-        gray_follows_allow=newer,
+        PaintOptions(level=Level.parse(level), target=Target.ONNX, gray_follows_allow=newer),
     )
     cross = crossings(view, coloring)
     return {

@@ -6,12 +6,14 @@ import re
 import shutil
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import amp_rewrite
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
+from amp_rewrite.cli.group import COMMANDS
 from amp_rewrite.deploy.session import process
 from support.paths import ROOT
 
@@ -30,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copy(ROOT / "examples" / "models" / "digits_vit.onnx", tmp_path / "model.onnx")
     np.savez(tmp_path / "batches.npz", image=np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32))
-    done = CliRunner().invoke(door, ["model.onnx", "--report", "model.json", "--dry-run"])
+    done = CliRunner().invoke(program, ["model.onnx", "--report", "model.json", "--dry-run"])
     assert done.exit_code == 0, done.output
     return tmp_path
 
@@ -44,6 +46,12 @@ def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
     for block in shown:
         exec(compile(block, f"{page}.md", "exec"), names)
     assert shown
+
+
+def command_of(name: str) -> click.Command:
+    command = program.get_command(None, name)
+    assert command is not None
+    return command
 
 
 def test_no_page_with_python_is_left_out() -> None:
@@ -64,7 +72,7 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_the_page_for_those_who_come_from_elsewhere_names_options_that_are_there() -> None:
     page = (ROOT / "docs" / "how-to" / "migrating.md").read_text("utf-8")
-    known = {name for option in door.commands["convert"].params for name in (*option.opts, *option.secondary_opts)}
+    known = {name for option in command_of("convert").params for name in (*option.opts, *option.secondary_opts)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
     assert named - known == set()
     assert len(named) > 10
@@ -72,7 +80,7 @@ def test_the_page_for_those_who_come_from_elsewhere_names_options_that_are_there
 
 def test_every_option_of_the_command_line_is_named_on_a_page() -> None:
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
-    params = [option for command in door.commands.values() for option in command.params]
+    params = [option for command in map(command_of, COMMANDS) for option in command.params]
     spelled = [(*option.opts, *option.secondary_opts) for option in params if option.opts[0].startswith("-")]
     assert {names for names in spelled if not any(re.search(rf"{name}(?![\w-])", pages) for name in names)} == set()
 

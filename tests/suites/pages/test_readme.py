@@ -13,11 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
+from amp_rewrite.cli.group import COMMANDS
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pipeline.repair import Repaired
 from amp_rewrite.settings.config_file import from_file
@@ -26,6 +28,12 @@ from amp_rewrite.train.step.step import TrainingStep
 from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
+
+
+def command_of(name: str) -> click.Command:
+    command = program.get_command(None, name)
+    assert command is not None
+    return command
 
 
 def blocks(language: str) -> list[str]:
@@ -54,7 +62,7 @@ def test_the_first_screen_is_what_is_printed(folder: Path) -> None:
     shown = re.findall(r"^\$ amp-rewrite (.*)\n((?:[^$].*\n|\n)*)", blocks("console")[0], re.MULTILINE)
     assert [words.split()[0] for words, _ in shown] == ["model.onnx", "explain"]
     for words, output in shown:
-        printed = unplaced(CliRunner().invoke(door, shlex.split(words)).stdout)
+        printed = unplaced(CliRunner().invoke(program, shlex.split(words)).stdout)
         start, cut, _ = unplaced(output).partition("…\n")
         assert (printed[: len(start)] if cut else printed) == start
 
@@ -62,8 +70,8 @@ def test_the_first_screen_is_what_is_printed(folder: Path) -> None:
 def test_the_readme_names_every_option_of_convert_and_no_other() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     known = {
-        command: {name for option in door.commands[command].params for name in (*option.opts, *option.secondary_opts)}
-        for command in door.commands
+        command: {name for option in command_of(command).params for name in (*option.opts, *option.secondary_opts)}
+        for command in COMMANDS
     }
     short = {"--output", "--quiet", "--verbose"}  # as -o, -q and -v
     assert {name for name in known["convert"] if name.startswith("--")} - short <= named

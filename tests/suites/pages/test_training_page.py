@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import amp_rewrite.train
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "how-to" / "training.md").read_text("utf-8")
@@ -44,7 +44,7 @@ def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_command_shown_runs(folder: Path) -> None:
     (line,) = re.findall(r"^\$ amp-rewrite (.*)$", blocks("console")[0], re.MULTILINE)
-    assert CliRunner().invoke(door, shlex.split(line)).exit_code == 0
+    assert CliRunner().invoke(program, shlex.split(line)).exit_code == 0
     assert (folder / "step.onnx").is_file()
 
 

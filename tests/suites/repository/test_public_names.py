@@ -15,8 +15,8 @@ NAMES = {
     "amp_rewrite": """
         AmpRewriteError Benchmark Cache Checkup Coloring ConfigError ConversionError Converted DType Delta
         EvidenceError Feed FeedError GradientError Level ListError Located MachineError Model ModelError OpLists
-        Paint PatternError Placement Plan Policy PolicyError Ranges Repaired Report ReportError Safety Session
-        Target Trainer TrainingError TrainingStep Verdict View __version__ apply bench calibrate check_weights
+        Paint PaintOptions PatternError Placement Plan Policy PolicyError Ranges Repaired Report ReportError Safety
+        Session Target Trainer TrainingError TrainingStep Verdict View __version__ apply bench calibrate check_weights
         convert diff disable_mixed_precision_graph_rewrite doctor emulate enable_mixed_precision_graph_rewrite
         global_policy gradients load_lists locate paint plan policy_scope progress_bar repair report_of
         scale_gradients set_policy train training_step verify""",

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.loss_scale import Array
@@ -64,7 +64,7 @@ class Run:
 
     def __init__(self, step: TrainingStep) -> None:
         self.step = step
-        self.runner = Runner.open(emulate(step.model) if step.lowered else step.model, threads=1)
+        self.runner = Runner.open(emulate(step.model) if step.lowered else step.model, SessionOptions(threads=1))
         self.state = step.initial_state()
         self.results: dict[str, Any] = {}
 

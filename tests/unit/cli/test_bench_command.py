@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.runtime.runner import CPU
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> '
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def outcome(*words: str) -> tuple[int, str, str]:
     # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
     separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    result = CliRunner(**separate).invoke(door, ["bench", *words])
+    result = CliRunner(**separate).invoke(program, ["bench", *words])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -63,7 +63,7 @@ def test_quiet_prints_nothing() -> None:
     [
         (
             ("full.onnx",),
-            "error: nothing says what to feed; add --data FILE, or --random; see 'amp-rewrite bench --help'",
+            "error: no input data; add --data FILE, or --random; see 'amp-rewrite bench --help'",
         ),
         (
             ("full.onnx", "--data", "x.npz", "--fit", "much"),

@@ -15,11 +15,12 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import door, options
+from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.diff import KINDS
-from amp_rewrite.settings.op_lists import Level
+from amp_rewrite.settings.choices import Level
+from amp_rewrite.settings.options import KEYWORDS, SETTINGS
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -54,7 +55,7 @@ def model(folder: Path) -> str:
 def run(*words: str) -> Result:
     # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
     separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    return CliRunner(**separate).invoke(door, words)
+    return CliRunner(**separate).invoke(program, words)
 
 
 def files(folder: str = ".") -> list[str]:
@@ -69,9 +70,9 @@ def shell(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
 def test_help_imports_neither_onnx_nor_anything_else_that_is_slow() -> None:
     program = (
         "import sys\n"
-        "from amp_rewrite.cli import door\n"
+        "from amp_rewrite.cli import program\n"
         "try:\n"
-        "    door.main(['--help'])\n"
+        "    program.main(['--help'])\n"
         "finally:\n"
         "    slow = {'onnx', 'numpy', 'networkx', 'rich', 'yaml', 'onnxruntime', 'google'} & set(sys.modules)\n"
         "    print(sorted(slow), file=sys.stderr)\n"
@@ -87,9 +88,9 @@ def test_two_reports_are_compared_without_importing_onnx(model: str) -> None:
     Path("a.json").write_text(run("report", model, "--json").stdout)
     program = (
         "import sys\n"
-        "from amp_rewrite.cli import door\n"
+        "from amp_rewrite.cli import program\n"
         "try:\n"
-        "    door.main(['diff', 'a.json', 'a.json'])\n"
+        "    program.main(['diff', 'a.json', 'a.json'])\n"
         "finally:\n"
         "    print(sorted({'onnx', 'numpy', 'networkx', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
     )
@@ -110,8 +111,8 @@ def test_the_version_is_one_line() -> None:
 
 
 def test_the_choices_in_the_help_are_those_that_exist() -> None:
-    assert options.LEVELS.split("|") == [level.value for level in Level]
-    assert tuple(options.KINDS.split("|")) == KINDS
+    assert KEYWORDS["level"].metavar.split("|") == [level.value for level in Level]
+    assert tuple(SETTINGS["fail_on"].help.partition(": ")[2].partition(".")[0].split(", ")) == KINDS
 
 
 # -- the first word -----------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "float8"], "--to: no type or policy is named 'float8'; use float16 (f16, half), bfloat16 (bf16), "
+        (["--to", "float8"], "--to: unknown type or policy 'float8'; use float16 (f16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         (["--level", "max"], "--level: unknown level 'max'; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),
@@ -447,8 +448,8 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
         "def broken(*given):\n"
         "    raise KeyError('broken')\n"
         "sys.modules['amp_rewrite.pipeline.draft'].plan_casts = broken\n"
-        "from amp_rewrite.cli import door\n"
-        f"door.main(['{model}'])\n"
+        "from amp_rewrite.cli import program\n"
+        f"program.main(['{model}'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 

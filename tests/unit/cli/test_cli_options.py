@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from support.paths import ROOT
 
 LOOKUP = """<ir_version: 8, opset_import: ["": 17]>
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(door, words)
+    return CliRunner().invoke(program, words)
 
 
 def largest(file: str) -> float:

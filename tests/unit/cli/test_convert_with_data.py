@@ -59,7 +59,7 @@ def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str)
     assert (done.exit_code, files()) == (1, ["d.npz", "net.onnx"])
     told = done.stdout[done.stdout.index("repair: ") :].splitlines()
     assert told[1] == (
-        "  the budget ended after 1 trial, before a set was found that is near enough; below all is pinned: allow more"
+        "  the budget ended after 1 trial, before a set was near enough; all regions are pinned below: allow more"
     )
     assert done.stderr == "not written: out.onnx\n"
 
@@ -197,33 +197,33 @@ def test_random_numbers_will_do_and_the_report_says_so(model: str) -> None:
     [
         (
             ("--rtol", "0.1"),
-            "--rtol says how near the outputs must be, and nothing is fed; add --data FILE, or --random",
+            "--rtol compares outputs and needs input data; add --data FILE, or --random",
         ),
         (
             ("--metric", "cosine", "--at-least", "0.9"),
-            "--metric says how near the outputs must be, and nothing is fed; add --data FILE, or --random",
+            "--metric compares outputs and needs input data; add --data FILE, or --random",
         ),
         (
             ("--budget", "3", "--data", "d.npz"),
-            "--budget bounds the trials of a repair, and none is asked for; add --rtol X",
+            "--budget bounds the trials of a repair; add --rtol X or --metric NAME to repair",
         ),
         (
             ("--headroom", "3"),
-            "--headroom is for what was measured, and nothing was; add --data FILE, or --ranges FILE",
+            "--headroom applies to measured ranges, and there are none; add --data FILE, or --ranges FILE",
         ),
         (
             ("--ranges", "r.json", "--data", "d.npz"),
-            "--ranges and what is fed both say which values there are; leave one out, or add --rtol X to repair",
+            "--ranges and input data both give ranges; leave one out, or add --rtol X to repair",
         ),
-        (("--data", "d.npz", "--random"), "--data and --random both say what to feed; leave one out"),
+        (("--data", "d.npz", "--random"), "--data and --random exclude each other; leave one out"),
         (
             ("--check-weights", "--json"),
             "--check-weights prints a table, and --json asks for JSON alone; leave one out",
         ),
-        (("--seed", "1"), "--seed says what random numbers are like, and --random is missing; add it"),
+        (("--seed", "1"), "--seed describes random input; add --random"),
         (
             ("--shape", "x=1,2", "--data", "d.npz"),
-            "--shape says what random numbers are like, and --random is missing; add it",
+            "--shape describes random input; add --random",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from support.objections import run as run_model
 
 HALF = """
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def emulate(*words: str) -> Result:
-    return CliRunner().invoke(door, ["emulate", *words])
+    return CliRunner().invoke(program, ["emulate", *words])
 
 
 def said(done: Result) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.runtime import runner
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x) => (float[n, 3] y) { y = Neg (x) }'
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def benched() -> tuple[int, str]:
-    done = CliRunner().invoke(door, ["bench", "m.onnx", "--data", "x.npz", "--provider", runner.CPU])
+    done = CliRunner().invoke(program, ["bench", "m.onnx", "--data", "x.npz", "--provider", runner.CPU])
     return done.exit_code, done.stderr
 
 

@@ -149,7 +149,7 @@ def test_the_same_shard_twice_is_refused_under_any_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("calibrate net.onnx", f"nothing says what to feed; add --data FILE, or --random; {HELP.format('calibrate')}"),
+        ("calibrate net.onnx", f"no input data; add --data FILE, or --random; {HELP.format('calibrate')}"),
         ("calibrate", f"Missing argument 'MODEL'; {HELP.format('calibrate')}"),
         ("calibrate net.onnx --data d.npz --to float32",
          "--to: cannot lower to float32; use float16 or bfloat16"),
@@ -195,9 +195,9 @@ def test_files_of_ranges_are_shown_and_merged_without_onnx(folder: Path) -> None
     run("calibrate", "net.onnx", "--random", "-o", "s.json")
     program = (
         "import sys\n"
-        "from amp_rewrite.cli import door\n"
+        "from amp_rewrite.cli import program\n"
         "try:\n"
-        "    door.main(['ranges', 'merge', 'r.json', 's.json'])\n"
+        "    program.main(['ranges', 'merge', 'r.json', 's.json'])\n"
         "finally:\n"
         "    print(sorted({'onnx', 'onnxruntime', 'rich', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
     )

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import door
-from amp_rewrite.cli.rules import described, records
+from amp_rewrite.cli import program
+from amp_rewrite.cli.commands.rule import described, records
 from amp_rewrite.decide.hazards import distance, find
 from amp_rewrite.decide.hazards.find import RULES
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
@@ -30,7 +30,7 @@ NAMES = {*REASONS, *KINDS, *(record.name for record in RECORDS)}
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(door, ["rule", *words])
+    return CliRunner().invoke(program, ["rule", *words])
 
 
 def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:

@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.runtime.runner import CPU, cuda_opens
 from support.paths import ROOT
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(*words: str) -> Result:
     # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
     separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    return CliRunner(**separate).invoke(door, words)
+    return CliRunner(**separate).invoke(program, words)
 
 
 def outcome(*words: str) -> tuple[int, str, str]:
@@ -120,7 +120,7 @@ def test_verify_compares_the_outputs_asked_for() -> None:
     )
 
 
-NOTHING_FED = "nothing says what to feed; add --data FILE, or --random"
+NOTHING_FED = "no input data; add --data FILE, or --random"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ NOTHING_FED = "nothing says what to feed; add --data FILE, or --random"
     [
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz"),
-            "nothing says how near the outputs must be; add --rtol X and/or --atol X, or --metric NAME and its bound;"
+            "no criterion for the outputs; add --rtol X and/or --atol X, or --metric NAME and its bound;"
             " see 'amp-rewrite verify --help'",
         ),
         (

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import PaintOptions, paint
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.dtypes import DType
@@ -195,7 +195,8 @@ def test_variables_that_no_kernel_mixes_are_raised_together() -> None:
 
 def coloring(model: ModelProto, *pins: Pin, **options: dict[int, str]) -> tuple[View, Coloring]:
     view = View.of(Model.load(model))
-    return view, paint(view, load_lists(DType.FLOAT16), DType.FLOAT16, pins=pins, **options)  # type: ignore[arg-type]
+    asked = PaintOptions(pins=pins, **options)  # type: ignore[arg-type]
+    return view, paint(view, load_lists(DType.FLOAT16), DType.FLOAT16, asked)
 
 
 def test_a_pin_from_data_raises_and_one_from_a_rule_does_not() -> None:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite import Checkup, MachineError, Model, PolicyError, doctor
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.deploy.doctor import isolated as apart
 from amp_rewrite.deploy.doctor.checkup import Check
 from amp_rewrite.deploy.doctor.isolated import asked, machine_asked, write_kernels
@@ -606,7 +606,7 @@ def test_the_registry_that_is_dumped_is_that_of_the_table(tmp_path: Path) -> Non
 
 def ran(monkeypatch: pytest.MonkeyPatch, found: Checkup, *words: str) -> tuple[int, str, str]:
     monkeypatch.setattr(import_module("amp_rewrite.deploy.doctor.checkup"), "doctor", lambda *_, **__: found)
-    done = CliRunner().invoke(door, ["doctor", *words])
+    done = CliRunner().invoke(program, ["doctor", *words])
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -625,14 +625,14 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
     ("words", "message"),
     [
         (["--dimension", "batch=8"], "--gpu and --dimension are about a model; name one"),
-        (["m.onnx", "--dimension", "batch"], "--dimension 'batch' is no NAME=N with a positive number; write batch=8"),
+        (["m.onnx", "--dimension", "batch"], "--dimension 'batch' is not NAME=N with a positive number; write batch=8"),
         (
             ["m.onnx", "--dimension", "batch=0"],
-            "--dimension 'batch=0' is no NAME=N with a positive number; write batch=8",
+            "--dimension 'batch=0' is not NAME=N with a positive number; write batch=8",
         ),
         (
             ["m.onnx", "--dimension", "batch=99999999999999999999"],
-            "--dimension 'batch=99999999999999999999' is no NAME=N with a positive number; write batch=8",
+            "--dimension 'batch=99999999999999999999' is not NAME=N with a positive number; write batch=8",
         ),
         (
             ["m.onnx", "--dimension", "batch=8", "--dimension", "batch=9"],
@@ -640,7 +640,7 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
         ),
         (
             ["m.onnx", "--dump-kernels", "k.json"],
-            "--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out",
+            "--dump-kernels only writes a file; leave out MODEL and --json",
         ),
     ],
 )
@@ -650,5 +650,5 @@ def test_misuse_is_told(monkeypatch: pytest.MonkeyPatch, words: list[str], messa
 
 
 def test_a_model_that_is_none_is_told() -> None:
-    done = CliRunner().invoke(door, ["doctor", "no_such.onnx"])
+    done = CliRunner().invoke(program, ["doctor", "no_such.onnx"])
     assert (done.exit_code, done.stderr) == (2, "error: cannot read no_such.onnx: No such file or directory\n")

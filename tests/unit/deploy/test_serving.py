@@ -24,8 +24,9 @@ from amp_rewrite.deploy.session import session as home
 from amp_rewrite.deploy.session.arguments import IGNORE_PERFORMANCE, chosen_cache
 from amp_rewrite.deploy.session.digest import digest_of
 from amp_rewrite.errors import ConfigError, ConversionError
+from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, cuda_opens, has_provider
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens, has_provider
 from support import stub
 from support.paths import ROOT
 
@@ -299,9 +300,10 @@ def spied(machine: pytest.MonkeyPatch) -> list[dict[str, dict[str, str]]]:
     seen = []
     opened = Runner.open
 
-    def spy(*arguments: Any, **options: Any) -> Runner:
-        seen.append(options["provider_options"])
-        return opened(*arguments, **options)
+    def spy(model: Model, options: SessionOptions | None = None) -> Runner:
+        assert options is not None
+        seen.append({name: dict(each) for name, each in options.provider_options.items()})
+        return opened(model, options)
 
     machine.setattr(Runner, "open", spy)
     return seen

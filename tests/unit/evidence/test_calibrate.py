@@ -18,7 +18,7 @@ from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibr
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
 from support.corpus import EXPORTED, text_model
 from support.paths import ROOT, TESTS
@@ -46,7 +46,7 @@ def dumped(view: View, batch: dict[str, NDArray[np.float32]], to: DType) -> dict
     for name, dtype in wanted.items():
         if name not in given:
             proto.graph.output.append(onnx.helper.make_tensor_value_info(name, dtype.code, None))
-    found = Runner.open(replace(view.model, proto=proto), optimized=False).run(batch, list(wanted))
+    found = Runner.open(replace(view.model, proto=proto), SessionOptions(optimized=False)).run(batch, list(wanted))
     return {n: Range().merge(Fit.of([np.asarray(array).reshape(-1)], to)) for n, array in found.items()}
 
 

@@ -17,7 +17,7 @@ from amp_rewrite.evidence.instrument.range_nodes import WIDTH, merged, neutral, 
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.rounding import Fit
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds
 from support.corpus import TEXT_MODELS, text_model
 
@@ -42,7 +42,7 @@ def view_of(text: str, opset: int = 20) -> View:
 def measured(view: View, *batches: dict[str, Any], to: DType = DType.FLOAT16) -> dict[str, Range]:
     """The ranges of all taps over batches, by key."""
     made = tapped(view, Taps.of(view).taps, to)
-    runner = Runner.open(made.model, outputs_only=(made.rows,), optimized=False)
+    runner = Runner.open(made.model, SessionOptions(outputs_only=(made.rows,), optimized=False))
     rows = neutral(len(made.values))
     for batch in batches:
         rows = merged(rows, np.asarray(runner.run(batch)[made.rows]))
@@ -100,7 +100,9 @@ def test_a_tap_counts_what_a_walk_over_the_values_counts(values: Sequence[float]
 def test_behind_a_relu_zeros_are_passed_over_and_nothing_else(values: Sequence[float], name: str, to: DType) -> None:
     view = view_of(f"g ({name}[n] x) => ({name}[n] y) {{ y = Relu (x) }}", 14)
     x = np.array(values, np.float32 if name == "float" else np.float64)
-    given = Runner.open(view.model, optimized=False).run({"x": x})["y"]  # what becomes of NaN is the runtime's
+    given = Runner.open(view.model, SessionOptions(optimized=False)).run({"x": x})[
+        "y"
+    ]  # what becomes of NaN is the runtime's
 
     assert measured(view, {"x": x}, to=to)["y"] == seen(np.asarray(given), to=to)
 
@@ -350,10 +352,10 @@ WITHOUT_TAPS = {"custom_domain", "strings_and_integers", "function_of_integers",
 def test_taps_change_no_output(name: str) -> None:
     view = View.of(emulate(text_model(name), rounding=False, io="float32"))
     batch = Feed.of(feeds(text_model(name)), view.model)
-    plain = Runner.open(view.model, optimized=False).run(next(iter(batch)))
+    plain = Runner.open(view.model, SessionOptions(optimized=False)).run(next(iter(batch)))
 
     made = tapped(view, Taps.of(view).taps, DType.FLOAT16)
-    found = Runner.open(made.model, optimized=False).run(next(iter(batch)))
+    found = Runner.open(made.model, SessionOptions(optimized=False)).run(next(iter(batch)))
 
     rows = np.asarray(found.pop(made.rows))
     assert rows.shape == (WIDTH * len(made.values),)

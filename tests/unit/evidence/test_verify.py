@@ -292,7 +292,7 @@ def test_a_provider_that_does_not_open_is_an_error_and_not_a_verdict() -> None:
 def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     opens = Runner.open
     monkeypatch.setattr(module, "cuda_opens", lambda: True)  # and yet it does not
-    monkeypatch.setattr(module.Runner, "open", lambda model, **_: opens(model))
+    monkeypatch.setattr(module.Runner, "open", lambda model, _options: opens(model))
     with pytest.raises(ModelError) as refused:
         verify(RELU, RELU, X, rtol=1.0)
     assert str(refused.value) == (

@@ -122,7 +122,7 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
 
     assert not found.solved
     assert found.text().splitlines()[1] == (
-        "  the budget ended after 1 trial, before a set was found that is near enough; below all is pinned: allow more"
+        "  the budget ended after 1 trial, before a set was near enough; all regions are pinned below: allow more"
     )
 
 
@@ -136,7 +136,7 @@ def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatc
 
 def test_a_set_that_fails_in_the_real_model_gives_way_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        MODULE, "verify", lambda reference, result, feed, **told: denied if low_types(result) else accepted
+        MODULE, "verdict_of", lambda reference, result, feed, comparison: denied if low_types(result) else accepted
     )
 
     found = repaired(needy())
@@ -156,7 +156,7 @@ def test_low_inputs_that_are_too_coarse_are_told() -> None:
 
     assert not found.solved
     assert found.text().splitlines()[1] == (
-        "  everything that can be pinned is pinned: float32 itself is not nearer, or inputs and outputs are low"
+        "  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"
     )
 
 

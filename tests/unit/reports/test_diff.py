@@ -115,12 +115,12 @@ def test_cast_nodes_and_constants_are_no_ops_of_their_own() -> None:
 
 
 def test_settings_are_told_but_are_no_difference() -> None:
-    settings: dict[str, Any] = {"to": "float16", "level": "default", "safety": "default"}
-    a = report(target="onnx", **settings)
-    b = report(Row("r", "Relu", "float32"), target="ort-cuda", **settings)
+    usual = {"level": "default", "safety": "default"}
+    a = report(to="float16", settings={"target": "onnx", **usual})
+    b = report(Row("r", "Relu", "float32"), to="float16", settings={"target": "ort-cuda", **usual})
     assert diff(a, b).settings == (("target", "onnx", "ort-cuda"),)
     assert "target:  onnx → ort-cuda" in diff(a, b).text()
-    assert not diff(a, report(target="ort-cuda", **settings)).differs
+    assert not diff(a, report(to="float16", settings={"target": "ort-cuda", **usual})).differs
 
 
 # -- which op is which -------------------------------------------------------------------------------

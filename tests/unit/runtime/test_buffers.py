@@ -9,7 +9,7 @@ import pytest
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 F32 = np.float32
 COUNTING = """<ir_version: 10, opset_import: ["": 20]>
@@ -21,7 +21,7 @@ net (float[N] x, float[2] s, float t) => (float[2] new_s, float[] new_t, float[]
 
 
 def opened(text: str, **state: object) -> BufferedRunner:
-    runner = Runner.open(Model.load(onnx.parser.parse_model(text)), pooled=False)
+    runner = Runner.open(Model.load(onnx.parser.parse_model(text)), SessionOptions(pooled=False))
     buffer = runner.double_buffer({name: np.array(value, F32) for name, value in state.items()})
     return runner.buffered(buffer, {name: f"new_{name}" for name in state}, ["sum"])
 

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.runtime.ort_errors import error_text
 from amp_rewrite.runtime.ports import Port
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from support.paths import TESTS
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -134,7 +134,7 @@ def test_only_what_the_outputs_asked_for_need_is_opened() -> None:
     model.proto.opset_import.add(domain="far", version=1)
     with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*far"):
         Runner.open(model)
-    runner = Runner.open(model, outputs_only=["z"])
+    runner = Runner.open(model, SessionOptions(outputs_only=["z"]))
     assert [port.name for port in runner.outputs] == ["z"]
     same(runner.run({"x": X, "c": np.array(True)}), {"z": -X - X})
     assert [v.name for v in model.proto.graph.output] == ["y", "z"]
@@ -171,7 +171,7 @@ def test_the_statistics_of_a_training_normalization_are_not_written_into_what_is
         y, m2, v2 = BatchNormalization <training_mode = 1> (x, s, s, n, v)
         z = Add (m2, v2)
     }}""")
-    runner = Runner.open(model, optimized=optimized)
+    runner = Runner.open(model, SessionOptions(optimized=optimized))
     fed = {"x": X, "s": np.ones(3, np.float32), "m": np.zeros(3, np.float32), "v": np.ones(3, np.float32)}
     before = {name: value.copy() for name, value in fed.items()}
     first, second = runner.run(fed), runner.run(fed)
@@ -367,7 +367,7 @@ def test_the_place_in_the_source_of_onnxruntime_is_left_out() -> None:
 
 def test_outputs_only_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(ModelError, match=r"^the model has no output 'q'; it has 'y', 'z'$"):
-        Runner.open(parsed(TWO), outputs_only=["q"])
+        Runner.open(parsed(TWO), SessionOptions(outputs_only=["q"]))
 
 
 # -- providers -----------------------------------------------------------------------------------------
@@ -377,9 +377,9 @@ def test_an_unknown_provider_is_refused() -> None:
     with pytest.raises(
         PolicyError, match=r"^this onnxruntime has no provider 'Abacus'; use one of .*CPUExecutionProvider"
     ):
-        Runner.open(parsed(TWO), providers=["Abacus"])
+        Runner.open(parsed(TWO), SessionOptions(providers=["Abacus"]))
     with pytest.raises(PolicyError, match=r"^this onnxruntime has no provider ''; use one of"):
-        Runner.open(parsed(TWO), providers=[])
+        Runner.open(parsed(TWO), SessionOptions(providers=[]))
 
 
 def _has_cuda() -> bool:
@@ -390,10 +390,10 @@ def _has_cuda() -> bool:
 
 @pytest.mark.skipif(not _has_cuda() or cuda_opens(), reason="for an onnxruntime with CUDA on a machine without")
 def test_a_provider_that_does_not_open_is_not_claimed(capfd: pytest.CaptureFixture[str]) -> None:
-    runner = Runner.open(parsed(TWO), providers=[CUDA, CPU])
+    runner = Runner.open(parsed(TWO), SessionOptions(providers=[CUDA, CPU]))
     assert runner.provider == CPU
     with pytest.raises(ModelError) as error:
-        Runner.open(parsed(TWO), providers=[CUDA])
+        Runner.open(parsed(TWO), SessionOptions(providers=[CUDA]))
     assert str(error.value) == (
         "CUDAExecutionProvider cannot be opened on this machine, only CPUExecutionProvider; name CPUExecutionProvider"
         " too, or install what the other needs"
@@ -430,8 +430,8 @@ USUAL = {"reuse": True, "threads": 0, "level": "ORT_ENABLE_ALL", "disabled": Non
 
 def test_options_reach_the_runtime(opened: Options) -> None:
     Runner.open(parsed(TWO))
-    Runner.open(parsed(TWO), optimized=False, threads=1)
-    Runner.open(parsed(TWO), planned=False)
+    Runner.open(parsed(TWO), SessionOptions(optimized=False, threads=1))
+    Runner.open(parsed(TWO), SessionOptions(planned=False))
     assert opened == [USUAL, {**USUAL, "level": "ORT_DISABLE_ALL", "threads": 1}, {**USUAL, "reuse": False}]
 
 
@@ -446,7 +446,7 @@ def test_threads_that_wait_sleep_where_that_is_asked_for(monkeypatch: pytest.Mon
             super().__init__(given, settings, *rest, **more)
 
     monkeypatch.setattr("onnxruntime.InferenceSession", Spy)
-    Runner.open(parsed(TWO), spinning=False)
+    Runner.open(parsed(TWO), SessionOptions(spinning=False))
     assert seen == ["0"]
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from amp_rewrite.errors import ConfigError
-from amp_rewrite.settings.config_file import Settings, find, from_environment, from_file, settings
+from amp_rewrite.settings.config_file import Settings, find, from_file, settings
+from amp_rewrite.settings.options import from_environment
 
 
 def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
@@ -123,7 +124,7 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
         ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
         ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' is here with '-' and with '_'; keep one"),
-        ('to = "float17"\n', ":1: no type or policy is named 'float17'; use float16 (f16, half), bfloat16 (bf16), "
+        ('to = "float17"\n', ":1: unknown type or policy 'float17'; use float16 (f16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         ('level = "deafult"\n', ":1: unknown level 'deafult'; use one of default, tensor-cores-only, "
          "treat-gray-as-deny, unsafe-force-all, lower-all"),
@@ -160,7 +161,7 @@ def test_a_line_in_pyproject_is_counted_below_our_table(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[tool.x]\n", "has no table [tool.amp-rewrite]; add it, or name another file"),
-        ("[tool]\namp-rewrite = 1\n", "tool.amp-rewrite is no table; write [tool.amp-rewrite]"),
+        ("[tool]\namp-rewrite = 1\n", "tool.amp-rewrite is not a table; write [tool.amp-rewrite]"),
     ],
 )
 def test_a_pyproject_that_is_named_must_have_our_table(tmp_path: Path, text: str, message: str) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import os
+import runpy
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from amp_rewrite import convert, repair
 from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.options import DEFAULTS, Options, Request
+from amp_rewrite.settings.options import DEFAULTS, KEYWORDS, OPTIONS, Options, Painting, Request
+from support.paths import ROOT
 
 
 def test_each_option_has_a_type_and_a_default() -> None:
@@ -29,7 +35,7 @@ def test_a_function_that_takes_options_shows_them(function: Callable[..., object
 
 
 def test_each_option_may_stand_in_a_file_of_settings() -> None:
-    assert DEFAULTS.keys() <= {field.name for field in fields(Settings)}
+    assert DEFAULTS.keys() <= vars(Settings()).keys()
 
 
 def test_what_is_no_option_is_named() -> None:
@@ -39,3 +45,74 @@ def test_what_is_no_option_is_named() -> None:
         "unexpected keyword argument 'kep'; the options of a conversion are to, lists, level, target, safety, keep,"
         " lower, io, gray_follows_allow, fuse, opset, placement"
     )
+
+
+# -- the table -------------------------------------------------------------------------------------------
+
+
+def test_the_types_for_static_checkers_name_every_row() -> None:
+    assert set(Painting.__annotations__) == {row.name for row in OPTIONS if row.step}
+    assert {*KEYWORDS, "log_path"} == set(Request.__annotations__)
+
+
+def test_the_page_of_options_is_generated() -> None:
+    page = runpy.run_path(str(ROOT / "tools" / "build_options.py"))["page"]()
+    assert (ROOT / "docs" / "reference" / "options.md").read_text("utf-8") == page
+
+
+ROW = """    Option(
+        name="sparkle",
+        kind=Kind.TEXT,
+        group=OPS,
+        metavar="a|b",
+        help="How it sparkles.",
+        doc="how it sparkles",
+        default="a",
+        stated=Stated.UNUSUAL,
+        environment="AMP_REWRITE_SPARKLE",
+    ),
+"""
+USES = """
+import inspect, os, runpy, sys
+from pathlib import Path
+import amp_rewrite
+from amp_rewrite.cli import program
+from amp_rewrite.reports.report import Report
+from amp_rewrite.settings.config_file import from_file, settings
+
+model, page = sys.argv[1:]
+print(inspect.signature(amp_rewrite.convert).parameters["sparkle"].default)
+Path("amp.toml").write_text("sparkle = 'b'")
+print(from_file(Path("amp.toml"))["sparkle"], settings({"sparkle": "c"}, {}).sparkle)
+converted = amp_rewrite.convert(model, sparkle="b")
+print([p.value.partition("sparkle=")[2] for p in converted.model.metadata_props if p.key == "amp_rewrite"])
+print(Report.from_json(converted.report.to_json(), "r").model.sparkle, "sparkle b" in converted.report.text())
+print(amp_rewrite.convert(model).report.model.sparkle)
+os.environ["AMP_REWRITE_SPARKLE"] = "e"
+print(amp_rewrite.convert(model, sparkle=None).report.model.sparkle)
+print("AMP_REWRITE_SPARKLE" in runpy.run_path(page)["page"]())
+program.main(["convert", "--help"])
+"""
+
+
+def test_a_row_is_enough_for_an_option_to_appear_everywhere(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "amp_rewrite", tmp_path / "amp_rewrite", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "lists", tmp_path / "lists")
+    table = tmp_path / "amp_rewrite" / "settings" / "options.py"
+    marker = '    Option(\n        name="external_data",'
+    source = table.read_text("utf-8")
+    assert source.count(marker) == 1
+    table.write_text(source.replace(marker, ROW + marker), "utf-8")
+    words = (str(ROOT / "examples" / "models" / "digits_cnn.onnx"), str(ROOT / "tools" / "build_options.py"))
+    done = subprocess.run(
+        [sys.executable, "-c", USES, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:7] == ["a", "b c", "['b']", "b True", "None", "e", "True"]
+    assert any("--sparkle a|b" in line and "How it sparkles." in line for line in lines)

@@ -223,8 +223,8 @@ def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins
         ("x=bfloat16", "io 'x=bfloat16': the model is lowered to float16; use float16 or float32 here"),
         ("x=half16", "io 'x=half16': unknown element type 'half16'; use one of float16 (f16, half), bfloat16 (bf16), "
          "float32 (f32, float)"),
-        ("lo", "io 'lo' is no rule; did you mean 'low'?"),
-        ("past_*", "io 'past_*' is no rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
+        ("lo", "io 'lo' is not a rule; did you mean 'low'?"),
+        ("past_*", "io 'past_*' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
     ],
 )  # fmt: skip
 def test_an_io_rule_that_makes_no_sense_is_an_error_with_the_way_out(block: View, rule: str, message: str) -> None:

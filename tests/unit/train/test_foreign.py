@@ -13,7 +13,7 @@ import amp_rewrite
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.interchange.external_gradients import ScaledGradients, scale_gradients
 from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale
 
@@ -49,7 +49,7 @@ def scaled(text: str = GRAPH, **options: Any) -> ScaledGradients:
 
 
 def run(made: Model, feed: dict[str, Array]) -> dict[str, Any]:
-    return dict(Runner.open(made, threads=1).run(feed))
+    return dict(Runner.open(made, SessionOptions(threads=1)).run(feed))
 
 
 def state(made: ScaledGradients) -> dict[str, Array]:

@@ -14,7 +14,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train import scale_gradients
 from amp_rewrite.train.update.loss_scale import Array
 from support.paths import TESTS
@@ -45,7 +45,7 @@ def fed(loss_grad: float = 1.0) -> dict[str, Array]:
 
 
 def run(model: Model, loss_grad: float = 1.0, **more: Array) -> dict[str, Any]:
-    return dict(Runner.open(model, threads=1).run({**fed(loss_grad), **more}))
+    return dict(Runner.open(model, SessionOptions(threads=1)).run({**fed(loss_grad), **more}))
 
 
 def off(found: dict[str, Any], reference: dict[str, Array]) -> float:
@@ -60,7 +60,7 @@ def test_the_exported_graph_has_the_gradients_of_autograd() -> None:
 def test_our_gradients_of_its_forward_pass_are_those_that_it_brings() -> None:
     forward = onnx.utils.Extractor(graph()).extract_model(["tokens", "label", *foreign_step.NAMES], ["loss"])
     made = amp_rewrite.gradients(forward, "loss", list(foreign_step.NAMES))
-    found = Runner.open(made, threads=1).run({n: a for n, a in fed().items() if n != "loss_grad"})
+    found = Runner.open(made, SessionOptions(threads=1)).run({n: a for n, a in fed().items() if n != "loss_grad"})
     assert off(found, expected()) < FLOAT32
 
 

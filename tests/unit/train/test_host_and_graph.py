@@ -15,7 +15,7 @@ import pytest
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.loss_scale import (
@@ -82,7 +82,7 @@ class Nodes:
     def of(cls, scale: LossScale | None, rules: Rules) -> Nodes:
         b = Builder.of(Model.load(parsed("net (float[3] g_a, float g_b) => (float[3] o) { o = Identity (g_a) }")))
         updates = {name: _appended(b, name, *rule, scale) for name, rule in rules.items()}
-        runner = Runner.open(b.model(), threads=1, pooled=False)
+        runner = Runner.open(b.model(), SessionOptions(threads=1, pooled=False))
         state = [v for update in updates.values() for v in update.state]
         buffer = runner.double_buffer({v.input: v.initial for v in state})
         last = list(updates.values())[-1]

@@ -11,7 +11,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, LossScale
@@ -40,7 +40,7 @@ def update_graph(rule: Optimizer, scale: LossScale | None, start: Mapping[str, A
     text = f'<ir_version: 10, opset_import: ["": 20]> net ({inputs}) => (float[?] o) {{ o = Identity (g_{first}) }}'
     b = Builder.of(Model.load(onnx.parser.parse_model(text.replace("[?]", str(list(start[first].shape))))))
     update = append_update(b, start, {name: f"g_{name}" for name in start}, rule, Scaling.of(b, scale))
-    return Runner.open(b.model(), threads=1), update
+    return Runner.open(b.model(), SessionOptions(threads=1)), update
 
 
 @pytest.mark.parametrize("rule", [SGD(0.1, clipnorm=0.5), SGD(0.1, global_clipnorm=0.5)])

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
@@ -101,7 +101,7 @@ def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
 def test_what_is_no_loss_scale_is_refused(scale: object) -> None:
     with pytest.raises(PolicyError) as error:
         Policy("mixed_float16", loss_scale=scale)  # type: ignore[arg-type]
-    assert str(error.value) == f"loss scale {scale!r} is none; use None, 'dynamic' or a finite number of 1 or more"
+    assert str(error.value) == f"invalid loss scale {scale!r}; use None, 'dynamic' or a finite number ≥ 1"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(), "net.onnx")
     by_type, by_policy = (
-        CliRunner().invoke(door, [*words.split(), "--to", to]) for to in ("bfloat16", "p=f32,c=bf16,o=f32")
+        CliRunner().invoke(program, [*words.split(), "--to", to]) for to in ("bfloat16", "p=f32,c=bf16,o=f32")
     )
 
     assert by_policy.exit_code in (0, 1) and by_policy.exit_code == by_type.exit_code
@@ -146,9 +146,9 @@ NAMES = "use float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16
 @pytest.mark.parametrize(
     ("to", "message"),
     [
-        ("float17", f"no type or policy is named 'float17'; {NAMES}"),
-        ("mixed_int8", f"no type or policy is named 'mixed_int8'; {NAMES}"),
-        ("c=f17", f"no type or policy is named 'c=f17'; {NAMES}"),
+        ("float17", f"unknown type or policy 'float17'; {NAMES}"),
+        ("mixed_int8", f"unknown type or policy 'mixed_int8'; {NAMES}"),
+        ("c=f17", f"unknown type or policy 'c=f17'; {NAMES}"),
         ("float32", "cannot lower to float32; use float16 or bfloat16"),
         ("c=f32", "policy 'float32' lowers nothing; use mixed_float16 or mixed_bfloat16"),
         (

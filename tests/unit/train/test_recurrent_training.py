@@ -13,7 +13,7 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite import View
 from amp_rewrite.dtypes import DType
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train import Trainer, training_step
 from support import stub
 
@@ -74,7 +74,7 @@ def test_what_is_trained_is_given_out_with_its_own_operator(cell: str) -> None:
 
     assert [n.op_type for n in exported.to_proto().graph.node] == [cell, "Squeeze", "MatMul"]
     np.testing.assert_array_equal(weights["r"], trainer.state["r"])
-    found = Runner.open(exported, providers=("CPUExecutionProvider",)).run({"x": batch()["x"]})
+    found = Runner.open(exported, SessionOptions(providers=("CPUExecutionProvider",))).run({"x": batch()["x"]})
     assert np.isfinite(found["logits"]).all()
 
 

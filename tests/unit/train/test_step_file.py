@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import door
+from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError, TrainingError
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.step_file import KEY, load_step, save_step
@@ -167,7 +167,7 @@ def test_a_file_that_is_there_is_not_replaced_unasked(file: Path) -> None:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(door, words)
+    return CliRunner().invoke(program, words)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.loss_scale import Array
 from amp_rewrite.train.update.optimizers import SGD
@@ -41,7 +41,7 @@ def _renamed(old: str, new: str) -> ModelProto:
 def test_names_that_a_step_gives_itself_may_be_taken_already(old: str, new: str) -> None:
     step = training_step(_renamed(old, new), loss=CROSS_ENTROPY, optimizer="adam")
     expected = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam")).all(2)
-    run = Runner.open(emulate(step.model), threads=1)
+    run = Runner.open(emulate(step.model), SessionOptions(threads=1))
     state, out = step.initial_state(), dict[str, Any]()
     for batch in batches(2):
         out = dict(run.run({**batch, **state, step.learning_rate: np.array(0.1, F32)}))

@@ -1,4 +1,4 @@
-"""The command that says what keeps half precision from being fast, here or in a model."""
+"""`amp-rewrite doctor`: obstacles to fast half precision, here or in a model."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from pathlib import Path
 import click
 
 from amp_rewrite.cli import options, terminal
-from amp_rewrite.cli.door import FOUND
+from amp_rewrite.cli.group import FINDING
 
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
     click.argument("model", type=options.FILE, required=False),
-    click.option("--to", metavar="float16|bfloat16|POLICY", default="float16", show_default=True, help="The low type."),
-    click.option("--gpu", metavar="NAME", help="Estimate speed for this GPU, such as H200.  [default: the one here]"),
-    click.option(
+    options.option(
+        "--to", metavar="float16|bfloat16|POLICY", default="float16", show_default=True, help="The low type."
+    ),
+    options.option("--gpu", metavar="NAME", help="Estimate speed for this GPU, such as H200.  [default: the one here]"),
+    options.option(
         "--dimension", multiple=True, metavar="NAME=N", help="Size of a free dimension, for the estimate; repeatable."
     ),
-    click.option(
+    options.option(
         "--dump-kernels", type=options.FILE, metavar="FILE", help="Write the kernel registry of onnxruntime, no more."
     ),
 )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.take(*_ASKED, options.as_json)
 def doctor(
     model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
 ) -> int:
-    """Say what keeps half precision slow, here or in MODEL.
+    """Find obstacles to fast half precision, here or in MODEL.
 
     It looks at GPU, driver, libraries and onnxruntime, and exits with 1 if half precision cannot be fast. Of a model:
     ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect.
@@ -37,7 +39,7 @@ def doctor(
     if model is None and (sizes or gpu):
         raise click.UsageError("--gpu and --dimension are about a model; name one")
     if dump_kernels is not None and (model is not None or as_json):
-        raise click.UsageError("--dump-kernels writes a file and looks at nothing else; leave MODEL and --json out")
+        raise click.UsageError("--dump-kernels only writes a file; leave out MODEL and --json")
     from amp_rewrite.deploy.doctor.checkup import doctor
     from amp_rewrite.deploy.doctor.isolated import write_kernels
 
@@ -47,7 +49,7 @@ def doctor(
         return 0
     found = doctor(model, to=to, gpu=gpu, dimensions=sizes)
     terminal.show(found.to_json() if as_json else found.text())
-    return 0 if found.well else FOUND
+    return 0 if found.well else FINDING
 
 
 def _sizes(words: tuple[str, ...]) -> dict[str, int]:
@@ -61,5 +63,5 @@ def _sizes(words: tuple[str, ...]) -> dict[str, int]:
 def _size(word: str) -> tuple[str, int]:
     name, _, number = word.partition("=")
     if not name or not number.isdecimal() or len(number) > _DIGITS or int(number) < 1:
-        raise click.UsageError(f"--dimension {word!r} is no NAME=N with a positive number; write batch=8")
+        raise click.UsageError(f"--dimension {word!r} is not NAME=N with a positive number; write batch=8")
     return name, int(number)

@@ -1,4 +1,4 @@
-"""The command that times models side by side."""
+"""`amp-rewrite bench`: models timed side by side."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import options, terminal
-from amp_rewrite.cli.feeding import FEEDING, Feeding
+from amp_rewrite.cli.data import Feeding
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.bench.result import Benchmark
 
 _COUNT = click.IntRange(min=1)
 _TIMING = (
-    click.option(
-        "--provider", metavar="NAME", help="What must run them, as onnxruntime calls it.  [default: CUDA or CPU]"
-    ),
-    click.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
-    click.option("--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what takes 50 ms]"),
-    click.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
-    click.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
-    click.option("--batch-sizes", metavar="1,8,64", help="Throughput by size, where the batch dimension is free."),
-    click.option("--fit", metavar="SIZE", help="The largest batch within 8GB, say."),
-    click.option("--memory/--no-memory", default=True, help="Peak memory, each model in a process of its own."),
-    click.option("--profile/--no-profile", default=True, help="Which op got slower."),
-    click.option("--plot", type=options.FILE, metavar="FILE", help="Draw to a .svg, .png or .pdf file, too."),
+    options.option("--provider", metavar="NAME", help="Provider that must run them.  [default: CUDA or CPU]"),
+    options.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
+    options.option("--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what 50 ms hold]"),
+    options.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
+    options.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
+    options.option("--batch-sizes", metavar="1,8,64", help="Throughput by size, where the batch dimension is free."),
+    options.option("--fit", metavar="SIZE", help="The largest batch within 8GB, say."),
+    options.option("--memory/--no-memory", default=True, help="Peak memory, each model in a process of its own."),
+    options.option("--profile/--no-profile", default=True, help="Time of each op; shows which got slower."),
+    options.option("--plot", type=options.FILE, metavar="FILE", help="Draw to a .svg, .png or .pdf file, too."),
 )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.take(
     click.argument("models", metavar="A [B]...", type=options.FILE, nargs=-1, required=True),
-    *FEEDING,
+    *options.FEEDING,
     *_TIMING,
     options.as_json,
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors and what --json asks for."),
+    options.quiet(),
 )
 def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
     """Time models side by side: latency, throughput, memory, ops.

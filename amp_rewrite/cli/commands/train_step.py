@@ -1,4 +1,4 @@
-"""The command that writes a training step."""
+"""`amp-rewrite train-step`: one model that makes a training step."""
 
 from __future__ import annotations
 
@@ -18,41 +18,43 @@ if TYPE_CHECKING:
     from amp_rewrite.train.update.loss_scale import LossScale
 
 _STEP = (
-    click.option("-o", "--output", type=options.FILE, metavar="OUT", help="[default: MODEL-stem.step.onnx]"),
-    click.option(
+    options.output("MODEL-stem.step.onnx"),
+    options.option(
         "--loss",
         required=True,
         metavar="VALUE|LOSS(PREDICTION,TARGET)",
         help="A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
     ),
-    click.option(
+    options.option(
         "--optimizer",
         metavar="NAME,KEY=NUMBER,…",
         default="sgd",
         show_default=True,
         help="sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
     ),
-    click.option("--loss-scale", metavar="dynamic|none|NUMBER", help="[default: dynamic for mixed_float16, else none]"),
-    click.option(
+    options.option(
+        "--loss-scale", metavar="dynamic|none|NUMBER", help="[default: dynamic for mixed_float16, else none]"
+    ),
+    options.option(
         "--policy",
         metavar="mixed_float16|mixed_bfloat16|float32",
-        help="What to compute in; parameters are kept in float32.  [default: mixed_float16]",
+        help="Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
     ),
-    click.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
-    click.option("--freeze", multiple=True, metavar="GLOB", help="Initializers to leave as they are; repeatable."),
-    click.option(
+    options.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
+    options.option("--freeze", multiple=True, metavar="GLOB", help="Initializers not to train; repeatable."),
+    options.option(
         "--micro-batches", type=int, metavar="N", default=1, show_default=True, help="Runs that make one step."
     ),
-    click.option("--training-mode", is_flag=True, help="Statistics of the batch, and dropout."),
+    options.option("--training-mode", is_flag=True, help="Use statistics of the batch, and dropout."),
     *options.PAINTING,
     options.config,
-    *options.WRITING[:2],
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+    *options.SAVING,
+    options.quiet("errors"),
     options.verbose,
 )
 
 
-@click.command("train-step")
+@click.command("train-step", cls=options.Command)
 @options.take(options.model, *_STEP)
 def train_step(
     model: Path,
@@ -66,8 +68,8 @@ def train_step(
     It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
     pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
 
-    Settings of amp.toml hold as for convert; its `to` names the policy. What is about inputs, outputs and fusions does
-    not concern a step.
+    Settings of amp.toml hold as for convert; its `to` names the policy. Settings for inputs, outputs and fusions do not
+    concern a step.
     """
     from amp_rewrite.train.step.step import training_step
     from amp_rewrite.train.step.step_file import save_step
@@ -87,8 +89,8 @@ def train_step(
 
 
 def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
-    """The arguments of `training_step`, those left out that stay as usual, and the settings in force."""
-    from amp_rewrite.settings.options import Painting
+    """Return the arguments of `training_step` that are not usual, and the settings in force."""
+    from amp_rewrite.settings.options import PAINTING
 
     own = {name: given.pop(name) for name in _OWN}
     said = {name: value for name, value in given.items() if value not in (None, ())}
@@ -98,12 +100,12 @@ def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
     if "loss_scale" in asked:
         asked["loss_scale"] = _loss_scale(asked["loss_scale"])
     lowers = Policy(asked["policy"]).lowers is not None
-    painting = {name: getattr(settings, name) for name in Painting.__annotations__ if lowers or name in said}
+    painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in said}
     return asked | {name: value for name, value in painting.items() if value != getattr(Settings(), name)}, settings
 
 
 _OWN = ("loss", "optimizer", "loss_scale", "policy", "parameters", "freeze", "micro_batches", "training_mode")
-"""What only a training step is asked."""
+"""Options of a training step alone."""
 
 
 def _loss_scale(text: str) -> float | str | None:
@@ -116,7 +118,7 @@ def _loss_scale(text: str) -> float | str | None:
 
 
 def _summary(name: str, step: TrainingStep) -> str:
-    """What the step is, in a few lines."""
+    """Return a few lines about the step."""
     numbers = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
     shared = {"shared": f"{_named(step.shared)}: several ops read each"} if step.shared else {}
     rows = {

@@ -1,4 +1,4 @@
-"""The group of all commands: routes a first word that is a model to `convert`, and turns errors into exit codes."""
+"""The program: a table of commands, each imported on its first use; errors become exit codes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,18 +17,53 @@ import click
 
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.reports.render import plain
+from amp_rewrite.version import VERSION
 
-FOUND = 1
+FINDING = 1
 USAGE = 2
 INTERRUPTED = 130  # as shells report death by SIGINT
 _LONGEST = 1000  # characters of an error; names come out of files and may be of any length
 PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 
-class Door(click.Group):
-    """`amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
+COMMANDS = {
+    "bench": "Time models side by side: latency, throughput, memory, ops.",
+    "calibrate": "Run MODEL on data and write the ranges of its values.",
+    "convert": "Convert MODEL and print a report with reasons.",
+    "diff": "Print how B differs from A; exit with 1 if it does.",
+    "doctor": "Find obstacles to fast half precision, here or in MODEL.",
+    "emulate": "Write MODEL in float32, rounded as half precision would be.",
+    "explain": "Print why NODE gets its type, back to the op that decides.",
+    "lists": "Print the list of each OP, its source and its reason.",
+    "locate": "Print where B departs from A, and which ops add most to that.",
+    "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
+    "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
+    "rule": "Print what the rule or fusion NAME does and why, with the smallest model that needs it.",
+    "train-step": "Write one ONNX model that makes a training step of MODEL.",
+    "verify": "Compare the outputs of B with those of A on the same data.",
+}
+"""Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""
+
+
+class Program(click.Group):
+    """The commands of the table; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
 
     default = "convert"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"amp_rewrite.cli.commands.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl([(n, click.Command(n, help=h).get_short_help_str(limit)) for n, h in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args:
@@ -36,21 +72,21 @@ class Door(click.Group):
         return super().parse_args(ctx, self._routed(ctx, args))
 
     def _routed(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The words with `convert` before them, where the first is an option of it or a file."""
+        """Return the words, with `convert` before them if the first is an option of it or a file."""
         first = args[0]
         own = {name for option in self.get_params(ctx) for name in option.opts}
-        if first in self.commands or first in own:
+        if first in COMMANDS or first in own:
             return args
         if first.startswith("-") or Path(first).exists():
             return [self.default, *args]
-        near = difflib.get_close_matches(first, [*self.commands, *_models_near(first)], 1)
+        near = difflib.get_close_matches(first, [*COMMANDS, *_models_near(first)], 1)
         hint = f"did you mean {near[0]!r}?" if near else "name a model or a command"
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        """Run, print what went wrong in one line, and exit."""
+        """Run, print an error in one line, and exit."""
         if "_AMP_REWRITE_COMPLETE" in os.environ:  # a shell asks for completions
             super().main(args, "amp-rewrite", **extra)
         sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
@@ -77,7 +113,7 @@ class Door(click.Group):
         except BrokenPipeError:
             return _hang_up()
         except RecursionError:
-            return _fail("something given is nested too deeply: an expression, a file or a model; make it flatter")
+            return _fail("an expression, a file or a model is nested too deeply; make it flatter")
         except MemoryError:
             return _fail("out of memory; give the process more, or a smaller model")
         except OSError as error:
@@ -95,14 +131,14 @@ class Door(click.Group):
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt is at the bottom of it: in the middle of an import it comes out as an ImportError."""
+    """True if an interrupt caused the error: in the middle of an import it comes out as an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _of_runtime(error: ImportError) -> bool:
-    """Whether it was onnxruntime that could not be imported, or something of it."""
+    """True if the import that failed was onnxruntime's, or inside of it."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
     return str(error.name).partition(".")[0] == "onnxruntime" or any("onnxruntime" in Path(f).parts for f in files)
 
@@ -114,7 +150,7 @@ def _fail(message: str) -> int:
 
 
 def _misused(error: click.UsageError) -> str:
-    """What is wrong with the words; click itself words it differently from version to version."""
+    """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
     near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
@@ -122,7 +158,7 @@ def _misused(error: click.UsageError) -> str:
 
 
 def _models_near(word: str) -> list[str]:
-    """The models in the folder that a word points into, spelled as the word is."""
+    """Return the models in the folder of a word, spelled as the word is."""
     folder = Path(word).parent
     try:
         return [str(file) for file in sorted(folder.iterdir()) if file.suffix == ".onnx"]
@@ -138,7 +174,16 @@ def _print_anything() -> None:
 
 
 def _hang_up() -> int:
-    """The reader of our output is gone: say nothing, not even at the interpreter's last flush."""
+    """Silence stdout, whose reader is gone, also for the interpreter's last flush."""
     with contextlib.suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return PIPE_CLOSED
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(VERSION, prog_name="amp-rewrite", message="%(prog)s %(version)s")
+def program() -> None:
+    """Convert float32 ONNX models to float16 or bfloat16 where that is safe, and say why.
+
+    `amp-rewrite MODEL` is `amp-rewrite convert MODEL`.
+    """

@@ -1,13 +1,19 @@
-"""What the op lists say, as a table and as JSON."""
+"""`amp-rewrite lists`: the op lists in force, as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from amp_rewrite.cli import options, terminal
 from amp_rewrite.reports.render import count, table
+from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
+from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
@@ -16,8 +22,25 @@ _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
-    """All that the lists say about `Op` or `domain::Op`, and what holds where no condition does.
+@click.command(cls=options.Command)
+@options.take(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
+def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Print the list of each OP, its source and its reason.
+
+    Without OP, all lists.
+    """
+    from amp_rewrite.settings.op_lists import environment_edits, load_lists
+
+    settings = options.in_force(given)
+    whole = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
+    in_force = whole.at_level(Level.parse(settings.level))
+    entries = [entry for op in ops for entry in _entries_of(in_force, op)] if ops else list(in_force)
+    form = _as_json if as_json else _as_text if ops else _by_color
+    terminal.show(form(entries))
+
+
+def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
+    """Return the entries of `Op` or `domain::Op`, and last the one that holds where no condition does.
 
     ListError, with the nearest name, for an op that does not exist.
     """
@@ -31,13 +54,13 @@ def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
     return (*entries, Entry(domain, op_type, Color.UNLISTED, because, lists.name))
 
 
-def as_text(entries: Iterable[Entry]) -> str:
-    """An aligned table, one entry per line."""
+def _as_text(entries: Iterable[Entry]) -> str:
+    """Return an aligned table, one entry per line."""
     return "\n".join(table(map(_cells, entries), head=_HEAD, indent=0))
 
 
-def by_color(entries: Sequence[Entry]) -> str:
-    """The whole lists: for each a heading and a table."""
+def _by_color(entries: Sequence[Entry]) -> str:
+    """Return a heading and a table for each list."""
     parts = []
     for color in Color:
         listed = [entry for entry in entries if entry.color is color]
@@ -46,8 +69,8 @@ def by_color(entries: Sequence[Entry]) -> str:
     return "\n\n".join(parts)
 
 
-def as_json(entries: Iterable[Entry]) -> str:
-    """A JSON list with one object per entry."""
+def _as_json(entries: Iterable[Entry]) -> str:
+    """Return a JSON list with one object per entry."""
     rows = [json.dumps(dict(zip(_HEAD, _cells(entry), strict=True))) for entry in entries]
     return "[\n" + ",\n".join(f"  {row}" for row in rows) + "\n]" if rows else "[]"
 

@@ -1,0 +1,49 @@
+"""`amp-rewrite calibrate`: the ranges of a model's values on data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli.commands.ranges import WRITING, write
+from amp_rewrite.cli.data import Feeding
+
+_RUNNING = (
+    options.option("--to", metavar="float16|bfloat16|POLICY", help="Type that values must fit.  [default: float16]"),
+    options.option("--chunk", type=int, metavar="N", help="Values to measure in one session.  [default: 2000]"),
+    options.option("--threads", type=int, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
+)
+
+
+@click.command(cls=options.Command)
+@options.take(options.model, *_RUNNING, *options.FEEDING, *WRITING, options.config)
+def calibrate(
+    model: Path, to: str | None, config: Path | None, output: Path | None, overwrite: bool, **given: Any
+) -> None:
+    """Run MODEL on data and write the ranges of its values.
+
+    Of each value the largest and the smallest magnitude, and how many numbers would not fit the type.
+    """
+    settings = options.in_force({"to": to, "config": config})
+    quiet = given.pop("quiet")
+    feeding = Feeding.taken(given).completed(settings).needed()
+    from amp_rewrite.evidence.calibrate import calibrate
+    from amp_rewrite.evidence.ranges import check_writable
+    from amp_rewrite.files.model import Model
+
+    if output:
+        check_writable(output, overwrite)  # before the work, not after it
+    with terminal.progress(model.name, quiet=quiet) as progress:
+        loaded = Model.load(model)
+        ranges = calibrate(
+            loaded,
+            feeding.feed(loaded),
+            to=settings.to,
+            allow_nonfinite=feeding.allow_nonfinite,
+            progress=progress,
+            **given,
+        )
+    write(ranges, output, overwrite, quiet)

@@ -1,0 +1,159 @@
+"""`amp-rewrite convert`: one conversion, guarded or repaired by data where options ask for that."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli.data import Measuring
+from amp_rewrite.cli.group import FINDING
+from amp_rewrite.cli.reports import printed
+from amp_rewrite.errors import ReportError
+from amp_rewrite.ir.gc_paused import gc_paused
+from amp_rewrite.settings.options import OUTPUT
+from amp_rewrite.settings.policy import low_type
+
+if TYPE_CHECKING:
+    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.repair import Repaired
+
+_OUTCOME = (
+    *options.SAVING,
+    options.option("--dry-run", heading=OUTPUT, is_flag=True, help="Print the outcome; write no model."),
+    options.option(
+        "--report",
+        "report_file",
+        heading=OUTPUT,
+        type=options.FILE,
+        metavar="FILE",
+        help="Write the report to a .json file too.",
+    ),
+    options.option(
+        "--check-weights",
+        heading=OUTPUT,
+        is_flag=True,
+        help="Print the loss of each weight stored low, worst first.",
+    ),
+    options.as_json,
+    options.quiet("errors and what --json or --dry-run asks for"),
+    options.verbose,
+)
+_SHOWN_WEIGHTS = 20
+
+
+@click.command(cls=options.Command)
+@options.take(
+    options.model, options.output("MODEL-stem.float16.onnx"), *options.CONVERSION, *options.MEASURING, *_OUTCOME
+)
+@gc_paused(last=True)
+def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path | None, **given: Any) -> int:
+    """Convert MODEL and print a report with reasons.
+
+    The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
+
+    A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or
+    scope=encoder/* or name~=REGEX.
+    """
+    measuring = Measuring.taken(given)
+    talk = _Talk(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
+    asked = bool(given["overwrite"])
+    if talk.check_weights and talk.as_json:
+        raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
+    settings = options.in_force(given)
+    measuring = measuring.completed(settings)
+    output = output or model.parent / f"{model.stem}.{low_type(settings.to).spelling}.onnx"
+    if report_file:
+        _check_report_file(report_file, model, output)
+    if not dry_run:
+        lost = f"what its weights have beyond {settings.to}"
+        options.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
+    left = [] if dry_run else _left_data(output)
+    with terminal.stages(model.name, quiet=talk.quiet) as tell:
+        converted, repaired = measuring.converted(model, options.keywords(settings), tell)
+        solved = repaired is None or repaired.solved
+        if solved and not dry_run:
+            progress = None if tell is None else lambda done, total: tell("write", done, total)
+            save = converted.result.save
+            save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
+    if report_file and solved:
+        _write_report(report_file, converted.report.to_json(), None if dry_run else output)
+    talk.outcome(converted, repaired, asked=talk.as_json or dry_run)
+    if converted.plan.empty and solved:
+        terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=talk.quiet)
+    if not dry_run:
+        terminal.talk(f"wrote {output}" if solved else f"not written: {output}", quiet=talk.quiet)
+    for file in left if solved else ():
+        terminal.talk(
+            f"{file} held the data of the old {output.name}: remove it if no other model reads it", quiet=talk.quiet
+        )
+    return 0 if solved else FINDING
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """Output of the command: the report, losses of weights, pins of a repair. With JSON, stdout holds nothing else."""
+
+    check_weights: bool
+    as_json: bool
+    quiet: bool
+    verbose: bool
+
+    def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool) -> None:
+        """Print a conversion and its repair. `asked`: also where the command is quiet."""
+        if asked or not self.quiet:
+            terminal.show(printed(converted.report, as_json=self.as_json, verbose=self.verbose))
+        if self.as_json:
+            terminal.warn(converted.report.findings, quiet=self.quiet)
+        if self.check_weights:
+            terminal.show(f"\n{self._weights(converted)}")
+        if repaired is not None and self.as_json:
+            for line in repaired.text().splitlines():
+                terminal.talk(line, quiet=self.quiet)
+        elif repaired is not None and not self.quiet:
+            terminal.show(f"\n{repaired.text()}")
+
+    def _weights(self, converted: Converted) -> str:
+        """Return a table of the losses of weights that the conversion stores in the low type."""
+        from amp_rewrite.evidence.weights import check_weights, weights_text
+
+        low = converted.plan.to
+        losses = check_weights(converted.view, low, values={bake.value for bake in converted.plan.bakes})
+        return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
+
+
+def _check_report_file(file: Path, model: Path, output: Path) -> None:
+    """Raise ReportError if a report cannot be written to `file`, and say why."""
+    if file.exists() and not file.is_file() and not file.is_dir():
+        return  # a pipe or a device
+    if not file.parent.is_dir():
+        raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
+    if file.suffix != ".json" or file.is_dir():
+        raise ReportError(f"cannot write a report to {file}: reports are known by their suffix; name a .json file")
+    if file.resolve() in (model.resolve(), output.resolve()):
+        raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
+
+
+def _write_report(file: Path, text: str, written: Path | None) -> None:
+    """Write a report to a file, whole or not at all, or to a pipe or device. `written`: the model, once written."""
+    from amp_rewrite.files.scratch import write_whole
+
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8", newline="\n")
+        return
+    try:
+        write_whole(Path(os.path.realpath(file)), text.encode())
+    except OSError as error:
+        fate = "nothing was changed" if written is None else f"{written} is written, the report is not"
+        raise ReportError(f"cannot write {file}: {error.strerror or error}; {fate}") from error
+
+
+def _left_data(output: Path) -> list[Path]:
+    """Return the data files of the replaced model that stay."""
+    from amp_rewrite.files.store import foreign_data
+
+    return foreign_data(output)

@@ -1,0 +1,38 @@
+"""`amp-rewrite diff`: the differences between two models or reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amp_rewrite.cli import options, reports, terminal
+from amp_rewrite.cli.group import FINDING
+from amp_rewrite.settings.options import OUTPUT
+
+
+@click.command(cls=options.Command)
+@options.take(
+    *options.PAIR,
+    options.ROWS["fail_on"],
+    options.option(
+        "--format",
+        "form",
+        heading=OUTPUT,
+        type=click.Choice(["text", "json", "markdown", "github"]),
+        default="text",
+        show_default=True,
+        help="How to print it; github: annotations of a workflow.",
+    ),
+    options.config,
+)
+def diff(a: Path, b: Path, form: str, **given: Any) -> int:
+    """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports."""
+    from amp_rewrite.reports.diff import diff
+
+    settings = options.in_force(given)
+    delta = diff(reports.report_in(a), reports.report_in(b))
+    failed = delta.fails(settings.fail_on)
+    terminal.show(delta.to(form, settings.fail_on))
+    return FINDING if failed else 0

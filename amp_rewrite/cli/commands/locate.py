@@ -1,0 +1,39 @@
+"""`amp-rewrite locate`: the ops at which two models part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli.data import Feeding
+
+
+@click.command(cls=options.Command)
+@options.take(
+    *options.PAIR,
+    *options.FEEDING,
+    options.config,
+    options.option("--top", type=click.IntRange(min=1), metavar="N", help="How many ops to show.  [default: 10]"),
+    options.as_json,
+    options.quiet(),
+)
+def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Print where B departs from A, and which ops add most to that.
+
+    First the op where the error jumps, then those whose own share of it is largest.
+    """
+    feeding = Feeding.taken(given).completed(options.in_force({"config": given.pop("config")})).needed()
+    from amp_rewrite.evidence.locate import locate
+    from amp_rewrite.files.model import Model
+
+    reference = Model.load(a)
+    feed = feeding.feed(reference)
+    named = (str(a), str(b))
+    nonfinite = feeding.allow_nonfinite
+    with terminal.progress("locate", quiet=quiet) as progress:
+        located = locate(reference, Model.load(b), feed, allow_nonfinite=nonfinite, names=named, progress=progress)
+    if as_json or not quiet:
+        terminal.show(located.to_json(top=top) if as_json else located.text(top=top or 10))

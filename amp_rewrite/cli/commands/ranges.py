@@ -1,0 +1,75 @@
+"""`amp-rewrite ranges`: merge and show files of ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from amp_rewrite.cli import options, terminal
+from amp_rewrite.settings.options import OUTPUT
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.ranges import Ranges
+
+_SHOWN = 20  # rows
+
+WRITING = (
+    options.output("stdout", "FILE", "File for the ranges.  "),
+    options.option("--overwrite", heading=OUTPUT, is_flag=True, help="Replace an existing output."),
+    options.quiet("errors, and ranges that go to stdout"),
+)
+"""Options of a command that writes ranges."""
+
+_TOP = options.option("--top", type=click.IntRange(min=1), metavar="N", help="Show the N largest.  [default: all]")
+
+
+@click.group(no_args_is_help=False)
+def ranges() -> None:
+    """Merge and show files that `amp-rewrite calibrate` wrote."""
+
+
+@ranges.command(cls=options.Command)
+@options.take(click.argument("files", nargs=-1, required=True, type=options.FILE), *WRITING)
+def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
+    """Make one of several FILES, as if all data had been one run's."""
+    from amp_rewrite.errors import EvidenceError
+    from amp_rewrite.evidence.ranges import Ranges, check_writable
+
+    if len(files) == 1:
+        raise click.UsageError("one file is merged with nothing; name two or more")
+    if output:
+        check_writable(output, overwrite)
+    shards: dict[str, Path] = {}
+    merged: Ranges | None = None
+    for file in files:
+        shard = Ranges.load(file)
+        known = shards.setdefault(shard.to_json(), file)
+        if known is not file:
+            raise EvidenceError(
+                f"{known} and {file} hold the same ranges, which would count twice; name each shard once"
+            )
+        merged = shard if merged is None else merged.merge(shard)
+    assert merged is not None  # click asks for a file
+    write(merged, output, overwrite, quiet)
+
+
+@ranges.command(cls=options.Command)
+@options.take(click.argument("file", type=options.FILE), _TOP)
+def show(file: Path, top: int | None) -> None:
+    """Print the ranges in FILE as a table, the largest first."""
+    from amp_rewrite.evidence.ranges import Ranges
+
+    terminal.show(Ranges.load(file).text(top=top))
+
+
+def write(ranges: Ranges, output: Path | None, overwrite: bool, quiet: bool) -> None:
+    """Write ranges to a file and print a summary; without a file, print them as JSON."""
+    if output is None:
+        terminal.show(ranges.to_json())
+        return
+    ranges.save(output, overwrite=overwrite)
+    if not quiet:
+        terminal.show(ranges.text(top=_SHOWN))
+    terminal.talk(f"wrote {output}", quiet=quiet)

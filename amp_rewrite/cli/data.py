@@ -1,0 +1,136 @@
+"""Data in commands: input batches, and what `convert` does with them: guard by ranges, repair to a tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from amp_rewrite.evidence.data.feed import Feed
+    from amp_rewrite.files.model import Model
+    from amp_rewrite.pipeline.convert import Converted
+    from amp_rewrite.pipeline.repair import Repaired
+    from amp_rewrite.settings.config_file import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """Values of the options `FEEDING`."""
+
+    data: str | None
+    random: bool
+    shape: tuple[str, ...]
+    int_range: tuple[str, ...]
+    batches: int | None
+    seed: int | None
+    allow_nonfinite: bool
+
+    @classmethod
+    def taken(cls, given: dict[str, Any]) -> Feeding:
+        """Take the options out of all that were given. UsageError for options that contradict each other."""
+        feeding = cls(**{name: given.pop(name) for name in cls.__slots__})
+        if feeding.data is not None and feeding.random:
+            raise click.UsageError("--data and --random exclude each other; leave one out")
+        drawn = {name: getattr(feeding, name.replace("-", "_")) for name in ("shape", "int-range", "batches", "seed")}
+        for name, value in drawn.items():
+            if value not in (None, ()) and not feeding.random:
+                raise click.UsageError(f"--{name} describes random input; add --random")
+        return feeding
+
+    def __bool__(self) -> bool:
+        return self.data is not None or self.random
+
+    def completed(self, settings: Settings) -> Feeding:
+        """Return the same, with the data of the settings where the command line names none."""
+        return self if self else replace(self, data=settings.data)
+
+    def needed(self) -> Feeding:
+        """Return the same. UsageError if no option says what to feed."""
+        if not self:
+            raise click.UsageError("no input data; add --data FILE, or --random")
+        return self
+
+    def feed(self, model: Model) -> Feed:
+        """Return the batches for a model. FeedError as `Feed.of` and `Feed.randomly` raise it."""
+        from amp_rewrite.evidence.data.feed import Feed, parse_int_ranges, parse_shapes
+
+        if self.data is not None:
+            return Feed.of(self.data, model, allow_nonfinite=self.allow_nonfinite)
+        return Feed.randomly(
+            model,
+            batches=1 if self.batches is None else self.batches,
+            shapes=parse_shapes(self.shape),
+            int_ranges=parse_int_ranges(self.int_range),
+            seed=self.seed or 0,
+        )
+
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """Values of the options `MEASURING`. `criterion`: those of `CRITERION` that were given."""
+
+    ranges: Path | None
+    headroom: float | None
+    feeding: Feeding
+    criterion: dict[str, Any]
+    budget: int | None
+
+    @classmethod
+    def taken(cls, given: dict[str, Any]) -> Measuring:
+        """Take the options out of all that were given. UsageError for options that contradict each other."""
+        words = ("rtol", "atol", "metric", "at_least", "at_most")
+        criterion = {word: value for word in words if (value := given.pop(word)) is not None}
+        ranges, headroom, budget = (given.pop(word) for word in ("ranges", "headroom", "budget"))
+        return cls(None if ranges is None else Path(ranges), headroom, Feeding.taken(given), criterion, budget)
+
+    def completed(self, settings: Settings) -> Measuring:
+        """Return the same, completed by settings where the command line is silent.
+
+        If a file names ranges and data, the ranges guard, and only a repair uses the data. UsageError for options of
+        the command line that contradict or lack each other.
+        """
+        ranges, feeding = self.ranges, self.feeding
+        if ranges is None and settings.ranges and (self.criterion or not feeding):
+            ranges = Path(settings.ranges)
+        if self.criterion or ranges is None:
+            feeding = feeding.completed(settings)
+        measuring = replace(self, ranges=ranges, feeding=feeding)
+        measuring._check()
+        return measuring if self.headroom is not None else replace(measuring, headroom=settings.headroom)
+
+    def _check(self) -> None:
+        if self.criterion and not self.feeding:
+            word = next(iter(self.criterion)).replace("_", "-")
+            raise click.UsageError(f"--{word} compares outputs and needs input data; add --data FILE, or --random")
+        if self.budget is not None and not self.criterion:
+            raise click.UsageError("--budget bounds the trials of a repair; add --rtol X or --metric NAME to repair")
+        if self.headroom is not None and not self.feeding and self.ranges is None:
+            raise click.UsageError(
+                "--headroom applies to measured ranges, and there are none; add --data FILE, or --ranges FILE"
+            )
+        if self.ranges is not None and self.feeding and not self.criterion:
+            raise click.UsageError("--ranges and input data both give ranges; leave one out, or add --rtol X to repair")
+
+    def converted(self, model: Path, wanted: dict[str, Any], tell: Tell | None) -> tuple[Converted, Repaired | None]:
+        """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""
+        from amp_rewrite.files.model import Model
+        from amp_rewrite.pipeline.convert import convert
+
+        said = {"ranges": self.ranges, "headroom": self.headroom}
+        wanted |= {word: value for word, value in said.items() if value is not None}
+        if not self.feeding:
+            return convert(model, **wanted), None
+        from amp_rewrite.pipeline.repair import repair
+
+        loaded = Model.load(model)
+        more = dict(wanted) if self.budget is None else {**wanted, "budget": self.budget}
+        feed, nonfinite = self.feeding.feed(loaded), self.feeding.allow_nonfinite
+        repaired = repair(loaded, feed, **self.criterion, **more, allow_nonfinite=nonfinite, progress=tell)
+        return repaired.converted, repaired

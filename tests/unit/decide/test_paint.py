@@ -1,0 +1,49 @@
+"""Arguments of the painter: objects, and the keywords that they replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_rewrite.decide.coloring.paint import PaintOptions, paint
+from amp_rewrite.decide.hazards.find import find_hazards
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.op_lists import load_lists
+from support.paths import ROOT
+
+LISTS = load_lists(DType.FLOAT16)
+
+
+@pytest.fixture(scope="module")
+def view() -> View:
+    return View.of(Model.load(ROOT / "examples" / "models" / "digits_vit.onnx"))
+
+
+def test_deprecated_keywords_paint_as_the_objects_do(view: View) -> None:
+    risks = find_hazards(view, DType.FLOAT16)
+    options = PaintOptions(level=Level.LOWER_ALL, target=Target.ONNX, norms=risks.clusters, spare_casts=True)
+    expected = paint(view, LISTS, DType.FLOAT16, options, risks)
+    with pytest.warns(DeprecationWarning, match="pass PaintOptions and Hazards"):
+        given = paint(
+            view,
+            LISTS,
+            DType.FLOAT16,
+            level=Level.LOWER_ALL,
+            target=Target.ONNX,
+            keep=None,
+            pins=risks.pins,
+            clusters=risks.clusters,
+            norms=risks.clusters,
+            numbers=risks.numbers,
+            benign=risks.benign,
+            spare_casts=True,
+        )
+    assert given.paints == expected.paints
+    assert expected.paints != paint(view, LISTS, DType.FLOAT16).paints
+
+
+def test_an_unknown_keyword_of_the_painter_is_a_type_error(view: View) -> None:
+    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="levle"):
+        paint(view, LISTS, DType.FLOAT16, levle=Level.DEFAULT)
