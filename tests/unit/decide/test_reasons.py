@@ -84,7 +84,7 @@ def test_a_constant_is_the_id_in_capitals() -> None:
 
 def test_tiers_stand_in_the_order_of_the_architecture_page() -> None:
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
-    order = page.partition("Who wins: ")[2].partition(".")[0].replace("\n", " ").split(" > ")
+    order = page.partition("Precedence: ")[2].partition(".")[0].replace("\n", " ").split(" > ")
     assert order == [tier.words for tier in sorted(Strength, reverse=True)]
 
 
