@@ -14,7 +14,8 @@ from amp_rewrite.settings.options import Request
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,4] x, int64[2] ids) => (float[4,2] y, float[2,4] z)
-<float[2,2] v = {1,2,3,4}, float[4,4] w = {1,2,3,4,5,6,7,8,9,8,7,6,5,4,3,2}, float[3,4] table = {1,2,3,4,5,6,7,8,9,8,7,6}>
+<float[2,2] v = {1,2,3,4}, float[4,4] w = {1,2,3,4,5,6,7,8,9,8,7,6,5,4,3,2},
+ float[3,4] table = {1,2,3,4,5,6,7,8,9,8,7,6}>
 {
   [product] p = MatMul (x, w)
   [rows] r = Gather (table, ids)
