@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,34 +66,38 @@ def scale_gradients(
         raise TrainingError("loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale")
     grads = (grads,) if isinstance(grads, str) else tuple(dict.fromkeys(grads))
     view = View.of(source)
-    main = _named(view)
-    start = _seed(view, main, loss, grads, seed)
-    scaled, scale, inner = _scaled(view, start, rule, [view.value_name(main[g]) for g in grads])
+    start = _seed(view, loss, grads, seed)
+    scaled, scale, inner = _scaled(view, start, rule, grads)
     b = Builder.of(scaled)
     good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
     wide = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
-    unscaled = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
-    for grad, exact in unscaled.gradients.items():
+    unscaled, finite, state = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
+    for grad, exact in unscaled.items():
         b.name(exact, grad)
-    result = _with_float32_outputs(b.model(), inner)
-    return ScaledGradients(result, view.value_name(start), tuple(grads), unscaled.finite, unscaled.state)
+    return ScaledGradients(_with_float32_outputs(b.model(), inner), view.value_name(start), grads, finite, state)
 
 
-def _named(view: View) -> Mapping[str, ValueId]:
-    return {v.name: v.id for v in view.values if v.scope == MAIN}
-
-
-def _seed(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
+def _seed(view: View, loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
     """Return the value where the backward pass starts, checked."""
+    main = {v.name: v.id for v in view.values if v.scope == MAIN}
     outputs = {view.value_name(v) for v in view.scopes[MAIN].outputs}
-    _check_known("the loss", [loss], main)
-    _check_known("the seed", [seed] if seed is not None else [], main)
+    for what, name in (("loss", loss), ("seed", seed)):
+        if name is not None and name not in main:
+            raise TrainingError(
+                f"the {what} {name!r} is not a value of the model's main graph; `amp-rewrite report -v` lists them"
+            )
     strange = next((g for g in grads if g not in outputs), None)
     if strange is not None or not grads:
         what = f"{strange!r} is not an output" if grads else "no gradients are named"
         raise TrainingError(f"{what}; the outputs are {', '.join(sorted(outputs))}")
+    ends = {main[g] for g in grads}
     if seed is None:
-        return _only_candidate(view, main, loss, grads)
+        inputs = (v for v in view.scopes[MAIN].inputs if view.dtype(v) is DType.FLOAT and _one_element(view, v))
+        possible = [v for v in inputs if main[loss] not in (reached := _reached(view, v)) and ends <= reached]
+        if len(possible) != 1:
+            what = "more than one input" if possible else "no input"
+            raise TrainingError(f"{what} can be the gradient of the loss {loss!r}; {_NAME_SEED}")
+        return possible[0]
     reached = _reached(view, main[seed])
     lost = next((g for g in grads if main[g] not in reached), None)
     if lost is not None:
@@ -106,34 +110,11 @@ def _seed(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[st
 _NAME_SEED = "name the value where the backward pass starts as `seed`"
 
 
-def _only_candidate(view: View, main: Mapping[str, ValueId], loss: str, grads: Sequence[str]) -> ValueId:
-    """Return the only input that can be the seed; TrainingError for none or several."""
-    possible = []
-    for value in view.scopes[MAIN].inputs:
-        if view.dtype(value) is not DType.FLOAT or not _one_element(view, value):
-            continue
-        reached = _reached(view, value)
-        if main[loss] not in reached and all(main[g] in reached for g in grads):
-            possible.append(value)
-    if len(possible) != 1:
-        what = "no input" if not possible else "more than one input"
-        raise TrainingError(f"{what} can be the gradient of the loss {loss!r}; {_NAME_SEED}")
-    return possible[0]
-
-
 def _one_element(view: View, value: ValueId) -> bool:
     name = view.value_name(value)
     formal = next(v for v in view.scopes[MAIN].graph.input if v.name == name)
     tensor = formal.type.tensor_type
     return tensor.HasField("shape") and all(d.dim_value == 1 for d in tensor.shape.dim)
-
-
-def _check_known(what: str, names: Iterable[str], main: Mapping[str, ValueId]) -> None:
-    for name in names:
-        if name not in main:
-            raise TrainingError(
-                f"{what} {name!r} is not a value of the model's main graph; `amp-rewrite report -v` lists them"
-            )
 
 
 def _reached(view: View, start: ValueId) -> set[ValueId]:
@@ -163,39 +144,29 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
     product = claimed(f"{name}/scaled", taken)
     nodes = list(proto.graph.node)
     for node in nodes:
-        for old, new in {name: product, **inner}.items():
-            _rename(node, old, new)
+        _rename(node, {name: product, **inner})
         node.output[:] = [inner.get(output, output) for output in node.output]
     for formal in proto.graph.output:
         formal.name = inner.get(formal.name, formal.name)
-    producer = view.values[start].producer
+    producer, dtype = view.values[start].producer, view.dtype(start)
     at = 0 if producer is None else view.scopes[MAIN].ops.index(producer) + 1
-    ordered = [*nodes[:at], *_times(name, scale, product, view.dtype(start), taken), *nodes[at:]]
-    refill(proto.graph, "node", [NodeProto.FromString(node.SerializeToString()) for node in ordered])
+    factor, added = scale, []
+    if dtype not in (None, DType.FLOAT):
+        factor = claimed(f"{scale}/{dtype.spelling}", taken)
+        added = [make_node("Cast", [scale], [factor], name=claimed(f"{REGION}/seed_scale", taken), to=dtype.code)]
+    added.append(make_node("Mul", [name, factor], [product], name=claimed(f"{REGION}/seed", taken)))
+    refill(proto.graph, "node", [*nodes[:at], *added, *nodes[at:]])
     return replace(view.model, proto=proto), scale, inner
 
 
-def _times(name: str, scale: str, product: str, dtype: DType | None, taken: set[str]) -> list[NodeProto]:
-    """Nodes for the seed times the scale, in the seed's type."""
-    if dtype in (None, DType.FLOAT):
-        return [make_node("Mul", [name, scale], [product], name=claimed(f"{REGION}/seed", taken))]
-    low = claimed(f"{scale}/{dtype.spelling}", taken)
-    return [
-        make_node("Cast", [scale], [low], name=claimed(f"{REGION}/seed_scale", taken), to=dtype.code),
-        make_node("Mul", [name, low], [product], name=claimed(f"{REGION}/seed", taken)),
-    ]
-
-
-def _rename(node: NodeProto, old: str, new: str) -> None:
-    """Rename a value read by a node and by its bodies, except bodies that define the old name themselves."""
-    node.input[:] = [new if name == old else name for name in node.input]
+def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Rename values read by a node and by its bodies, except names that a body defines itself."""
+    node.input[:] = [names.get(name, name) for name in node.input]
     for _, body in bodies(node):
-        own = (
-            {v.name for v in body.input} | {t.name for t in body.initializer} | {o for n in body.node for o in n.output}
-        )
-        if old not in own:
-            for inner in body.node:
-                _rename(inner, old, new)
+        own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
+        outer = {old: new for old, new in names.items() if old not in own}
+        for inner in body.node:
+            _rename(inner, outer)
 
 
 def _with_float32_outputs(model: Model, inner: Mapping[str, str]) -> Model:

@@ -7,12 +7,11 @@ neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import onnx.helper
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, NodeProto, TrainingInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError, ModelError
@@ -61,9 +60,6 @@ def _first(graph: GraphProto) -> int | None:
     return None
 
 
-# -- Gradient ------------------------------------------------------------------------------------------------
-
-
 def _gradient(model: Model, position: int) -> Model:
     node = model.proto.graph.node[position]
     xs, zs, y = _words(node, "xs"), _words(node, "zs"), "".join(_words(node, "y"))
@@ -103,10 +99,7 @@ def _at_other_values(model: Model, position: int, values: Mapping[str, str], y: 
 
 def _words(node: NodeProto, name: str) -> list[str]:
     words = attribute(node, name)
-    return [] if words is None else [w.decode() for w in (words.strings or [words.s])]
-
-
-# -- optimizers ----------------------------------------------------------------------------------------------
+    return [] if words is None else [w.decode() for w in words.strings or [words.s]]
 
 
 @dataclass(frozen=True)
@@ -174,10 +167,7 @@ def _adam(u: _Update, x: str, g: str, m: str, h: str) -> tuple[str, str, str]:
     return u.do("Mul", new_x, 1 - u.number("norm_coefficient_post", 0.0)), new_m, new_h
 
 
-_Formula = Callable[..., tuple[str, ...]]
-
-
-def _optimizer(formula: _Formula, tensors: int) -> Callable[[Model, int], Model]:
+def _optimizer(formula: Callable[..., tuple[str, ...]], tensors: int) -> Callable[[Model, int], Model]:
     """Make the lowering of an operator with `tensors` inputs per parameter, grouped by kind."""
 
     def lower(model: Model, position: int) -> Model:
@@ -211,9 +201,6 @@ _LOWERED: Mapping[str, Callable[[Model, int], Model]] = {
 }
 
 
-# -- training_info -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """One training algorithm of a model, runnable.
@@ -243,39 +230,30 @@ def _algorithm(model: Model, index: int) -> Algorithm:
     info = model.proto.training_info[index]
     updates = {e.key: e.value for e in info.update_binding}
     initials = {e.key: e.value for e in info.initialization_binding}
-    step = _without_training(model.proto)
+    step = clone(model.proto)
+    step.ClearField("training_info")
     for field in ("node", "input", "initializer", "output", "value_info", "sparse_initializer"):
         getattr(step.graph, field).extend(getattr(info.algorithm, field))
-    _check_bindings(step.graph, updates, initials, info.initialization, index)
+    _check_bindings(step.graph, info, index)
     state = list(dict.fromkeys([*updates, *initials]))
     b = Builder.of(lower_training_ops(replace(model, proto=step)))
     for name in state:
         b.promote(name)
     first = None
     if info.HasField("initialization"):
-        first = _without_training(model.proto)
-        first.graph.CopyFrom(info.initialization)
-    return Algorithm(b.model(), updates, None if first is None else replace(model, proto=first), initials)
+        first = replace(model, proto=clone(model.proto))
+        first.proto.ClearField("training_info")
+        first.proto.graph.CopyFrom(info.initialization)
+    return Algorithm(b.model(), updates, first, initials)
 
 
-def _without_training(proto: ModelProto) -> ModelProto:
-    out = clone(proto)
-    out.ClearField("training_info")
-    return out
-
-
-def _check_bindings(
-    graph: GraphProto, updates: Mapping[str, str], initials: Mapping[str, str], first: GraphProto, index: int
-) -> None:
-    initializers, outputs = {t.name for t in graph.initializer}, _names(graph.output)
-    for kind, bound, results in (("update", updates, outputs), ("initialization", initials, _names(first.output))):
-        for name, value in bound.items():
+def _check_bindings(graph: GraphProto, info: TrainingInfoProto, index: int) -> None:
+    initializers = {t.name for t in graph.initializer}
+    for kind, source in (("update", graph), ("initialization", info.initialization)):
+        results = {v.name for v in source.output}
+        for name, value in {e.key: e.value for e in getattr(info, f"{kind}_binding")}.items():
             where = f"training_info {index}: the {kind}_binding of {name!r}"
             if name not in initializers:
                 raise ModelError(f"{where} does not name an initializer; correct the name")
             if value not in results:
                 raise ModelError(f"{where} refers to {value!r}, which is not an output of its graph; correct the name")
-
-
-def _names(values: Iterable[onnx.ValueInfoProto]) -> set[str]:
-    return {v.name for v in values}

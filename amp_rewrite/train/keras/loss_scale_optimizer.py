@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -27,19 +28,19 @@ from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, Gradient, IndexedSlices, LossScale
 
 
+@dataclass(frozen=True, eq=False)
 class Scaled:
     """A loss times a loss scale; `Differentiable` if the loss is."""
 
-    def __init__(self, loss: Callable[[], Any], scale: LossScale) -> None:
-        self._loss = loss
-        self._scale = scale
+    loss: Callable[[], Any]
+    scale: LossScale
 
     def __call__(self) -> Array:
-        return _times(self._loss(), self._scale)
+        return _times(self.loss(), self.scale)
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the gradients of the scaled loss."""
-        return differentiable(self._loss).gradients(variables, np.array(seed * self._scale(), np.float32))
+        return differentiable(self.loss).gradients(variables, np.array(seed * self.scale(), np.float32))
 
 
 class LossScaleOptimizer(StatefulOptimizer):
@@ -51,11 +52,13 @@ class LossScaleOptimizer(StatefulOptimizer):
     TrainingError for another object, an optimizer that is already wrapped or clips gradients, and loss scale None.
     """
 
-    _optimizer: StatefulOptimizer
-    _loss_scale: LossScale
+    inner: StatefulOptimizer
+    loss_scale: LossScale
 
     def __init__(self, optimizer: StatefulOptimizer | optimizers.Optimizer, loss_scale: object = "dynamic") -> None:
-        inner = _stateful(optimizer)
+        inner = StatefulOptimizer(optimizer) if isinstance(optimizer, optimizers.Optimizer) else optimizer
+        if not isinstance(inner, StatefulOptimizer):
+            raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1)")
         if isinstance(inner, LossScaleOptimizer):
             raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
         for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
@@ -69,71 +72,59 @@ class LossScaleOptimizer(StatefulOptimizer):
             raise TrainingError(
                 "loss_scale is None; use 'dynamic', a number or a LossScale, or the optimizer without a wrapper"
             )
-        vars(self).update(_optimizer=inner, _loss_scale=scale)
-
-    @property
-    def loss_scale(self) -> LossScale:
-        return self._loss_scale
-
-    @property
-    def inner(self) -> StatefulOptimizer:
-        """The inner optimizer."""
-        return self._optimizer
+        vars(self).update(inner=inner, loss_scale=scale)
 
     # Other attributes belong to the inner optimizer.
     def __getattr__(self, name: str) -> Any:
-        if "_optimizer" not in vars(self):
+        if "inner" not in vars(self):
             raise AttributeError(name)
-        return getattr(self._optimizer, name)
+        return getattr(self.inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._optimizer, name, value)
-
-    # -- scaling ---------------------------------------------------------------------------------------
+        setattr(self.inner, name, value)
 
     def get_scaled_loss(self, loss: Any) -> Any:
         """Return the loss times the scale, in the loss's own type; for a callable, a callable."""
-        return Scaled(loss, self._loss_scale) if callable(loss) else _times(loss, self._loss_scale)
+        return Scaled(loss, self.loss_scale) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale, each in its own type; None stays None, sparse stays sparse.
 
         The division is in float32, since float16 cannot hold a scale above 65504.
         """
-        scale = self._loss_scale()
+        scale = self.loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
 
     def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
         """Return the gradients of a `Differentiable` loss, computed from the scaled loss."""
-        return self.get_unscaled_gradients(self._optimizer.get_gradients(self.get_scaled_loss(loss), params))
+        return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
         """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
         pairs = pairs_of(grads_and_vars)
-        _, should_apply = self._loss_scale.update([gradient for gradient, _ in pairs])
+        _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
-            self._optimizer.apply_gradients(pairs)
-
-    # -- state -----------------------------------------------------------------------------------------
+            self.inner.apply_gradients(pairs)
 
     def checkpoint(self) -> dict[str, Array]:
         """Return the inner optimizer's checkpoint, with a dynamic scale's state under "loss_scale/"."""
-        state = self._loss_scale.state if isinstance(self._loss_scale, DynamicLossScale) else None
-        if state is None:
-            return self._optimizer.checkpoint()
-        values = (np.array(state.scale, np.float32), np.array(state.good_steps, np.int64))
-        return {**self._optimizer.checkpoint(), **dict(zip(SCALE_KEYS, values, strict=True))}
+        saved = self.inner.checkpoint()
+        if isinstance(self.loss_scale, DynamicLossScale):
+            state = self.loss_scale.state
+            values = (np.array(state.scale, np.float32), np.array(state.good_steps, np.int64))
+            saved.update(zip(SCALE_KEYS, values, strict=True))
+        return saved
 
     def restore(self, saved: Mapping[str, Array]) -> None:
         """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state."""
-        scale = self._loss_scale
+        scale = self.loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
-        self._optimizer.restore(saved)
+        self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale) and state is not None:
             scale.state = state
 
     def get_config(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.get_config(), "loss_scale": scales.serialize(self._loss_scale)}
+        return {"optimizer": self.inner.get_config(), "loss_scale": scales.serialize(self.loss_scale)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> LossScaleOptimizer:
@@ -168,8 +159,6 @@ def enable_mixed_precision_graph_rewrite(
             " and only one of the two can be active; call set_policy(None) first"
         )
     process.warn_of_plain_sessions()
-    if isinstance(opt, LossScaleOptimizer):
-        raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
     if opt is None and loss_scale != "dynamic":
         raise TrainingError(f"loss scale {loss_scale!r} needs an optimizer; pass opt, or omit the loss scale")
     wrapped = None if opt is None else LossScaleOptimizer(opt, loss_scale)
@@ -186,14 +175,6 @@ def disable_mixed_precision_graph_rewrite() -> None:
             stacklevel=2,
         )
     process.switch(False)
-
-
-def _stateful(optimizer: object) -> StatefulOptimizer:
-    if isinstance(optimizer, optimizers.Optimizer):
-        return StatefulOptimizer(optimizer)
-    if isinstance(optimizer, StatefulOptimizer):
-        return optimizer
-    raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1)")
 
 
 def _times(loss: Any, scale: LossScale) -> Array:

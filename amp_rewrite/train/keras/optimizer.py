@@ -11,7 +11,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.keras.variables import GradsAndVars, Variable, differentiable, pairs_of
 from amp_rewrite.train.update import optimizers
-from amp_rewrite.train.update.loss_scale import Array, Gradient
+from amp_rewrite.train.update.loss_scale import Array, Gradient, serialize
 
 SCALE_KEYS = ("loss_scale/current_loss_scale", "loss_scale/good_steps")
 """Paths of a dynamic loss scale's state in a checkpoint."""
@@ -28,8 +28,6 @@ class StatefulOptimizer:
 
     def __init__(self, rule: optimizers.Optimizer) -> None:
         vars(self).update(rule=rule, iterations=0, _slots={}, _variables={})
-
-    # -- hyperparameters -------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "rule" not in vars(self):
@@ -49,8 +47,6 @@ class StatefulOptimizer:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_ALIASES, *(field.name for field in fields(self.rule))})
 
-    # -- steps -----------------------------------------------------------------------------------------
-
     def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
         """Return the gradients of a `Differentiable` loss. TrainingError for another callable."""
         return differentiable(loss).gradients(params, np.array(1, np.float32))
@@ -67,9 +63,8 @@ class StatefulOptimizer:
         pairs = pairs_of(grads_and_vars)
         values = {variable.name: variable.numpy() for _, variable in pairs}
         self._create_slots([variable for _, variable in pairs])
-        known = {name: self._slots[name] for name in values}
         grads = {variable.name: gradient for gradient, variable in pairs}
-        after, slots = optimizers.applied(self.rule, values, grads, known, step=self.iterations + 1)
+        after, slots = optimizers.applied(self.rule, values, grads, self._slots, step=self.iterations + 1)
         for _, variable in pairs:
             variable.assign(after[variable.name])
         self._slots.update(slots)
@@ -88,8 +83,6 @@ class StatefulOptimizer:
                         f" {fresh[slot].shape}; restore a checkpoint of this variable"
                     )
             self._slots[name] = {**fresh, **own}  # setting a hyperparameter during training can add a slot
-
-    # -- state -----------------------------------------------------------------------------------------
 
     def get_slot_names(self) -> list[str]:
         return sorted(self.rule.slots())
@@ -110,12 +103,11 @@ class StatefulOptimizer:
         """The step count, then all slots, in the order of `checkpoint`."""
         return list(StatefulOptimizer.checkpoint(self).values())
 
-    def variables(self) -> list[Array]:
-        """Return `weights`, under Keras's other name."""
+    def get_weights(self) -> list[Array]:
+        """Return `weights`."""
         return self.weights
 
-    def get_weights(self) -> list[Array]:
-        return self.weights
+    variables = get_weights
 
     def set_weights(self, weights: Sequence[Array]) -> None:
         """Set the result of `get_weights`. TrainingError for another number of arrays."""
@@ -150,7 +142,7 @@ class StatefulOptimizer:
         self.iterations = int(count)
 
     def get_config(self) -> dict[str, Any]:
-        return optimizers.serialize(self.rule)
+        return serialize(self.rule)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StatefulOptimizer:

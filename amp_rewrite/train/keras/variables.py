@@ -43,11 +43,9 @@ class Differentiable(Protocol):
 
     def __call__(self) -> Any:
         """Return the value of the loss."""
-        ...
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the gradients of `seed` times the loss; None for a variable that does not affect it."""
-        ...
 
 
 GradsAndVars = Iterable[tuple[Gradient, Variable]]

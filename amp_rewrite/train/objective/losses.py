@@ -65,7 +65,11 @@ def objective(model: Model, loss: str) -> Objective:
         advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(LOSSES)}"
         raise TrainingError(f"unknown loss {spec[1]!r}; {advice}")
     prediction, goal = _arguments(b, spec[2])
-    _check_prediction(b, prediction)
+    dtype = b.dtype(prediction)
+    if b.known(prediction) is None:
+        raise TrainingError(f"the model has no value {prediction!r}; {_outputs(b)}")
+    if dtype is None or not dtype.floating:
+        raise TrainingError(f"{prediction!r} is {type_name(dtype)}; use a floating prediction")
     value, metrics, target = make(b, prediction, goal)
     names = {name: b.fresh(name) for name in ("loss", *metrics)}
     for name, source in {"loss": value, **metrics}.items():
@@ -109,13 +113,12 @@ Appended = tuple[str, Mapping[str, str], Target]
 def _cross_entropy(b: Builder, logits: str, target: str) -> Appended:
     shape = b.shape(logits)
     if shape is None or len(shape) < 2:
-        dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
-        raise TrainingError(f"cross_entropy needs logits of shape [batch, classes, …]; {logits!r} has {dims}")
+        raise TrainingError(f"cross_entropy needs logits of shape [batch, classes, …]; {logits!r} has {_dims(shape)}")
     labels = _target(b, target, (shape[0], *shape[2:]), DType.INT64, DType.INT32)
     wide = b.cast(logits, DType.FLOAT)
     value = b.op("SoftmaxCrossEntropyLoss", wide, labels, reduction="mean")
-    guessed = b.op("ArgMax", logits, axis=1, keepdims=0)
-    hits = b.op("Cast", b.op("Equal", guessed, b.cast(labels, DType.INT64)), to=DType.FLOAT.code)
+    classes = b.op("ArgMax", logits, axis=1, keepdims=0)
+    hits = b.op("Cast", b.op("Equal", classes, b.cast(labels, DType.INT64)), to=DType.FLOAT.code)
     accuracy = b.reduce("ReduceMean", hits, None, keepdims=False)
     return value, {"accuracy": accuracy}, Target(labels, shape[1] if isinstance(shape[1], int) else None)
 
@@ -154,19 +157,8 @@ def _target(b: Builder, name: str, shape: Shape | None, *kinds: DType) -> str:
         )
     dtype = b.dtype(name)
     if dtype not in kinds:
-        spelled = dtype.spelling if dtype else "of unknown type"
-        raise TrainingError(f"the target {name!r} is {spelled}; this loss needs {kinds[0].spelling}")
+        raise TrainingError(f"the target {name!r} is {type_name(dtype)}; this loss needs {kinds[0].spelling}")
     return name
-
-
-def _check_prediction(b: Builder, name: str) -> None:
-    value = b.known(name)
-    if value is None:
-        raise TrainingError(f"the model has no value {name!r}; {_outputs(b)}")
-    dtype = b.dtype(name)
-    if dtype is None or not dtype.floating:
-        kind = dtype.spelling if dtype else "of unknown type"
-        raise TrainingError(f"{name!r} is {kind}; use a floating prediction")
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:
@@ -177,13 +169,23 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
         raise TrainingError(f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}")
     kind = b.facts.view.types[value.id]
     if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT:
-        what = kind.dtype.spelling if kind and kind.dtype else "of unknown type"
+        what = type_name(kind.dtype if kind else None)
         raise TrainingError(f"the loss {name!r} is {what}, but a training step needs a float32 loss; cast it")
     shape = b.shape(name)
     if shape is None or any(dim != 1 for dim in shape):
-        dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
-        raise TrainingError(f"the loss {name!r} has {dims}, but a loss is one number; reduce it to its mean first")
+        raise TrainingError(
+            f"the loss {name!r} has {_dims(shape)}, but a loss is one number; reduce it to its mean first"
+        )
     return (1,) * len(shape)
+
+
+def type_name(dtype: DType | None) -> str:
+    """Return the type as messages spell it."""
+    return dtype.spelling if dtype else "of unknown type"
+
+
+def _dims(shape: Shape | None) -> str:
+    return "an unknown shape" if shape is None else f"shape {list(shape)}"
 
 
 def _outputs(b: Builder) -> str:

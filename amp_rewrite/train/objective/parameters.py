@@ -13,6 +13,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.op_classes import LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
+from amp_rewrite.train.objective.losses import type_name
 from amp_rewrite.train.update.loss_scale import Array
 from amp_rewrite.train.vjp.paths import Paths, paths
 from amp_rewrite.train.vjp.row import Refuse, Stop
@@ -30,24 +31,28 @@ _STATE = {"BatchNormalization": (3, 4), **dict.fromkeys(RECURRENT, (5, 6))}
 """Inputs for running statistics or initial states; exporters write the latter as zeros."""
 
 
-def trained(view: View, loss: str, chosen: str | Sequence[str] | None, frozen: str | Sequence[str]) -> tuple[str, ...]:
+def trained(
+    view: View, loss: str, parameters: str | Sequence[str] | None, freeze: str | Sequence[str]
+) -> tuple[str, ...]:
     """Return the names of the trained float32 initializers, in the model's order.
 
-    `chosen`: globs on names. The default is every initializer that the loss depends on through gradients, except
+    `parameters`: globs on names. The default is every initializer that the loss depends on through gradients, except
     running statistics, initial states of recurrent layers, masks (`_is_mask`), and single numbers (an epsilon, a
-    scale) that are not a weight of a product, convolution or normalization. `frozen`: globs on names to exclude.
+    scale) that are not a weight of a product, convolution or normalization. `freeze`: globs on names to exclude.
 
-    TrainingError for a glob without a match, for a chosen initializer that is not float32, and for an empty result;
-    without `chosen` also for half-precision weights, which could not be trained. O(nodes + uses); reads the values
+    TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, and for an empty
+    result; by default also for half-precision weights, which could not be trained. O(nodes + uses); reads the values
     of every candidate.
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
     names = {v.name: v for v in initializers}
-    excluded = _matched(names, frozen)
-    if chosen is not None:
-        candidates = [names[name] for name in _matched(names, chosen)]
-        for value in candidates:
-            _check_float32(view, value)
+    excluded = _matched(names, freeze)
+    if parameters is not None:
+        candidates = [names[name] for name in _matched(names, parameters)]
+        other = next((v for v in candidates if view.dtype(v.id) is not DType.FLOAT), None)
+        if other is not None:
+            kind = type_name(view.dtype(other.id))
+            raise TrainingError(f"parameter {other.name!r} is {kind}, but trained weights must be float32; cast it")
     else:
         candidates = [v for v in initializers if view.dtype(v.id) is DType.FLOAT]
         _check_not_half(view, loss, [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in excluded])
@@ -82,28 +87,16 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _check_float32(view: View, value: Value) -> None:
-    dtype = view.dtype(value.id)
-    if dtype is not DType.FLOAT:
-        spelled = dtype.spelling if dtype else "of unknown type"
-        raise TrainingError(f"parameter {value.name!r} is {spelled}, but trained weights must be float32; cast it")
-
-
 def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
     """Raise TrainingError if a loss depends on half-precision weights: a converted model, or a half export."""
-    routes = _routes(view, loss, half) if half else None
-    left = [v.name for v in half if routes is not None and v.id in routes.readers and _weighted(view, v)]
-    if left:
+    readers = _routes(view, loss, half).readers if half else ()
+    weights = (v for v in half if any(view.ops[use.op].kind in _WEIGHTED for use in view.uses[v.id]))
+    if left := [v.name for v in weights if v.id in readers]:
         raise TrainingError(
             f"{_some(left)} of the model {'is' if len(left) == 1 else 'are'} in half precision, but trained weights"
             " must be float32; pass the float32 model (training_step lowers it), widen this one with"
             " convert(model, keep=['*']), or name the trained initializers in `parameters`"
         )
-
-
-def _weighted(view: View, value: Value) -> bool:
-    """True if an op that computes with weights reads the value directly."""
-    return any(view.ops[use.op].kind in _WEIGHTED for use in view.uses[value.id])
 
 
 def _routes(view: View, loss: str, candidates: Sequence[Value]) -> Paths:

@@ -37,12 +37,14 @@ def in_training(model: Model) -> Model:
                     f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"
                     f" {FIRST_TRAINING_MODE[node.op_type]} or later with onnx.version_converter"
                 )
-            _TURN[node.op_type](node, proto.graph, taken)
+            if node.op_type == "Dropout":
+                _dropout(node, proto.graph, taken)
+            else:
+                _batch_normalization(node, taken)
     return replace(model, proto=proto)
 
 
-def _batch_normalization(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
-    del graph
+def _batch_normalization(node: NodeProto, taken: set[str]) -> None:
     kept = [a for a in node.attribute if a.name != "training_mode"]
     refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
     del node.output[3:]  # opsets before 14 have more outputs, unused at inference
@@ -56,9 +58,6 @@ def _dropout(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
     graph.initializer.append(from_array(np.array(True), on))
     node.input.extend([""] * (3 - len(node.input)))
     node.input[2] = on
-
-
-_TURN = {"BatchNormalization": _batch_normalization, "Dropout": _dropout}
 
 
 def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[str, str]:

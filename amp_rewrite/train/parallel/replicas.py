@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,7 +33,6 @@ class Replicas(Protocol):
 
         TrainingError if a replica does not answer.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ class TorchReplicas:
                 f"replica {self.rank} of {self.world} got no answer from the others (timeout {self.timeout:g} s): one"
                 " has ended, or has fewer batches; restart all of them, each with the last checkpoint"
             ) from cause
-        total: Array = carried.cpu().numpy()
-        return total
+        return np.asarray(carried.cpu().numpy())
 
 
 @contextmanager
@@ -84,11 +82,17 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
     if "WORLD_SIZE" not in os.environ:
         yield Alone()
         return
-    torch = _torch()
-    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = _device(chosen, torch.cuda.device_count())
     try:
-        torch.distributed.init_process_group(chosen, timeout=timedelta(seconds=timeout))
+        import torch
+        import torch.distributed
+    except ImportError as cause:
+        raise TrainingError(
+            "replicas need torch.distributed, but PyTorch is not installed; pip install 'amp-rewrite[parallel]'"
+        ) from cause
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = _device(backend, torch.cuda.device_count())
+    try:
+        torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as cause:
         reason = str(cause).splitlines()[0]
         raise TrainingError(f"the replicas could not connect: {reason}; start all of them with torchrun") from cause
@@ -97,17 +101,6 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
         yield TorchReplicas(rank, world, device, timeout)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _torch() -> Any:
-    try:
-        import torch
-        import torch.distributed
-    except ImportError as cause:
-        raise TrainingError(
-            "replicas need torch.distributed, but PyTorch is not installed; pip install 'amp-rewrite[parallel]'"
-        ) from cause
-    return torch
 
 
 def _device(backend: str, gpus: int) -> str:
@@ -137,8 +130,8 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
         bucket[-1] = rows
         total = replicas.total(bucket)
         mean = total[:-1] / total[-1]
-    means = iter([mean[end - a.size : end].reshape(a.shape) for a, end in zip(present, ends, strict=True)])
-    return [None if a is None else next(means) for a in arrays]
+    means = iter(np.split(mean, ends[:-1]))
+    return [None if a is None else next(means).reshape(np.shape(a)) for a in arrays]
 
 
 def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterator[dict[str, Array]]:

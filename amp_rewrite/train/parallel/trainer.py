@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 from onnx import NodeProto
-from onnx.helper import make_tensor_value_info
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.view import View
-from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
+from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.parallel.replicas import Replicas, averaged, check_strategy
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.step.trainer import Trainer
+from amp_rewrite.train.step.trainer import Trainer, read_by
 from amp_rewrite.train.update.graph import REGION
 from amp_rewrite.train.update.loss_scale import Array
 
@@ -51,7 +51,7 @@ class DataParallelTrainer(Trainer):
         self._check_same()
 
     def _open(self) -> Exchange:
-        return Exchange.of(self._model, self.step, self.replicas, **self._options)
+        return Exchange(self._model, self.step, self.replicas, self._options)
 
     def save(self, path: str | Path) -> None:
         if self.replicas.rank == 0:
@@ -76,61 +76,34 @@ class DataParallelTrainer(Trainer):
             )
 
 
-# -- the two halves of a step ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
 class Exchange:
     """A step in two halves with an exchange between them; `run` has the inputs and outputs of the whole step.
 
     The state stays on the device; values that cross go through the host.
     """
 
-    gradients: BufferedRunner
-    apply: BufferedRunner
-    crossing: tuple[str, ...]
-    means: tuple[str, ...]
-    """Outputs of the step that are means over replicas: loss and metrics."""
-    batch: tuple[str, ...]
-    replicas: Replicas
-
-    @classmethod
-    def of(cls, model: Model, step: TrainingStep, replicas: Replicas, **options: Any) -> Exchange:
-        """Open the halves of `model`, that of the step or its emulation; `options` are those of `Runner.open`."""
-        halves, means = cut(model), (step.loss, *step.metrics)
-        first, second = (Runner.open(half, SessionOptions(**options)) for half in (halves.gradients, halves.apply))
-        buffer = second.double_buffer({v.input: v.initial for v in step.state})
-        averages = tuple(dict.fromkeys((*means, *halves.crossing)))
+    def __init__(self, model: Model, step: TrainingStep, replicas: Replicas, options: SessionOptions) -> None:
+        """Open the halves of `model`, that of the step or its emulation."""
+        halves = cut(model)
+        first, second = (Runner.open(half, options) for half in (halves.gradients, halves.apply))
+        self.buffer = second.double_buffer({v.input: v.initial for v in step.state})
+        self.means = (step.loss, *step.metrics)
+        averages = tuple(dict.fromkeys((*self.means, *halves.crossing)))
+        self.gradients = first.buffered(self.buffer, {}, averages)
         successors = {v.input: v.output for v in step.state}
-        return cls(
-            first.buffered(buffer, {}, averages),
-            second.buffered(buffer, successors, (step.finite, step.applied)),
-            halves.crossing,
-            means,
-            step.batch,
-            replicas,
-        )
-
-    @property
-    def provider(self) -> str:
-        return self.gradients.provider
-
-    @property
-    def buffer(self) -> DoubleBuffer:
-        return self.apply.buffer
+        self.apply = second.buffered(self.buffer, successors, (step.finite, step.applied))
+        self.provider = self.gradients.provider
+        self.batch = step.batch
+        self.replicas = replicas
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run a step; return loss, metrics and flags, the same on all replicas."""
-        local = self.gradients.run(side, _inputs(feeds, self.gradients))
+        local = self.gradients.run(side, read_by(self.gradients, feeds))
         rows = max((np.shape(feeds[n])[0] for n in self.batch if np.ndim(feeds[n])), default=1)
         means = averaged(self.replicas, list(local.values()), rows)
         shared = {name: mean for name, mean in zip(local, means, strict=True) if mean is not None}
-        flags = self.apply.run(side, _inputs({**feeds, **shared}, self.apply))
+        flags = self.apply.run(side, read_by(self.apply, {**feeds, **shared}))
         return {**flags, **{name: shared[name] for name in self.means}}
-
-
-def _inputs(feeds: Mapping[str, Array], runner: BufferedRunner) -> dict[str, Array]:
-    return {name: array for name, array in feeds.items() if name in runner.inputs}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +132,13 @@ def cut(model: Model) -> Halves:
     constants = [n for n in first if n.op_type == "Constant" and n.output[0] in needed]
     results = {o for n in first for o in n.output} - {n.output[0] for n in constants}
     crossing = tuple(name for name in needed if name in results)
-    _check_float32(model, crossing)
+    view = View.of(model)
+    types = {v.name: view.dtype(v.id) for v in view.values if v.name in crossing}
+    strange = next((name for name in crossing if types[name] is not DType.FLOAT), None)
+    if strange is not None:
+        raise TrainingError(
+            f"the update reads {strange!r}, which is not float32 and cannot be averaged; pass a step's model"
+        )
     before = [v.name for v in graph.output if v.name not in updated]
     after = [v.name for v in graph.output if v.name in updated]
     return Halves(
@@ -169,30 +148,18 @@ def cut(model: Model) -> Halves:
     )
 
 
-def _check_float32(model: Model, crossing: Sequence[str]) -> None:
-    view = View.of(model)
-    types = {v.name: view.dtype(v.id) for v in view.values if v.name in crossing}
-    strange = next((name for name in crossing if types[name] is not DType.FLOAT), None)
-    if strange is not None:
-        raise TrainingError(
-            f"the update reads {strange!r}, which is not float32 and cannot be averaged; pass a step's model"
-        )
-
-
 def _half(model: Model, nodes: Sequence[NodeProto], extra: Sequence[str], outputs: Sequence[str]) -> Model:
     """Return a model of some nodes of another, with the inputs and initializers that they read, and `extra` inputs."""
     graph = model.proto.graph
     read = set(names_read(nodes))
-    declared = {v.name: v for v in graph.output}
+    existing = {v.name: v for v in graph.output}
     proto = clone(model.proto)
     for part in ("node", "input", "output", "value_info", "initializer", "sparse_initializer"):
         proto.graph.ClearField(part)
     proto.graph.node.extend(nodes)
     proto.graph.input.extend(v for v in graph.input if v.name in read)
-    proto.graph.input.extend(make_tensor_value_info(name, DType.FLOAT.code, None) for name in extra)
-    proto.graph.output.extend(
-        declared.get(name) or make_tensor_value_info(name, DType.FLOAT.code, None) for name in outputs
-    )
+    proto.graph.input.extend(declared(name, DType.FLOAT, None) for name in extra)
+    proto.graph.output.extend(existing.get(name) or declared(name, DType.FLOAT, None) for name in outputs)
     proto.graph.initializer.extend(t for t in graph.initializer if t.name in read)
     proto.graph.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in read)
     return replace(model, proto=proto)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnx import ValueInfoProto
-from onnx.helper import make_tensor_value_info
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.pin import Pin
@@ -27,6 +26,9 @@ from amp_rewrite.train.objective.training_mode import statistics
 from amp_rewrite.train.update.graph import REGION, Buffers
 from amp_rewrite.train.update.loss_scale import Array
 
+_REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
+"""Prefixes of nodes that stay float32, each with its rule."""
+
 
 def policy_of(policy: str | Policy | None) -> Policy:
     """Return the policy of a step; for None that of the process if set, else mixed_float16.
@@ -35,47 +37,36 @@ def policy_of(policy: str | Policy | None) -> Policy:
     """
     if policy is None:
         policy = process.global_policy() if process.policy_was_set() else "mixed_float16"
-    chosen = Policy.of(policy)
-    if chosen.param is not DType.FLOAT or chosen.output is not DType.FLOAT:
+    policy = Policy.of(policy)
+    if policy.param is not DType.FLOAT or policy.output is not DType.FLOAT:
         raise PolicyError(
-            f"policy {chosen.name!r} does not keep parameters and results in float32, as a training step must;"
+            f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
             " use mixed_float16, mixed_bfloat16 or float32"
         )
-    if chosen.compute is not DType.FLOAT and chosen.lowers is None:
-        raise PolicyError(f"policy {chosen.name!r} computes in a type that a training step does not have; use float16")
-    return chosen
+    if policy.compute is not DType.FLOAT and policy.lowers is None:
+        raise PolicyError(f"policy {policy.name!r} computes in a type that a training step does not have; use float16")
+    return policy
 
 
 def with_inputs(model: Model, loss: str, names: Sequence[str]) -> tuple[Model, dict[str, Array], Buffers]:
     """Return the model ready for `backward`, with parameters and buffers as inputs, and their initial values."""
     graph = model.proto.graph
     updated = statistics(graph.node, (t.name for t in graph.initializer))
-    b = Builder.of(differentiable(model, loss, names))
-    initial = {name: _initial(b, name) for name in names}
-    buffers = {name: (new, _initial(b, name)) for name, new in updated.items()}
+    ready = differentiable(model, loss, names)
+    tensors = {t.name: t for t in ready.proto.graph.initializer}
+    initial = {name: ready.array(tensors[name]).copy() for name in names}
+    buffers = {name: (new, ready.array(tensors[name]).copy()) for name, new in updated.items()}
+    b = Builder.of(ready)
     for name in (*initial, *buffers):
         b.promote(name)
     return b.model(), initial, buffers
 
 
-def _initial(b: Builder, name: str) -> Array:
-    value = b.known(name)
-    assert value is not None and value.tensor is not None
-    array: Array = b.facts.view.model.array(value.tensor).copy()
-    return array
-
-
-def declared_scalar(name: str, shape: tuple[int, ...] = ()) -> ValueInfoProto:
-    """Declare a loss or a metric."""
-    info: ValueInfoProto = make_tensor_value_info(name, DType.FLOAT.code, shape)
-    return info
-
-
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
     """Return the model with exactly these outputs in this order: new ones, then existing ones by name."""
     proto = clone(model.proto)
-    declared = {v.name: v for v in proto.graph.output}
-    refill(proto.graph, "output", [*new, *(declared[name] for name in kept)])
+    existing = {v.name: v for v in proto.graph.output}
+    refill(proto.graph, "output", [*new, *(existing[name] for name in kept)])
     return replace(model, proto=proto)
 
 
@@ -95,8 +86,9 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
             )
         return whole, None
     draft = Draft.of(whole, Request.of(to=policy.lowers, fuse="none", **painting))
-    pins = tuple(Pin(op.id, rule, None, "") for op in draft.view.ops if (rule := _float32_by(op.name)) is not None)
-    clash = next((p.op for p in pins if p.op in draft.lower), None)
+    rules = {op.id: rule for op in draft.view.ops for region, rule in _REGIONS.items() if op.name.startswith(region)}
+    pins = tuple(Pin(op, rule, None, "") for op, rule in rules.items())
+    clash = next((op for op in rules if op in draft.lower), None)
     if clash is not None:
         raise PolicyError(
             f"lower {draft.lower[clash]!r} matches node {draft.view.ops[clash].name!r}, which a training step computes"
@@ -104,11 +96,3 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
         )
     converted = finish(draft, draft.paint(pins))
     return converted.result, converted.report
-
-
-_REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
-
-
-def _float32_by(name: str) -> str | None:
-    """Rule that keeps a node in float32, by its name."""
-    return next((rule for prefix, rule in _REGIONS.items() if name.startswith(prefix)), None)

@@ -19,12 +19,11 @@ from amp_rewrite.train.update.loss_scale import Array
 
 VERSION = 1
 LIMIT = 1 << 40
-"""Default limit for the bytes of a checkpoint in memory."""
+"""Limit for the bytes of a checkpoint in memory."""
 
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
 # State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
 _OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/")
-_BEGUN = "micro_batch"
 _NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/")
 """State that is one number ≥ 0; a loss scale is ≥ 1."""
 
@@ -37,37 +36,28 @@ def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None
     path = Path(path)
     if path.suffix != ".npz":
         raise TrainingError(f"cannot write a checkpoint to {path}: use a file name that ends in .npz")
-    arrays = {
-        _VERSION: np.array(VERSION, np.int64),
-        _MODEL: np.frombuffer(fingerprint.encode(), np.uint8),
-        **state,
-    }
+    header = {_VERSION: np.array(VERSION, np.int64), _MODEL: np.frombuffer(fingerprint.encode(), np.uint8)}
     try:
         with replacing(path) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+            np.savez(file, **header, **state)  # type: ignore[arg-type]
     except OSError as cause:
         raise TrainingError(f"cannot write a checkpoint to {path}: {cause.strerror or cause}") from cause
 
 
 def load(
-    path: str | Path,
-    variables: Sequence[StateVariable],
-    fingerprint: str,
-    *,
-    micro_batches: int = 1,
-    limit: int = LIMIT,
+    path: str | Path, variables: Sequence[StateVariable], fingerprint: str, *, micro_batches: int = 1
 ) -> dict[str, Array]:
     """Return the state of a checkpoint by path: all `variables`, and counts. A missing loss scale is the initial one.
 
     TrainingError for a checkpoint of another version, model, optimizer or set of parameters, for one saved inside a
     step with more `micro_batches`, and for impossible counts and scales. FeedError for a file that is damaged,
-    contains pickled objects, or needs more than `limit` bytes.
+    contains pickled objects, or needs more than `LIMIT` bytes.
     """
     path = Path(path)
     file = Npz(path)
     if not {_VERSION, _MODEL} <= set(file.names):
         raise TrainingError(f"{path} is not a checkpoint of a training step; use a file written by Trainer.save")
-    arrays = file.read({name: name for name in file.names}, limit)
+    arrays = file.read({name: name for name in file.names}, LIMIT)
     version, model = arrays.pop(_VERSION), arrays.pop(_MODEL)
     if version.shape != () or version.dtype.kind not in "iu" or int(version) != VERSION:
         raise TrainingError(
@@ -91,7 +81,13 @@ def _fitted(
         raise TrainingError(f"{path} has {strange!r}, but this step does not; {_differs(strange)}")
     for name, array in arrays.items():
         _check_possible(path, name, array)
-    _check_begun(path, arrays, micro_batches)
+    begun = int(arrays.get("micro_batch", 0))
+    if begun >= micro_batches:
+        here = "each run is a step" if micro_batches == 1 else f"{micro_batches} runs make a step"
+        raise TrainingError(
+            f"{path} was saved inside a step, after {begun} of its micro-batches, but here {here}; make the step with"
+            " the same number of micro-batches"
+        )
     state = {name: array for name, array in arrays.items() if name.startswith("count/")}
     for name, variable in known.items():
         if name not in arrays and not name.startswith(_OPTIONAL):
@@ -104,17 +100,6 @@ def _fitted(
             )
         state[name] = array
     return state
-
-
-def _check_begun(path: Path, arrays: Mapping[str, Array], micro_batches: int) -> None:
-    """Raise TrainingError for a checkpoint inside a step that `micro_batches` runs would not complete."""
-    begun = int(arrays.get(_BEGUN, 0))
-    if begun >= micro_batches:
-        here = "each run is a step" if micro_batches == 1 else f"{micro_batches} runs make a step"
-        raise TrainingError(
-            f"{path} was saved inside a step, after {begun} of its micro-batches, but here {here}; make the step with"
-            " the same number of micro-batches"
-        )
 
 
 def _check_possible(path: Path, name: str, array: Array) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
@@ -21,7 +22,7 @@ from amp_rewrite.train.gradients import backward
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.objective.losses import objective
 from amp_rewrite.train.objective.parameters import trained
-from amp_rewrite.train.step.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
+from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
 from amp_rewrite.train.update.loss_scale import Array, Gradient
 
 
@@ -55,7 +56,7 @@ class ModelLoss:
 
         It runs on CUDA if available, else on the CPU, where a low policy is emulated.
         """
-        chosen = policy_of(policy)
+        policy = policy_of(policy)
         source = Model.load(model, folder=folder)
         aim = objective(source, loss)
         names = trained(View.of(aim.model), aim.loss, parameters, freeze)
@@ -64,8 +65,8 @@ class ModelLoss:
         seed = b.input("seed", DType.FLOAT, ())
         computed = backward(b, {aim.loss: seed}, names)
         grads = {name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=computed[name]) for name in names}
-        whole = with_outputs(b.model(), [declared_scalar(aim.loss, aim.shape)], tuple(grads.values()))
-        result, report = lowered(whole, chosen, {})
+        whole = with_outputs(b.model(), [declared(aim.loss, DType.FLOAT, aim.shape)], tuple(grads.values()))
+        result, report = lowered(whole, policy, {})
         on_cuda = cuda_opens()
         if report is not None and not on_cuda:
             result = emulate(result)

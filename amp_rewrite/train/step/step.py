@@ -10,10 +10,12 @@ from typing import Any, Unpack
 from onnx import ValueInfoProto
 from onnx.numpy_helper import from_array
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
@@ -26,7 +28,7 @@ from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.losses import Objective, Target
 from amp_rewrite.train.objective.parameters import trained
 from amp_rewrite.train.objective.training_mode import in_training
-from amp_rewrite.train.step.assembly import declared_scalar, lowered, policy_of, with_inputs, with_outputs
+from amp_rewrite.train.step.assembly import lowered, policy_of, with_inputs, with_outputs
 from amp_rewrite.train.update import loss_scale as scales
 from amp_rewrite.train.update import optimizers
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
@@ -120,7 +122,12 @@ class TrainingStep:
 
         TrainingError for a step that was read from a file without its model.
         """
-        return with_initializers(self._forward(), {name: state[name] for name in self._weights()})
+        model, weights = self._forward(), self._weights()
+        proto = clone(model.proto)
+        for tensor in proto.graph.initializer:
+            if tensor.name in weights:
+                tensor.CopyFrom(from_array(state[tensor.name], tensor.name))
+        return replace(model, proto=proto)
 
 
 def training_step(
@@ -157,100 +164,61 @@ def training_step(
     TrainingError and GradientError for a loss, parameter or target that does not fit; PolicyError for a policy
     that does not keep parameters and results in float32; and the errors of `convert`.
     """
-    options = _Options.of(loss, optimizer, loss_scale, policy, micro_batches, training_mode)
+    policy = policy_of(policy)
+    rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
+    if not isinstance(micro_batches, int) or micro_batches < 1:
+        raise TrainingError(f"micro_batches is {micro_batches!r}; use a whole number ≥ 1")
     source = Model.load(model, folder=folder)
     aim = losses.objective(in_training(source) if training_mode else source, loss)
     names = trained(View.of(aim.model), aim.loss, parameters, freeze)
-    whole, update = _unpainted(aim, names, options)
-    result, report = lowered(whole, options.policy, painting)
+    ready, initial, buffers = with_inputs(aim.model, aim.loss, names)
+    b = Builder.of(ready)
+    scaling = Scaling.of(b, scale)
+    gradients = backward(b, {aim.loss: scaling.scale or b.scalar(1.0, DType.FLOAT)}, names)
+    update = append_update(b, initial, gradients, rule, scaling, ForwardPass(micro_batches, buffers))
+    kept = (update.finite, update.applied, *(s.output for s in update.state))
+    whole = with_outputs(b.model(), _declared(aim), kept)
+    result, report = lowered(whole, policy, painting)
     return TrainingStep(
-        **vars(options),
+        **vars(update),
         model=result,
         batch=_batch(whole, update),
-        state=update.state,
         loss=aim.loss,
         metrics=aim.metrics,
-        finite=update.finite,
-        applied=update.applied,
-        learning_rate=update.learning_rate,
         target=aim.target,
+        optimizer=rule,
+        loss_scale=scale,
+        policy=policy,
+        micro_batches=micro_batches,
+        training_mode=training_mode,
+        objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
         report=report,
     )
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Options of `training_step` that the step keeps, checked."""
-
-    objective: str
-    optimizer: optimizers.Optimizer
-    loss_scale: LossScale | None
-    policy: Policy
-    micro_batches: int
-    training_mode: bool
-
-    @classmethod
-    def of(
-        cls,
-        loss: str,
-        optimizer: optimizers.Optimizer | StatefulOptimizer | str,
-        loss_scale: object,
-        policy: str | Policy | None,
-        micro_batches: int,
-        training_mode: bool,
-    ) -> _Options:
-        chosen = policy_of(policy)
-        rule, scale = _rule_and_scale(optimizer, loss_scale, chosen)
-        if not isinstance(micro_batches, int) or micro_batches < 1:
-            raise TrainingError(f"micro_batches is {micro_batches!r}; use a whole number ≥ 1")
-        return cls(loss, rule, scale, chosen, micro_batches, training_mode)
-
-
 def _rule_and_scale(
     optimizer: optimizers.Optimizer | StatefulOptimizer | str, loss_scale: object, policy: Policy
 ) -> tuple[optimizers.Optimizer, LossScale | None]:
     """Return the optimizer and the loss scale: the argument, else the optimizer's own scale, else the policy's."""
-    own = None
-    if isinstance(optimizer, StatefulOptimizer):
+    if loss_scale == _POLICY:
         own = getattr(optimizer, "loss_scale", None)
+        loss_scale = policy.loss_scale if own is None else own
+    if isinstance(optimizer, StatefulOptimizer):
         optimizer = optimizer.rule
     rule = optimizers.named(optimizer) if isinstance(optimizer, str) else optimizer
     if not isinstance(rule, optimizers.Optimizer):
         raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1), or its name")
-    if loss_scale == _POLICY:
-        loss_scale = own if own is not None else policy.loss_scale
     return rule, scales.get(loss_scale)
 
 
-def _unpainted(aim: Objective, names: Sequence[str], options: _Options) -> tuple[Model, Update]:
-    """Build the whole step in float32; its outputs are loss, metrics, flags and new state."""
-    ready, initial, buffers = with_inputs(aim.model, aim.loss, names)
-    b = Builder.of(ready)
-    scaling = Scaling.of(b, options.loss_scale)
-    gradients = backward(b, {aim.loss: scaling.seed(b)}, names)
-    forward = ForwardPass(options.micro_batches, buffers)
-    update = append_update(b, initial, gradients, options.optimizer, scaling, forward)
-    kept = (update.finite, update.applied, *(s.output for s in update.state))
-    return with_outputs(b.model(), _declared(aim), kept), update
-
-
 def _declared(aim: Objective) -> list[ValueInfoProto]:
-    return [declared_scalar(aim.loss, aim.shape), *map(declared_scalar, aim.metrics)]
+    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
 
 
 def _batch(whole: Model, update: Update) -> tuple[str, ...]:
     """Inputs that are not state, not the learning rate, and have no default value."""
-    taken = {s.input for s in update.state} | {update.learning_rate}
-    taken |= {t.name for t in whole.proto.graph.initializer}
-    return tuple(v.name for v in whole.proto.graph.input if v.name not in taken)
-
-
-def with_initializers(model: Model, values: Mapping[str, Array]) -> Model:
-    """Return the model with new values in some initializers."""
-    proto = clone(model.proto)
-    for tensor in proto.graph.initializer:
-        if tensor.name in values:
-            tensor.CopyFrom(from_array(values[tensor.name], tensor.name))
-    return replace(model, proto=proto)
+    graph = whole.proto.graph
+    taken = {update.learning_rate, *(s.input for s in update.state), *(t.name for t in graph.initializer)}
+    return tuple(v.name for v in graph.input if v.name not in taken)

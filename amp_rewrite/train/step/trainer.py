@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnx.helper
@@ -51,16 +52,6 @@ class Scores:
     rows: int
 
 
-@dataclass(slots=True)
-class _Record:
-    """A History under construction."""
-
-    losses: list[float] = field(default_factory=list)
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    skipped: int = 0
-    nonfinite: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Position:
     """Progress of training: the side of the buffer that holds the state, and the counts.
@@ -76,19 +67,16 @@ class _Position:
 
 
 class Steps(Protocol):
-    """Executor of steps: one model, or several that share the work."""
+    """Executor of steps: one model, or several that share the work. `buffer`: the state on the device."""
 
     @property
     def provider(self) -> str: ...
 
     @property
-    def buffer(self) -> DoubleBuffer:
-        """The state on the device."""
-        ...
+    def buffer(self) -> DoubleBuffer: ...
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Read the state of one side and write the other; return loss, metrics and flags, valid until the next run."""
-        ...
 
 
 class Trainer:
@@ -113,19 +101,21 @@ class Trainer:
         provider_options: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self.step = step
-        chosen = _opening(providers)
-        self.emulated = step.lowered and chosen[0] == CPU if emulated is None else emulated
+        providers = (CUDA, CPU) if providers is None else tuple(providers)
+        if providers[:2] == (CUDA, CPU) and not cuda_opens():
+            providers = providers[1:]
+        self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model) if self.emulated else step.model
         self._declared = _fed(step)
-        self._evaluator: tuple[BufferedRunner, str, tuple[str, ...]] | None = None
         # a memory pool would hold the memory of a step twice
-        self._options: dict[str, Any] = {"providers": chosen, "threads": threads, "pooled": False}
-        self._options["provider_options"] = provider_options
+        self._options = SessionOptions(
+            providers=providers, threads=threads, pooled=False, provider_options=provider_options
+        )
         self._stepper = self._open()
         self._now = _Position()
 
     def _open(self) -> Steps:
-        step, runner = self.step, Runner.open(self._model, SessionOptions(**self._options))
+        step, runner = self.step, Runner.open(self._model, self._options)
         buffer = runner.double_buffer({v.input: v.initial for v in step.state})
         outputs = (step.loss, *step.metrics, step.finite, step.applied)
         return runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
@@ -172,15 +162,8 @@ class Trainer:
         buffer, side = self._stepper.buffer, self._now.side
         return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
-    # -- training --------------------------------------------------------------------------------------
-
     def fit(
-        self,
-        batches: object,
-        epochs: int = 1,
-        *,
-        learning_rate: Rate | None = None,
-        progress: Progress | None = None,
+        self, batches: object, epochs: int = 1, *, learning_rate: Rate | None = None, progress: Progress | None = None
     ) -> History:
         """Train on all batches, `epochs` times, and return losses, metrics and counts.
 
@@ -191,39 +174,40 @@ class Trainer:
         """
         if not isinstance(epochs, int) or epochs < 0:
             raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
-        feed = self._feed(batches)
+        feed = Feed.of(batches, self._declared, allow_nonfinite=True)
         total = epochs * len(feed) if progress is not None else 0
-        record = _Record(metrics={name: [] for name in self.step.metrics})
+        losses: list[float] = []
+        metrics: dict[str, list[float]] = {name: [] for name in self.step.metrics}
+        skipped = nonfinite = 0
         for _ in range(epochs):
             for number, batch in enumerate(feed):
-                self._take(batch, number, learning_rate, record)
+                before = self._now
+                results = self._take(batch, number, learning_rate)
+                losses.append(results[self.step.loss].item())
+                for name, values in metrics.items():
+                    values.append(results[name].item())
+                skipped += self._now.skipped - before.skipped
+                nonfinite += self._now.nonfinite - before.nonfinite
                 if progress is not None:
-                    progress(len(record.losses), total)
-        metrics = {name: tuple(values) for name, values in record.metrics.items()}
-        return History(tuple(record.losses), metrics, record.skipped, record.nonfinite)
+                    progress(len(losses), total)
+        return History(tuple(losses), {name: tuple(values) for name, values in metrics.items()}, skipped, nonfinite)
 
-    def _take(self, batch: Batch, number: int, learning_rate: Rate | None, record: _Record) -> None:
+    def _take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
+        """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run."""
         self._check(batch, number)
-        before = self._now
-        results = self._stepper.run(before.side, {**batch, self.step.learning_rate: self._rate(learning_rate)})
-        self._now = self._after(before, bool(results[self.step.finite]), bool(results[self.step.applied]))
-        record.losses.append(_number(results[self.step.loss]))
-        for name, values in record.metrics.items():
-            values.append(_number(results[name]))
-        record.skipped += self._now.skipped - before.skipped
-        record.nonfinite += self._now.nonfinite - before.nonfinite
-
-    def _after(self, before: _Position, finite: bool, applied: bool) -> _Position:
-        """Progress after a run; a nonfinite step is counted in its last run."""
-        micro_batch = (before.micro_batch + 1) % self.step.micro_batches
-        nonfinite = micro_batch == 0 and not finite
-        return _Position(
-            side=1 if before.side == 0 else 0,
-            steps=before.steps + applied,
+        now = self._now
+        results = self._stepper.run(now.side, {**batch, self.step.learning_rate: self._rate(learning_rate)})
+        applied = bool(results[self.step.applied])
+        micro_batch = (now.micro_batch + 1) % self.step.micro_batches
+        nonfinite = micro_batch == 0 and not results[self.step.finite]
+        self._now = _Position(
+            side=1 if now.side == 0 else 0,
+            steps=now.steps + applied,
             micro_batch=micro_batch,
-            skipped=before.skipped + (nonfinite and not applied),
-            nonfinite=before.nonfinite + nonfinite,
+            skipped=now.skipped + (nonfinite and not applied),
+            nonfinite=now.nonfinite + nonfinite,
         )
+        return results
 
     def _rate(self, learning_rate: Rate | None) -> Array:
         """Return the learning rate of the next step. TrainingError unless it is a finite number ≥ 0."""
@@ -239,36 +223,44 @@ class Trainer:
 
         FeedError and TrainingError as in `fit`.
         """
-        if self._evaluator is None:
-            self._evaluator = self._open_evaluator()
         runner, loss, metrics = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
         sums, rows = dict.fromkeys((loss, *metrics), 0.0), 0
-        for number, batch in enumerate(self._feed(batches)):
+        for number, batch in enumerate(Feed.of(batches, self._declared, allow_nonfinite=True)):
             self._check(batch, number)
-            feeds = {name: array for name, array in {**batch, **rate}.items() if name in runner.inputs}
-            results = runner.run(self._now.side, feeds)
+            results = runner.run(self._now.side, read_by(runner, {**batch, **rate}))
             here = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
             rows += here
             for name in sums:
-                sums[name] += _number(results[name]) * here
+                sums[name] += results[name].item() * here
         means = [value / rows for value in sums.values()]
         return Scores(means[0], dict(zip(self.step.metrics, means[1:], strict=True)), rows)
 
-    def _open_evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
-        """Open the evaluation model on the same state; return it with the names of loss and metrics."""
+    @cached_property
+    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
+        """The evaluation model, opened on the same state, with the names of loss and metrics."""
         model, loss, metrics = self.step.evaluation()
         if model is self.step.model:
             model = self._model
         outputs = (loss, *metrics)
-        runner = Runner.open(model, SessionOptions(outputs_only=outputs, **self._options))
+        runner = Runner.open(model, replace(self._options, outputs_only=outputs))
         return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
 
-    def _feed(self, batches: object) -> Feed:
-        return Feed.of(batches, self._declared, allow_nonfinite=True)
-
     def _check(self, batch: Batch, number: int) -> None:
-        _check_sizes(self._declared, batch, number)
+        """Raise FeedError if a named dimension has two sizes, TrainingError if a class is out of range.
+
+        The backward pass assumes one size, and could be wrong.
+        """
+        sizes: dict[str, tuple[int, str]] = {}
+        for formal in self._declared.proto.graph.input:
+            dims = formal.type.tensor_type.shape.dim
+            for dim, size in zip(dims, batch[formal.name].shape, strict=False):
+                before, where = sizes.setdefault(dim.dim_param, (size, formal.name)) if dim.dim_param else (size, "")
+                if before != size:
+                    raise FeedError(
+                        f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
+                        f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
+                    )
         target = self.step.target
         if target is None or target.classes is None:
             return
@@ -280,14 +272,12 @@ class Trainer:
                 f" to {target.classes - 1}; correct the targets"
             )
 
-    # -- state -----------------------------------------------------------------------------------------
-
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
-        counts = {"count/skipped": self.skipped, "count/nonfinite": self.nonfinite}
         views = self._views()
         state = {v.name: views[v.input] for v in self.step.state}
-        state |= {name: np.array(count, np.int64) for name, count in counts.items()}
+        for name, count in (("count/skipped", self.skipped), ("count/nonfinite", self.nonfinite)):
+            state[name] = np.array(count, np.int64)
         checkpoint.save(path, state, self.step.fingerprint)
 
     def load(self, path: str | Path) -> None:
@@ -304,10 +294,9 @@ class Trainer:
         return self.step.trained(self._views())
 
 
-def _opening(providers: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the chosen or default providers; drop CUDA if unavailable and followed by the CPU."""
-    chosen = (CUDA, CPU) if providers is None else tuple(providers)
-    return chosen[1:] if chosen[:2] == (CUDA, CPU) and not cuda_opens() else chosen
+def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the feeds that a runner reads."""
+    return {name: array for name, array in feeds.items() if name in runner.inputs}
 
 
 def _fed(step: TrainingStep) -> Model:
@@ -319,21 +308,3 @@ def _fed(step: TrainingStep) -> Model:
     proto.graph.input.extend(declared[name] for name in step.batch)
     proto.graph.output.append(onnx.helper.make_empty_tensor_value_info("none"))
     return Model(proto)
-
-
-def _check_sizes(declared: Model, batch: Batch, number: int) -> None:
-    """Raise FeedError if a named dimension has two sizes: the backward pass assumes one, and could be wrong."""
-    sizes: dict[str, tuple[int, str]] = {}
-    for formal in declared.proto.graph.input:
-        dims = formal.type.tensor_type.shape.dim
-        for dim, size in zip(dims, batch[formal.name].shape, strict=False):
-            before, where = sizes.setdefault(dim.dim_param, (size, formal.name)) if dim.dim_param else (size, "")
-            if before != size:
-                raise FeedError(
-                    f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
-                    f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
-                )
-
-
-def _number(value: Any) -> float:
-    return float(np.asarray(value).reshape(()))

@@ -2,14 +2,14 @@
 
 Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
 those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). Keras 3 differs: its dynamic scale has
-no lower and no upper bound. All arithmetic is float32, so the same rule as graph nodes (`graph.adjusted`) passes
+no lower and no upper bound. All arithmetic is float32, so the same rule as graph nodes (`graph`) passes
 through the same states bit by bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,7 +73,6 @@ class FixedLossScale:
 
     def update(self, grads: object) -> tuple[None, bool]:
         """Return (None, True); the scale does not change."""
-        del grads
         return None, True
 
     def get_config(self) -> dict[str, Any]:
@@ -97,10 +96,7 @@ class DynamicLossScale:
     """
 
     def __init__(
-        self,
-        initial_loss_scale: float = INITIAL,
-        increment_period: int = PERIOD,
-        multiplier: float = MULTIPLIER,
+        self, initial_loss_scale: float = INITIAL, increment_period: int = PERIOD, multiplier: float = MULTIPLIER
     ) -> None:
         self.initial_loss_scale = float(initial_loss_scale)
         self.increment_period = int(increment_period)
@@ -147,30 +143,22 @@ class DynamicLossScale:
 
     def get_config(self) -> dict[str, Any]:
         """Arguments for `from_config`; the state is not included, checkpoints hold it."""
-        return {
-            "initial_loss_scale": self.initial_loss_scale,
-            "increment_period": self.increment_period,
-            "multiplier": self.multiplier,
-        }
+        return {name: value for name, value in vars(self).items() if name != "state"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DynamicLossScale:
         return cls(**config)
 
     def __repr__(self) -> str:
+        settings = "".join(f", {name}={value}" for name, value in self.get_config().items())
         return (
-            f"DynamicLossScale(current_loss_scale={self.state.scale}, num_good_steps={self.state.good_steps}, "
-            f"initial_loss_scale={self.initial_loss_scale}, increment_period={self.increment_period}, "
-            f"multiplier={self.multiplier})"
+            f"DynamicLossScale(current_loss_scale={self.state.scale}, num_good_steps={self.state.good_steps}{settings})"
         )
 
 
 LossScale = FixedLossScale | DynamicLossScale
 
-_CLASSES: dict[str, type[FixedLossScale] | type[DynamicLossScale]] = {
-    "FixedLossScale": FixedLossScale,
-    "DynamicLossScale": DynamicLossScale,
-}
+_CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScale, DynamicLossScale)}
 
 
 def get(loss_scale: object) -> LossScale | None:
@@ -186,9 +174,9 @@ def get(loss_scale: object) -> LossScale | None:
     raise TrainingError(f"invalid loss scale {loss_scale!r}; use None, 'dynamic', a finite number ≥ 1 or a LossScale")
 
 
-def serialize(loss_scale: LossScale) -> dict[str, Any]:
-    """Return a loss scale as a plain dict, without its state."""
-    return {"class_name": type(loss_scale).__name__, "config": loss_scale.get_config()}
+def serialize(part: Any) -> dict[str, Any]:
+    """Return a loss scale or an optimizer as a plain dict, without its state."""
+    return {"class_name": type(part).__name__, "config": part.get_config()}
 
 
 def deserialize(config: Mapping[str, Any]) -> LossScale:
@@ -207,19 +195,10 @@ def deserialize(config: Mapping[str, Any]) -> LossScale:
 
 def all_finite(grads: object) -> bool:
     """True if all gradients in a nest are finite; None is ignored, a sparse gradient counts by its values."""
-    return all(bool(np.isfinite(array).all()) for array in _arrays(grads))
-
-
-def _arrays(nest: object) -> Iterable[Array]:
-    if nest is None:
-        return
-    if isinstance(nest, IndexedSlices):
-        yield np.asarray(nest.values)
-    elif isinstance(nest, Mapping):
-        for inner in nest.values():
-            yield from _arrays(inner)
-    elif isinstance(nest, (list, tuple)):
-        for inner in nest:
-            yield from _arrays(inner)
-    else:
-        yield np.asarray(nest)
+    if isinstance(grads, IndexedSlices):
+        grads = np.asarray(grads.values)
+    if isinstance(grads, Mapping):
+        grads = list(grads.values())
+    if isinstance(grads, (list, tuple)):
+        return all(map(all_finite, grads))
+    return grads is None or bool(np.isfinite(np.asarray(grads)).all())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -20,24 +20,25 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.update.loss_scale import Array, Gradient, IndexedSlices
 
-T = TypeVar("T")
+Values = Mapping[str, Any]
+"""Operands of an `Arithmetic`, by slot."""
+Result = tuple[Any, Values]
+"""The new value of a variable, and its new slots."""
+number = np.float32
+"""Convert a hyperparameter for a formula."""
 
-Slots = Mapping[str, Mapping[str, Array]]
-"""By variable, then by slot: float32 arrays of the variable's shape."""
 
-
-class Arithmetic(Protocol[T]):
+class Arithmetic(Protocol):
     """Functions for formulas, besides + - * / between operands and with np.float32 numbers."""
 
-    def sqrt(self, x: T) -> T: ...
-    def maximum(self, x: T, bound: np.float32) -> T: ...
-    def clamp(self, x: T, bound: np.float32) -> T: ...
-    def square_sum(self, x: T) -> T: ...
-    def sum(self, xs: list[T]) -> T: ...
+    def sqrt(self, x: Any) -> Any: ...
+    def maximum(self, x: Any, bound: np.float32) -> Any: ...
+    def clamp(self, x: Any, bound: np.float32) -> Any: ...
+    def square_sum(self, x: Any) -> Any: ...
+    def sum(self, xs: list[Any]) -> Any: ...
 
-    def bias_correction(self, beta: float, step: T) -> T:
+    def bias_correction(self, beta: float, step: Any) -> Any:
         """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
-        ...
 
 
 class Numpy:
@@ -60,16 +61,6 @@ class Numpy:
 
     def bias_correction(self, beta: float, step: Array) -> Array:
         return np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32)
-
-
-def number(value: float) -> np.float32:
-    """Convert a hyperparameter for a formula."""
-    return np.float32(value)
-
-
-def _finite(value: float) -> bool:
-    """True if the value is finite in float32."""
-    return abs(value) <= DType.FLOAT.max
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +93,7 @@ class Optimizer:
             raise TrainingError(f"{name} of {type(self).__name__} must be true or false, not {value!r}")
         low, high, range_ = _RANGES.get(name, (0.0, math.inf, "at least 0"))
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
-        inside = real and low <= value < high and _finite(value)  # type: ignore[operator,arg-type]
+        inside = real and low <= value < high and value <= DType.FLOAT.max  # type: ignore[operator]
         if not inside or (name in _CLIPS and not number(value)):  # type: ignore[arg-type]
             range_ = "more than 0" if name in _CLIPS else range_
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
@@ -111,21 +102,17 @@ class Optimizer:
         """Slot names of each variable, with their initial fill values."""
         return self.SLOTS
 
-    def rule(
-        self, by: Arithmetic[T], variable: T, gradient: T, slots: Mapping[str, T], rate: T, step: T
-    ) -> tuple[T, Mapping[str, T]]:
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Return the variable and its slots after a step; `step` is the number of this step, counted from 1."""
         raise NotImplementedError
 
-    def updated(
-        self, by: Arithmetic[T], variable: T, gradient: T, slots: Mapping[str, T], rate: T, step: T
-    ) -> tuple[T, Mapping[str, T]]:
+    def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Apply weight decay, then `rule`; the gradient is already clipped."""
         if self.weight_decay:
-            gradient = gradient + number(self.weight_decay) * variable  # type: ignore[operator]
+            gradient = gradient + number(self.weight_decay) * variable
         return self.rule(by, variable, gradient, slots, rate, step)
 
-    def clipped(self, by: Arithmetic[T], gradients: list[T]) -> list[T]:
+    def clipped(self, by: Arithmetic, gradients: list[Any]) -> list[Any]:
         """Return the gradients of all variables after clipping."""
         if self.clipvalue is not None:
             return [by.clamp(g, number(self.clipvalue)) for g in gradients]
@@ -136,7 +123,7 @@ class Optimizer:
             return [self._shrunk(by, g, square, self.global_clipnorm) for g in gradients]
         return gradients
 
-    def _shrunk(self, by: Arithmetic[Any], gradient: Any, square: Any, norm: float) -> Any:
+    def _shrunk(self, by: Arithmetic, gradient: Any, square: Any, norm: float) -> Any:
         """Scale a gradient as tf.clip_by_norm does: g * norm / max(|g|, norm)."""
         return gradient * (number(norm) / by.maximum(by.sqrt(square), number(norm)))
 
@@ -174,9 +161,7 @@ class SGD(Optimizer):
     def slots(self) -> Mapping[str, float]:
         return {"momentum": 0.0} if self.momentum else {}
 
-    def rule(
-        self, by: Arithmetic[T], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         if not self.momentum:
             return variable - rate * gradient, {}
         factor = number(self.momentum)
@@ -197,9 +182,7 @@ class RMSprop(Optimizer):
     def slots(self) -> Mapping[str, float]:
         return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
 
-    def rule(
-        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
         move = rate * gradient / (by.sqrt(rms) + number(self.epsilon))
         if not self.momentum:
@@ -222,9 +205,7 @@ class Adam(Optimizer):
     epsilon: float = 1e-7
     SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0, "v": 0.0}
 
-    def rule(
-        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
         v = number(self.beta_2) * slots["v"] + number(1 - self.beta_2) * (gradient * gradient)
         root = by.sqrt(v) / by.sqrt(by.bias_correction(self.beta_2, step)) + number(self.epsilon)
@@ -237,9 +218,7 @@ class AdamW(Adam):
 
     weight_decay: float = field(default=0.01, kw_only=True)
 
-    def updated(
-        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         if self.weight_decay:
             variable = variable - (rate * number(self.weight_decay)) * variable
         return self.rule(by, variable, gradient, slots, rate, step)
@@ -256,9 +235,7 @@ class Adagrad(Optimizer):
     def slots(self) -> Mapping[str, float]:
         return {"accumulator": self.initial_accumulator_value}
 
-    def rule(
-        self, by: Arithmetic[Any], variable: Any, gradient: Any, slots: Mapping[str, Any], rate: Any, step: Any
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         accumulator = slots["accumulator"] + gradient * gradient
         return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
 
@@ -273,11 +250,6 @@ _RANGES = {
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
 """Optimizer classes by name in lower case."""
-
-
-def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer as a plain dict, without its state."""
-    return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
 
 
 def deserialize(config: Mapping[str, Any]) -> Optimizer:
@@ -304,17 +276,11 @@ def named(text: str) -> Optimizer:
         key = "learning_rate" if key == "lr" else key
         if key in config:
             raise TrainingError(f"optimizer {name!r} sets {key} twice; set it once")
-        config[key] = _value(name, setting, value)
+        try:
+            config[key] = value.lower() == "true" if value.lower() in ("true", "false") else float(value)
+        except ValueError:
+            raise TrainingError(f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER") from None
     return optimizer_class.from_config(config)
-
-
-def _value(name: str, setting: str, value: str) -> float | bool:
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    try:
-        return float(value)
-    except ValueError:
-        raise TrainingError(f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER") from None
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
@@ -329,15 +295,15 @@ def applied(
     optimizer: Optimizer,
     variables: Mapping[str, Array],
     gradients: Mapping[str, Gradient],
-    slots: Slots,
+    slots: Mapping[str, Mapping[str, Array]],
     *,
     step: int,
     learning_rate: float | np.float32 | None = None,
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
     """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
 
-    All arrays are float32. A variable with gradient None keeps its value and slots. A sparse gradient is zero in
-    absent rows, so slots decay there too (as in Keras's Adam, unlike its momentum).
+    All arrays are float32; `slots` has them by variable and slot. A variable with gradient None keeps its value and
+    slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike its momentum).
     """
     by = Numpy()
     rate = np.array(optimizer.learning_rate if learning_rate is None else learning_rate, np.float32)

@@ -14,7 +14,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
-from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, LossScale
+from amp_rewrite.train.update.loss_scale import Array, DynamicLossScale, LossScale, serialize
 from amp_rewrite.train.update.optimizers import (
     SGD,
     Adagrad,
@@ -26,7 +26,6 @@ from amp_rewrite.train.update.optimizers import (
     deserialize,
     initial_slots,
     named,
-    serialize,
 )
 from unit.train.test_loss_scale import SEQUENCES
 
