@@ -10,7 +10,7 @@ from onnx import GraphProto, NodeProto
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.train.builder import declared
-from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Row, Rows, Stop
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Row, Stop
 from amp_rewrite.train.vjp.subgraph import arrivals, prune, refuse_random
 
 
@@ -43,4 +43,4 @@ def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
     return graph
 
 
-ROWS: Rows = {("", "If"): Row((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}
+ROWS: Family = {"If": Row((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}

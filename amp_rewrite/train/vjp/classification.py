@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
-from amp_rewrite.train.vjp.row import Call, Refuse, Rows, Stop, row
+from amp_rewrite.train.vjp.row import Call, Family, Refuse, Stop, row
 
 
 def _softmax_axis(v: Call) -> int:
@@ -98,10 +98,10 @@ def _share(v: Call) -> str | None:
 _LABELS = Stop("labels are integers")
 _WEIGHTS = Refuse("class weights have no gradient rule")
 
-ROWS: Rows = {
-    ("", "Softmax"): row(_softmax),
-    ("", "LogSoftmax"): row(_log_softmax),
-    ("", "Hardmax"): row(Stop("piecewise constant")),
-    ("", "NegativeLogLikelihoodLoss"): row(_nll, _LABELS, _WEIGHTS),
-    ("", "SoftmaxCrossEntropyLoss"): row(_cross_entropy, _LABELS, _WEIGHTS, outputs=2),
+ROWS: Family = {
+    "Softmax": row(_softmax),
+    "LogSoftmax": row(_log_softmax),
+    "Hardmax": row(Stop("piecewise constant")),
+    "NegativeLogLikelihoodLoss": row(_nll, _LABELS, _WEIGHTS),
+    "SoftmaxCrossEntropyLoss": row(_cross_entropy, _LABELS, _WEIGHTS, outputs=2),
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from amp_rewrite.train.vjp.indexing import Positions, scattered
-from amp_rewrite.train.vjp.row import Call, Rows, Stop, row
+from amp_rewrite.train.vjp.row import Call, Family, Stop, row
 from amp_rewrite.train.vjp.window import Window, halves, window
 
 # -- Conv ----------------------------------------------------------------------------------------------------
@@ -211,15 +211,15 @@ def _global_max(v: Call, slot: int) -> str:
 
 _WHOLE = Stop("positions and shapes are integers")
 
-ROWS: Rows = {
-    ("", "Conv"): row(_conv_x, _conv_weight, _conv_bias),
-    ("", "ConvTranspose"): row(_transpose_x, _transpose_weight, _conv_bias),
-    ("", "MaxPool"): row(_max_pool),
-    ("", "AveragePool"): row(_average_pool),
-    ("", "GlobalAveragePool"): row(_global_average),
-    ("", "LpPool"): row(_lp_pool),
-    ("", "GlobalLpPool"): row(_global_lp_pool),
-    ("", "MaxUnpool"): row(_max_unpool, _WHOLE, _WHOLE),
-    ("", "Col2Im"): row(_col2im, _WHOLE, _WHOLE),
-    ("", "GlobalMaxPool"): row(_global_max),
+ROWS: Family = {
+    "Conv": row(_conv_x, _conv_weight, _conv_bias),
+    "ConvTranspose": row(_transpose_x, _transpose_weight, _conv_bias),
+    "MaxPool": row(_max_pool),
+    "AveragePool": row(_average_pool),
+    "GlobalAveragePool": row(_global_average),
+    "LpPool": row(_lp_pool),
+    "GlobalLpPool": row(_global_lp_pool),
+    "MaxUnpool": row(_max_unpool, _WHOLE, _WHOLE),
+    "Col2Im": row(_col2im, _WHOLE, _WHOLE),
+    "GlobalMaxPool": row(_global_max),
 }

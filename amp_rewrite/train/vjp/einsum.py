@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from string import ascii_letters
 
 from amp_rewrite.train.facts import Shape
-from amp_rewrite.train.vjp.row import Call, Rows, row, sum_to
+from amp_rewrite.train.vjp.row import Call, Family, row, sum_to
 
 _ELLIPSIS = "..."
 
@@ -53,4 +53,4 @@ def _dims(v: Call, terms: Sequence[str], own: str) -> Shape:
     return tuple(size[label] for label in own)
 
 
-ROWS: Rows = {("", "Einsum"): row(_einsum)}
+ROWS: Family = {"Einsum": row(_einsum)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.vjp.row import Call, Partial, Row, Rows, Stop, row
+from amp_rewrite.train.vjp.row import Call, Family, Row, Stop, row
 
 # -- arithmetic --------------------------------------------------------------------------------------------
 
@@ -14,40 +15,27 @@ def _same(v: Call, slot: int) -> str:
     return v.sum_to(v.g, slot)
 
 
-def _opposite(v: Call, slot: int) -> str:
-    return v.do("Neg", v.sum_to(v.g, slot))
-
-
 def _times_other(v: Call, slot: int) -> str:
     return v.sum_to(v.do("Mul", v.g, v.x(1 - slot)), slot)
-
-
-def _dividend(v: Call, slot: int) -> str:
-    return v.sum_to(v.do("Div", v.g, v.x(1)), slot)
 
 
 def _divisor(v: Call, slot: int) -> str:
     return v.do("Neg", v.sum_to(v.do("Mul", v.do("Div", v.g, v.x(1)), v.y()), slot))
 
 
-def _mean(v: Call, slot: int) -> str:
-    return v.sum_to(v.do("Div", v.g, float(len(v.op.inputs))), slot)
-
-
-def _modulo(v: Call, slot: int) -> str:
+def _modulus(v: Call, slot: int) -> str:
     """y = a − b·trunc(a/b): fmod is 1 for floats."""
-    if slot == 0:
-        return v.sum_to(v.g, 0)
     quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # a whole number but for rounding
     return v.do("Neg", v.sum_to(v.do("Mul", v.g, v.do("Round", quotient)), 1))
 
 
 def _base(v: Call, slot: int) -> str:
     """p·x^(p−1), without the slow Pow for the common powers 1 and 2."""
-    power = v.constant(1)
-    if power is not None and power.size == 1 and power.item() == 2:
+    constant = v.constant(1)
+    power = constant.item() if constant is not None and constant.size == 1 else None
+    if power == 2:
         return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
-    if power is not None and power.size == 1 and power.item() == 1:
+    if power == 1:
         return v.sum_to(v.g, 0)
     p = v.b.cast(v.x(1), v.dtype(0))
     slope = v.do("Mul", p, v.do("Pow", v.x(0), v.do("Sub", p, 1.0)))
@@ -60,8 +48,8 @@ def _exponent(v: Call, slot: int) -> str:
     """y·ln x; 0 at x = 0, where y is 0 for every p > 0."""
     zero = v.do("Equal", v.x(0), 0.0)
     logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
-    full = v.do("Mul", v.g, v.do("Mul", v.y(), logarithm))
-    return v.b.cast(v.sum_to(full, 1), v.dtype(1)) if v.dtype(1) is not v.dtype(0) else v.sum_to(full, 1)
+    gradient = v.sum_to(v.do("Mul", v.g, v.do("Mul", v.y(), logarithm)), 1)
+    return gradient if v.dtype(1) is v.dtype(0) else v.b.cast(gradient, v.dtype(1))
 
 
 # -- choices -----------------------------------------------------------------------------------------------
@@ -69,8 +57,7 @@ def _exponent(v: Call, slot: int) -> str:
 
 def _extreme(v: Call, slot: int) -> str:
     """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax)."""
-    others = [v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))]
-    ties = v.do("Sum", *others)
+    ties = v.do("Sum", *[v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))])
     share = v.do("Div", v.g, ties)
     return v.sum_to(v.do("Where", v.do("Equal", v.x(slot), v.y()), share, 0.0), slot)
 
@@ -106,81 +93,49 @@ def _bound(v: Call, slot: int) -> str:
 # -- functions of one variable -----------------------------------------------------------------------------
 
 
-def _slope(derivative: Partial) -> Row:
+def _slope(derivative: Callable[[Call], str]) -> Row:
     """A row for y = f(x): the gradient times f'(x)."""
-    return row(lambda v, slot: v.do("Mul", v.g, derivative(v, slot)))
+    return row(lambda v, slot: v.do("Mul", v.g, derivative(v)))
 
 
-def _where_positive(v: Call, otherwise: str | float, *, of: str | None = None) -> str:
+def _dividing(inverse_slope: Callable[[Call], str]) -> Row:
+    """A row for y = f(x): the gradient divided by 1/f'(x)."""
+    return row(lambda v, slot: v.do("Div", v.g, inverse_slope(v)))
+
+
+def _where_positive(v: Call, otherwise: str) -> str:
     """The gradient where x > 0, else `otherwise`."""
-    return v.do("Where", v.do("Greater", of or v.x(0), 0.0), v.g, otherwise)
-
-
-def _relu(v: Call, slot: int) -> str:
-    """Mask by y cast to bool: unlike a comparison, that cast has kernels in every type."""
-    return v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.g, 0.0)
-
-
-def _leaky(v: Call, slot: int) -> str:
-    return _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))
-
-
-def _prelu_x(v: Call, slot: int) -> str:
-    return _where_positive(v, v.do("Mul", v.g, v.x(1)))
-
-
-def _prelu_slope(v: Call, slot: int) -> str:
-    negative = v.do("Min", v.x(0), 0.0)
-    return v.sum_to(v.do("Mul", v.g, negative), 1)
-
-
-def _elu(v: Call, slot: int) -> str:
-    """α·exp(x) = y + α below zero."""
-    return _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))
+    return v.do("Where", v.do("Greater", v.x(0), 0.0), v.g, otherwise)
 
 
 # Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _selu(v: Call, slot: int) -> str:
+def _selu(v: Call) -> str:
     alpha, gamma = v.attr("alpha", _SELU_ALPHA), v.attr("gamma", _SELU_GAMMA)
     below = v.do("Add", v.y(), alpha * gamma)
-    return v.do("Mul", v.g, v.do("Where", v.do("Greater", v.x(0), 0.0), gamma, below))
+    return v.do("Where", v.do("Greater", v.x(0), 0.0), gamma, below)
 
 
 def _celu(v: Call, slot: int) -> str:
-    alpha = v.attr("alpha", 1.0)
-    return _where_positive(v, v.do("Mul", v.g, v.do("Add", v.do("Div", v.y(), alpha), 1.0)))
+    slope = v.do("Add", v.do("Div", v.y(), v.attr("alpha", 1.0)), 1.0)
+    return _where_positive(v, v.do("Mul", v.g, slope))
 
 
-def _thresholded(v: Call, slot: int) -> str:
-    return v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)
-
-
-def _logistic(v: Call, slot: int) -> str:
-    return v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))
-
-
-def _tanh(v: Call, slot: int) -> str:
-    return v.do("Sub", 1.0, v.do("Mul", v.y(), v.y()))
+def _square(v: Call, x: str) -> str:
+    return v.do("Mul", x, x)
 
 
 def _gauss(v: Call, x: str, factor: float) -> str:
     """factor·exp(−x²)."""
-    return v.do("Mul", v.do("Exp", v.do("Neg", v.do("Mul", x, x))), factor)
+    return v.do("Mul", v.do("Exp", v.do("Neg", _square(v, x))), factor)
 
 
-def _erf(v: Call, slot: int) -> str:
-    return _gauss(v, v.x(0), 2 / math.sqrt(math.pi))
-
-
-def _gelu(v: Call, slot: int) -> str:
-    return _gelu_tanh(v) if v.attr("approximate", "none") == "tanh" else _gelu_exact(v)
-
-
-def _gelu_exact(v: Call) -> str:
-    """Φ(x) + x·φ(x)."""
+def _gelu(v: Call) -> str:
+    """Φ(x) + x·φ(x), or that of the approximation."""
+    if v.attr("approximate", "none") == "tanh":
+        return _gelu_tanh(v)
     scaled = v.do("Mul", v.x(0), math.sqrt(0.5))
     cumulative = v.do("Mul", v.do("Add", v.do("Erf", scaled), 1.0), 0.5)
     return v.do("Add", cumulative, v.do("Mul", v.x(0), _gauss(v, scaled, 1 / math.sqrt(2 * math.pi))))
@@ -191,27 +146,26 @@ _CUBIC = 0.044715  # Hendrycks & Gimpel, Gaussian Error Linear Units, 2016
 
 def _gelu_tanh(v: Call) -> str:
     """y = x·(1 + t)/2, t = tanh(u), u = √(2/π)·(x + c·x³)."""
-    square = v.do("Mul", v.x(0), v.x(0))
-    root = math.sqrt(2 / math.pi)
-    inner = v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root))
-    t = v.do("Tanh", inner)
+    square, root = _square(v, v.x(0)), math.sqrt(2 / math.pi)
+    t = v.do("Tanh", v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root)))
     slope = v.do("Add", v.do("Mul", square, 3 * root * _CUBIC), root)
-    bend = v.do("Mul", v.do("Mul", v.x(0), slope), v.do("Sub", 1.0, v.do("Mul", t, t)))
+    bend = v.do("Mul", v.do("Mul", v.x(0), slope), _one_less_square(v, t))
     return v.do("Mul", v.do("Add", v.do("Add", t, 1.0), bend), 0.5)
 
 
 def _hard_sigmoid(v: Call, slot: int) -> str:
-    return v.do("Where", _strictly_inside(v, v.y(), 0.0, 1.0), v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
+    inside = v.do("And", v.do("Greater", v.y(), 0.0), v.do("Less", v.y(), 1.0))
+    return v.do("Where", inside, v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
 
 
-def _hard_swish(v: Call, slot: int) -> str:
+def _hard_swish(v: Call) -> str:
     """y = x·clip(x/6 + 1/2, 0, 1): the slope is (2x + 3)/6 between −3 and 3, then 1."""
     middle = v.do("Add", v.do("Div", v.x(0), 3.0), 0.5)
     above = v.do("Where", v.do("GreaterOrEqual", v.x(0), 3.0), 1.0, middle)
     return v.do("Where", v.do("LessOrEqual", v.x(0), -3.0), 0.0, above)
 
 
-def _swish(v: Call, slot: int) -> str:
+def _swish(v: Call) -> str:
     """y = x·s(αx): s + αx·s·(1 − s)."""
     alpha = v.attr("alpha", 1.0)
     scaled = v.x(0) if alpha == 1.0 else v.do("Mul", v.x(0), alpha)
@@ -219,89 +173,79 @@ def _swish(v: Call, slot: int) -> str:
     return v.do("Mul", s, v.do("Add", v.do("Mul", scaled, v.do("Sub", 1.0, s)), 1.0))
 
 
-def _mish(v: Call, slot: int) -> str:
+def _mish(v: Call) -> str:
     """y = x·t, t = tanh(softplus(x)): t + x·(1 − t²)·sigmoid(x)."""
     t = v.do("Tanh", v.do("Softplus", v.x(0)))
-    bend = v.do("Mul", v.do("Sub", 1.0, v.do("Mul", t, t)), v.do("Sigmoid", v.x(0)))
+    bend = v.do("Mul", _one_less_square(v, t), v.do("Sigmoid", v.x(0)))
     return v.do("Add", t, v.do("Mul", v.x(0), bend))
 
 
-def _strictly_inside(v: Call, x: str, low: float, high: float) -> str:
-    return v.do("And", v.do("Greater", x, low), v.do("Less", x, high))
+def _square_and(v: Call, shift: float) -> str:
+    """x² + shift."""
+    return v.do("Add", _square(v, v.x(0)), shift)
 
 
-def _hyperbolic_root(v: Call, shift: float) -> str:
-    """√(x² + shift)."""
-    return v.do("Sqrt", v.do("Add", v.do("Mul", v.x(0), v.x(0)), shift))
+def _one_less_square(v: Call, x: str) -> str:
+    """1 − x²."""
+    return v.do("Sub", 1.0, _square(v, x))
 
 
-def _circle(v: Call) -> str:
-    """√(1 − x²)."""
-    return v.do("Sqrt", v.do("Sub", 1.0, v.do("Mul", v.x(0), v.x(0))))
-
-
-def _softsign(v: Call) -> str:
-    """(1 + |x|)²."""
-    base = v.do("Add", v.do("Abs", v.x(0)), 1.0)
-    return v.do("Mul", base, base)
-
-
-def _cast_back(v: Call, slot: int) -> str:
-    return v.typed(v.g)
-
-
-_FLAT = "piecewise constant"
-_OTHER_TYPE = "only its type is read"
-
-ROWS: Rows = {
-    ("", "Add"): row(_same, _same),
-    ("", "Sub"): row(_same, _opposite),
-    ("", "Mul"): row(_times_other, _times_other),
-    ("", "Div"): row(_dividend, _divisor),
-    ("", "Sum"): row(_same),
-    ("", "Mean"): row(_mean),
-    ("", "Mod"): row(_modulo, _modulo),
-    ("", "Pow"): row(_base, _exponent),
-    ("", "Neg"): row(lambda v, slot: v.do("Neg", v.g)),
-    ("", "Identity"): row(lambda v, slot: v.g),
-    ("", "Cast"): row(_cast_back),
-    ("", "CastLike"): row(_cast_back, Stop(_OTHER_TYPE)),
-    ("", "Max"): row(_extreme),
-    ("", "Min"): row(_extreme),
-    ("", "Where"): row(Stop("a choice"), _chosen, _chosen),
-    ("", "Clip"): row(_clipped, _bound, _bound),
-    **{("", op): row(Stop(_FLAT)) for op in ("Floor", "Ceil", "Round", "Sign")},
-    ("", "Abs"): _slope(lambda v, slot: v.do("Sign", v.x(0))),
-    ("", "Exp"): _slope(lambda v, slot: v.y()),
-    ("", "Log"): row(lambda v, slot: v.do("Div", v.g, v.x(0))),
-    ("", "Sqrt"): row(lambda v, slot: v.do("Div", v.do("Mul", v.g, 0.5), v.y())),
-    ("", "Reciprocal"): row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Mul", v.y(), v.y())))),
-    ("", "Sin"): _slope(lambda v, slot: v.do("Cos", v.x(0))),
-    ("", "Cos"): row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),
-    ("", "Tan"): _slope(lambda v, slot: v.do("Add", v.do("Mul", v.y(), v.y()), 1.0)),
-    ("", "Sinh"): _slope(lambda v, slot: v.do("Cosh", v.x(0))),
-    ("", "Cosh"): _slope(lambda v, slot: v.do("Sinh", v.x(0))),
-    ("", "Asin"): row(lambda v, slot: v.do("Div", v.g, _circle(v))),
-    ("", "Acos"): row(lambda v, slot: v.do("Neg", v.do("Div", v.g, _circle(v)))),
-    ("", "Atan"): row(lambda v, slot: v.do("Div", v.g, v.do("Add", v.do("Mul", v.x(0), v.x(0)), 1.0))),
-    ("", "Asinh"): row(lambda v, slot: v.do("Div", v.g, _hyperbolic_root(v, 1.0))),
-    ("", "Acosh"): row(lambda v, slot: v.do("Div", v.g, _hyperbolic_root(v, -1.0))),
-    ("", "Atanh"): row(lambda v, slot: v.do("Div", v.g, v.do("Sub", 1.0, v.do("Mul", v.x(0), v.x(0))))),
-    ("", "Erf"): _slope(_erf),
-    ("", "Sigmoid"): _slope(_logistic),
-    ("", "Tanh"): _slope(_tanh),
-    ("", "Softplus"): _slope(lambda v, slot: v.do("Sigmoid", v.x(0))),
-    ("", "Softsign"): row(lambda v, slot: v.do("Div", v.g, _softsign(v))),
-    ("", "Relu"): row(_relu),
-    ("", "LeakyRelu"): row(_leaky),
-    ("", "PRelu"): row(_prelu_x, _prelu_slope),
-    ("", "Elu"): row(_elu),
-    ("", "Selu"): row(_selu),
-    ("", "Celu"): row(_celu),
-    ("", "ThresholdedRelu"): row(_thresholded),
-    ("", "Gelu"): _slope(_gelu),
-    ("", "HardSigmoid"): row(_hard_sigmoid),
-    ("", "HardSwish"): _slope(_hard_swish),
-    ("", "Swish"): _slope(_swish),
-    ("", "Mish"): _slope(_mish),
+ROWS: Family = {
+    "Add": row(_same, _same),
+    "Sub": row(_same, lambda v, slot: v.do("Neg", v.sum_to(v.g, slot))),
+    "Mul": row(_times_other, _times_other),
+    "Div": row(lambda v, slot: v.sum_to(v.do("Div", v.g, v.x(1)), slot), _divisor),
+    "Sum": row(_same),
+    "Mean": row(lambda v, slot: v.sum_to(v.do("Div", v.g, float(len(v.op.inputs))), slot)),
+    "Mod": row(_same, _modulus),
+    "Pow": row(_base, _exponent),
+    "Neg": row(lambda v, slot: v.do("Neg", v.g)),
+    "Identity": row(lambda v, slot: v.g),
+    "Cast": row(lambda v, slot: v.typed(v.g)),
+    "CastLike": row(lambda v, slot: v.typed(v.g), Stop("only its type is read")),
+    "Max": row(_extreme),
+    "Min": row(_extreme),
+    "Where": row(Stop("a choice"), _chosen, _chosen),
+    "Clip": row(_clipped, _bound, _bound),
+    **dict.fromkeys(("Floor", "Ceil", "Round", "Sign"), row(Stop("piecewise constant"))),
+    "Abs": _slope(lambda v: v.do("Sign", v.x(0))),
+    "Exp": _slope(lambda v: v.y()),
+    "Log": _dividing(lambda v: v.x(0)),
+    "Sqrt": row(lambda v, slot: v.do("Div", v.do("Mul", v.g, 0.5), v.y())),
+    "Reciprocal": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, _square(v, v.y())))),
+    "Sin": _slope(lambda v: v.do("Cos", v.x(0))),
+    "Cos": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),
+    "Tan": _slope(lambda v: v.do("Add", _square(v, v.y()), 1.0)),
+    "Sinh": _slope(lambda v: v.do("Cosh", v.x(0))),
+    "Cosh": _slope(lambda v: v.do("Sinh", v.x(0))),
+    "Asin": _dividing(lambda v: v.do("Sqrt", _one_less_square(v, v.x(0)))),
+    "Acos": row(lambda v, slot: v.do("Neg", v.do("Div", v.g, v.do("Sqrt", _one_less_square(v, v.x(0)))))),
+    "Atan": _dividing(lambda v: _square_and(v, 1.0)),
+    "Asinh": _dividing(lambda v: v.do("Sqrt", _square_and(v, 1.0))),
+    "Acosh": _dividing(lambda v: v.do("Sqrt", _square_and(v, -1.0))),
+    "Atanh": _dividing(lambda v: _one_less_square(v, v.x(0))),
+    "Erf": _slope(lambda v: _gauss(v, v.x(0), 2 / math.sqrt(math.pi))),
+    "Sigmoid": _slope(lambda v: v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))),
+    "Tanh": _slope(lambda v: _one_less_square(v, v.y())),
+    "Softplus": _slope(lambda v: v.do("Sigmoid", v.x(0))),
+    "Softsign": _dividing(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
+    # a mask by y cast to bool: unlike a comparison, that cast has kernels in every type
+    "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.g, 0.0)),
+    "LeakyRelu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))),
+    "PRelu": row(
+        lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.x(1))),
+        lambda v, slot: v.sum_to(v.do("Mul", v.g, v.do("Min", v.x(0), 0.0)), slot),
+    ),
+    # α·exp(x) = y + α below zero
+    "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
+    "Selu": _slope(_selu),
+    "Celu": row(_celu),
+    "ThresholdedRelu": row(
+        lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0),
+    ),
+    "Gelu": _slope(_gelu),
+    "HardSigmoid": row(_hard_sigmoid),
+    "HardSwish": _slope(_hard_swish),
+    "Swish": _slope(_swish),
+    "Mish": _slope(_mish),
 }

@@ -11,7 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import Call, Partial, Rows, Stop, positive, row
+from amp_rewrite.train.vjp.row import Call, Family, Partial, Stop, positive, row
 
 _EXTREMES = ("max", "min")
 _END = (1 << 63) - 1
@@ -223,16 +223,16 @@ def _one_hot(v: Call, slot: int) -> str:
 
 _WHERE = Stop("positions are integers")
 
-ROWS: Rows = {
-    ("", "Gather"): row(_gather, _WHERE),
-    ("", "GatherElements"): row(_gather_elements, _WHERE),
-    ("", "GatherND"): row(_gather_nd, _WHERE),
-    ("", "ScatterElements"): row(_scattered_over, _WHERE, _scattered),
-    ("", "ScatterND"): row(_scattered_over, _WHERE, _scattered),
-    ("", "Slice"): row(_slice, _WHERE),
-    ("", "Pad"): row(_pad, _WHERE, _filling, _WHERE),
-    ("", "Compress"): row(_moved(repeats=False), _WHERE),
-    ("", "ReverseSequence"): row(_moved(repeats=False), _WHERE),
-    ("", "TopK"): row(_top_k, _WHERE),
-    ("", "OneHot"): row(_WHERE, _WHERE, _one_hot),
+ROWS: Family = {
+    "Gather": row(_gather, _WHERE),
+    "GatherElements": row(_gather_elements, _WHERE),
+    "GatherND": row(_gather_nd, _WHERE),
+    "ScatterElements": row(_scattered_over, _WHERE, _scattered),
+    "ScatterND": row(_scattered_over, _WHERE, _scattered),
+    "Slice": row(_slice, _WHERE),
+    "Pad": row(_pad, _WHERE, _filling, _WHERE),
+    "Compress": row(_moved(repeats=False), _WHERE),
+    "ReverseSequence": row(_moved(repeats=False), _WHERE),
+    "TopK": row(_top_k, _WHERE),
+    "OneHot": row(_WHERE, _WHERE, _one_hot),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amp_rewrite.train.facts import Shape
-from amp_rewrite.train.vjp.row import Call, Rows, row, sum_to
+from amp_rewrite.train.vjp.row import Call, Family, row, sum_to
 
 
 def _swapped(v: Call, x: str, rank: int) -> str:
@@ -88,7 +88,7 @@ def _gemm_c(v: Call, slot: int) -> str:
     return summed if beta == 1.0 else v.do("Mul", summed, beta)
 
 
-ROWS: Rows = {
-    ("", "MatMul"): row(_matmul, _matmul),
-    ("", "Gemm"): row(_gemm_a, _gemm_b, _gemm_c),
+ROWS: Family = {
+    "MatMul": row(_matmul, _matmul),
+    "Gemm": row(_gemm_a, _gemm_b, _gemm_c),
 }

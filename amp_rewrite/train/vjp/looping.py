@@ -21,7 +21,7 @@ from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.train.builder import Builder, declared
 from amp_rewrite.train.vjp.paths import paths
-from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Joint, Row, Rows, Stop
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Joint, Row, Stop
 from amp_rewrite.train.vjp.subgraph import arrivals, prune, reads, refuse_random
 
 
@@ -298,7 +298,7 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
     return saved
 
 
-ROWS: Rows = {
-    ("", "Scan"): Row((Joint(),), outputs=ALL_OUTPUTS, together=_back),
-    ("", "Loop"): Row((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
+ROWS: Family = {
+    "Scan": Row((Joint(),), outputs=ALL_OUTPUTS, together=_back),
+    "Loop": Row((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
 }

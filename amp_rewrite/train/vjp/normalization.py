@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.vjp.row import Call, Rows, Stop, row
+from amp_rewrite.train.vjp.row import Call, Family, Stop, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,19 +225,19 @@ def _near(v: Call, x: str, before: int, after: int) -> str:
 
 _END = (1 << 63) - 1
 
-ROWS: Rows = {
-    ("", "LayerNormalization"): row(
+ROWS: Family = {
+    "LayerNormalization": row(
         lambda v, slot: _trailing_x(_layer(v)),
         lambda v, slot: _trailing_scale(_layer(v)),
         lambda v, slot: v.sum_to(v.g, slot),
     ),
-    ("", "RMSNormalization"): row(
+    "RMSNormalization": row(
         lambda v, slot: _trailing_x(_rms(v)),
         lambda v, slot: _trailing_scale(_rms(v)),
     ),
-    ("", "LpNormalization"): row(_lp),
-    ("", "LRN"): row(_local_response),
-    ("", "InstanceNormalization"): row(_instance_x, _instance_scale, _channel_bias),
-    ("", "BatchNormalization"): row(_batch_x, _batch_scale, _batch_bias, _batch_mean, _batch_variance),
-    ("", "Dropout"): row(_dropout, _SETTINGS, _SETTINGS),
+    "LpNormalization": row(_lp),
+    "LRN": row(_local_response),
+    "InstanceNormalization": row(_instance_x, _instance_scale, _channel_bias),
+    "BatchNormalization": row(_batch_x, _batch_scale, _batch_bias, _batch_mean, _batch_variance),
+    "Dropout": row(_dropout, _SETTINGS, _SETTINGS),
 }

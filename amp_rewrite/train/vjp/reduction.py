@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import Call, Rows, Stop, positive, row
+from amp_rewrite.train.vjp.row import Call, Family, Stop, positive, row
 
 
 def _axes(v: Call) -> Sequence[int] | str | None:
@@ -114,16 +114,16 @@ def _running_sum(v: Call, slot: int) -> str:
 
 _AXES = Stop("axes are integers")
 
-ROWS: Rows = {
-    ("", "ReduceSum"): row(_sum, _AXES),
-    ("", "ReduceMean"): row(_mean, _AXES),
-    ("", "ReduceMax"): row(_extreme, _AXES),
-    ("", "ReduceMin"): row(_extreme, _AXES),
-    ("", "ReduceProd"): row(_product, _AXES),
-    ("", "ReduceL1"): row(_l1, _AXES),
-    ("", "ReduceL2"): row(_l2, _AXES),
-    ("", "ReduceSumSquare"): row(_sum_square, _AXES),
-    ("", "ReduceLogSum"): row(_log_sum, _AXES),
-    ("", "ReduceLogSumExp"): row(_log_sum_exp, _AXES),
-    ("", "CumSum"): row(_running_sum, _AXES),
+ROWS: Family = {
+    "ReduceSum": row(_sum, _AXES),
+    "ReduceMean": row(_mean, _AXES),
+    "ReduceMax": row(_extreme, _AXES),
+    "ReduceMin": row(_extreme, _AXES),
+    "ReduceProd": row(_product, _AXES),
+    "ReduceL1": row(_l1, _AXES),
+    "ReduceL2": row(_l2, _AXES),
+    "ReduceSumSquare": row(_sum_square, _AXES),
+    "ReduceLogSum": row(_log_sum, _AXES),
+    "ReduceLogSumExp": row(_log_sum_exp, _AXES),
+    "CumSum": row(_running_sum, _AXES),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.vjp.row import Call, Refuse, Rows, positive, row
+from amp_rewrite.train.vjp.row import Call, Family, Refuse, positive, row
 
 Places = Callable[[Array, float, int, int], Array]
 """Input coordinates of outputs, from output indices, scale, input length and output length."""
@@ -149,4 +149,4 @@ def _cubic(distance: Array, a: float) -> Array:
 
 _SIZES = Refuse("regions, scales and sizes have no gradient rule")
 
-ROWS: Rows = {("", "Resize"): row(_resize, _SIZES, _SIZES, _SIZES)}
+ROWS: Family = {"Resize": row(_resize, _SIZES, _SIZES, _SIZES)}

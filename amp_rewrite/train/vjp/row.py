@@ -257,5 +257,8 @@ def _sum_at_run_time(b: Builder, gradient: str, x: str) -> str:
 Rows = Mapping[tuple[str, str], Row]
 """Rows by domain and op type; ai.onnx is ""."""
 
+Family = Mapping[str, Row]
+"""Rows of ai.onnx operators by op type."""
+
 ALL_OUTPUTS = 1 << 30
 """`outputs` of a row in which every output may have a gradient."""

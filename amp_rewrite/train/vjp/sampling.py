@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.train.vjp.indexing import Positions, scattered
-from amp_rewrite.train.vjp.row import Call, Rows, row
+from amp_rewrite.train.vjp.row import Call, Family, row
 
 _LINEAR, _NEAREST = ("linear", "bilinear"), ("nearest",)
 
@@ -155,4 +155,4 @@ def _grid(v: Call, slot: int) -> str:
     return v.b.reshape_like(v.do("Concat", *gradients[::-1], axis=-1), v.x(1))
 
 
-ROWS: Rows = {("", "GridSample"): row(_image, _grid)}
+ROWS: Family = {"GridSample": row(_image, _grid)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Rows, Stop, row
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Stop, row
 
 _WHOLE = Stop("shapes, axes and counts are integers")
 
@@ -79,18 +79,18 @@ def _space_to_depth(v: Call, slot: int) -> str:
 
 _SHAPE_ONLY = Stop("only its shape is read")
 
-ROWS: Rows = {
-    ("", "Reshape"): row(_reshape_back, _WHOLE),
-    ("", "Flatten"): row(_reshape_back),
-    ("", "Squeeze"): row(_reshape_back, _WHOLE),
-    ("", "Unsqueeze"): row(_reshape_back, _WHOLE),
-    ("", "Transpose"): row(_transpose),
-    ("", "Expand"): row(_expand, _WHOLE),
-    ("", "Concat"): row(_concat),
-    ("", "Split"): row(_split, _WHOLE, outputs=ALL_OUTPUTS),
-    ("", "Tile"): row(_tile, _WHOLE),
-    ("", "DepthToSpace"): row(_depth_to_space),
-    ("", "SpaceToDepth"): row(_space_to_depth),
-    **{("", op): row(_SHAPE_ONLY) for op in ("RandomNormalLike", "RandomUniformLike", "EyeLike")},
-    ("", "Trilu"): row(_trilu, _WHOLE),
+ROWS: Family = {
+    "Reshape": row(_reshape_back, _WHOLE),
+    "Flatten": row(_reshape_back),
+    "Squeeze": row(_reshape_back, _WHOLE),
+    "Unsqueeze": row(_reshape_back, _WHOLE),
+    "Transpose": row(_transpose),
+    "Expand": row(_expand, _WHOLE),
+    "Concat": row(_concat),
+    "Split": row(_split, _WHOLE, outputs=ALL_OUTPUTS),
+    "Tile": row(_tile, _WHOLE),
+    "DepthToSpace": row(_depth_to_space),
+    "SpaceToDepth": row(_space_to_depth),
+    **{op: row(_SHAPE_ONLY) for op in ("RandomNormalLike", "RandomUniformLike", "EyeLike")},
+    "Trilu": row(_trilu, _WHOLE),
 }

@@ -40,17 +40,21 @@ from amp_rewrite.train.vjp import (
 from amp_rewrite.train.vjp.row import Rows
 
 VJPS: Rows = {
-    **branching.ROWS,
-    **classification.ROWS,
-    **convolution.ROWS,
-    **einsum.ROWS,
-    **elementwise.ROWS,
-    **indexing.ROWS,
-    **linear.ROWS,
-    **looping.ROWS,
-    **normalization.ROWS,
-    **reduction.ROWS,
-    **resizing.ROWS,
-    **sampling.ROWS,
-    **shape.ROWS,
+    ("", op_type): row
+    for family in (
+        branching,
+        classification,
+        convolution,
+        einsum,
+        elementwise,
+        indexing,
+        linear,
+        looping,
+        normalization,
+        reduction,
+        resizing,
+        sampling,
+        shape,
+    )
+    for op_type, row in family.ROWS.items()
 }
