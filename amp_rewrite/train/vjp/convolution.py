@@ -201,14 +201,6 @@ def _global_average(v: Call, slot: int) -> str:
     return v.do("Expand", v.shared(v.g, v.part(shape, 2, v.rank(0))), shape)
 
 
-def _global_max(v: Call, slot: int) -> str:
-    """Split the gradient equally among the largest elements."""
-    held = v.do("Equal", v.x(0), v.y())
-    spatial = range(2, v.rank(0))
-    ties = v.b.reduce("ReduceSum", v.typed(held), spatial, keepdims=True)
-    return v.do("Where", held, v.do("Div", v.g, ties), 0.0)
-
-
 _WHOLE = Stop("positions and shapes are integers")
 
 ROWS: Family = {
@@ -221,5 +213,4 @@ ROWS: Family = {
     "GlobalLpPool": row(_global_lp_pool),
     "MaxUnpool": row(_max_unpool, _WHOLE, _WHOLE),
     "Col2Im": row(_col2im, _WHOLE, _WHOLE),
-    "GlobalMaxPool": row(_global_max),
 }

@@ -11,10 +11,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import Call, Family, Partial, Stop, positive, row
+from amp_rewrite.train.vjp.row import END, Call, Family, Partial, Stop, positive, row
 
 _EXTREMES = ("max", "min")
-_END = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ def _cropped(v: Call) -> str:
     front, back = [int(p) for p in pads[:half]], [int(p) for p in pads[half:]]
     inner = v.g
     if any(p > 0 for p in (*front, *back)):
-        ends = [-p if p > 0 else _END for p in back]
+        ends = [-p if p > 0 else END for p in back]
         along = axes or (v.b.ints(range(half)),)
         inner = v.do("Slice", inner, v.b.ints([max(p, 0) for p in front]), v.b.ints(ends), *along)
     if any(p < 0 for p in (*front, *back)):

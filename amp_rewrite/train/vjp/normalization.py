@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.vjp.row import Call, Family, Stop, row
+from amp_rewrite.train.vjp.row import END, Call, Family, Stop, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,59 +35,53 @@ class _Norm:
         return v.do("Mul", self.r, rest)
 
 
-def _inverse_root(v: Call, variance: str, epsilon: float, dtype: DType) -> str:
+def _inverse_root(v: Call, variance: str, dtype: DType) -> str:
     """1/√(variance + ε)."""
-    return v.do("Reciprocal", v.do("Sqrt", v.do("Add", variance, v.b.scalar(epsilon, dtype))))
+    epsilon = v.b.scalar(v.attr("epsilon", 1e-5), dtype)
+    return v.do("Reciprocal", v.do("Sqrt", v.do("Add", variance, epsilon)))
 
 
-def _computed(v: Call, axes: Sequence[int], epsilon: float, dtype: DType, *, centred: bool) -> _Norm:
+def _computed(v: Call, axes: Sequence[int], dtype: DType, *, centred: bool) -> _Norm:
     """Recompute x̂ and r from x."""
     x = v.b.cast(v.x(0), dtype)
     if centred:
         x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
     variance = v.b.reduce("ReduceMean", v.do("Mul", x, x), axes, keepdims=True)
-    r = _inverse_root(v, variance, epsilon, dtype)
+    r = _inverse_root(v, variance, dtype)
     return _Norm(v, axes, v.do("Mul", x, r), r, dtype, centred)
 
 
 # -- LayerNormalization, RMSNormalization --------------------------------------------------------------------
 
 
-def _layer(v: Call) -> _Norm:
-    """Use the op's outputs 1 and 2; recompute for float64, since the standard gives them in float32 at most."""
-    axes = range(v.axis(-1), v.rank(0))
-    if v.dtype(0) is DType.DOUBLE:
-        return _computed(v, axes, v.attr("epsilon", 1e-5), DType.DOUBLE, centred=True)
-    dtype = DType(v.attr("stash_type", DType.FLOAT.code))
+def _trailing(v: Call) -> _Norm:
+    """Use outputs 1 and 2 of a LayerNormalization; for float64 recompute, since they are float32 at most."""
+    axes, centred = range(v.axis(-1), v.rank(0)), v.op.op_type == "LayerNormalization"
+    double = v.dtype(0) is DType.DOUBLE
+    dtype = DType.DOUBLE if double else DType(v.attr("stash_type", DType.FLOAT.code))
+    if double or not centred:
+        return _computed(v, axes, dtype, centred=centred)
     mean, r = v.y(1), v.y(2)
     xh = v.do("Mul", v.do("Sub", v.b.cast(v.x(0), dtype), mean), r)
-    return _Norm(v, axes, xh, r, dtype, centred=True)
+    return _Norm(v, axes, xh, r, dtype, centred)
 
 
-def _rms(v: Call) -> _Norm:
-    dtype = v.dtype(0) if v.dtype(0) is DType.DOUBLE else DType(v.attr("stash_type", DType.FLOAT.code))
-    return _computed(v, range(v.axis(-1), v.rank(0)), v.attr("epsilon", 1e-5), dtype, centred=False)
-
-
-def _trailing_x(norm: _Norm) -> str:
+def _trailing_x(v: Call, slot: int) -> str:
     """dx for a scale of the shape of the last axes."""
-    v = norm.v
-    s = v.do("Mul", _wide(norm, v.g), _wide(norm, v.x(1)))
-    return _narrow(norm, norm.dx(s))
+    norm = _trailing(v)
+    s = v.do("Mul", _cast(norm, v.g, norm.dtype), _cast(norm, v.x(1), norm.dtype))
+    return _cast(norm, norm.dx(s), v.dtype(0))
 
 
-def _trailing_scale(norm: _Norm) -> str:
-    v = norm.v
-    return _narrow(norm, v.sum_to(v.do("Mul", _wide(norm, v.g), norm.xh), 1))
+def _trailing_scale(v: Call, slot: int) -> str:
+    norm = _trailing(v)
+    gradient = v.sum_to(v.do("Mul", _cast(norm, v.g, norm.dtype), norm.xh), slot)
+    return _cast(norm, gradient, v.dtype(0))
 
 
-def _wide(norm: _Norm, x: str) -> str:
-    return x if norm.v.dtype(0) is norm.dtype else norm.v.b.op("Cast", x, to=norm.dtype.code)
-
-
-def _narrow(norm: _Norm, x: str) -> str:
-    own = norm.v.dtype(0)
-    return x if own is norm.dtype else norm.v.b.op("Cast", x, to=own.code)
+def _cast(norm: _Norm, x: str, dtype: DType) -> str:
+    """Cast between the type of the op and that of its statistics, if they differ."""
+    return x if norm.v.dtype(0) is norm.dtype else norm.v.b.op("Cast", x, to=dtype.code)
 
 
 # -- LpNormalization -----------------------------------------------------------------------------------------
@@ -107,7 +101,7 @@ def _lp(v: Call, slot: int) -> str:
 
 
 def _instance(v: Call) -> _Norm:
-    return _computed(v, range(2, v.rank(0)), v.attr("epsilon", 1e-5), v.dtype(0), centred=True)
+    return _computed(v, range(2, v.rank(0)), v.dtype(0), centred=True)
 
 
 def _by_channel(v: Call, x: str) -> str:
@@ -120,69 +114,44 @@ def _to_channels(v: Call, x: str) -> str:
     return v.b.reduce("ReduceSum", x, [0, *range(2, v.rank(0))], keepdims=False)
 
 
-def _instance_x(v: Call, slot: int) -> str:
-    return _instance(v).dx(v.do("Mul", v.g, _by_channel(v, v.x(1))))
-
-
-def _instance_scale(v: Call, slot: int) -> str:
-    return _to_channels(v, v.do("Mul", v.g, _instance(v).xh))
-
-
-def _channel_bias(v: Call, slot: int) -> str:
-    return _to_channels(v, v.g)
-
-
 # -- BatchNormalization with running statistics; `lowering` decomposes it for batch statistics -----------------
 
 
 def _batch_r(v: Call) -> str:
     """1/√(var + ε) per channel, in the type of the statistics."""
-    return _inverse_root(v, v.x(4), v.attr("epsilon", 1e-5), v.dtype(4))
+    return _inverse_root(v, v.x(4), v.dtype(4))
+
+
+def _batch_factor(v: Call) -> str:
+    return v.do("Mul", _as(v, v.x(1), 4), _batch_r(v))
+
+
+def _batch_total(v: Call) -> str:
+    """Σ g·(x − mean)."""
+    centred = v.do("Sub", v.x(0), _by_channel(v, _as(v, v.x(3), 0)))
+    return _as(v, _to_channels(v, v.do("Mul", v.g, centred)), 4)
 
 
 def _batch_x(v: Call, slot: int) -> str:
-    factor = v.do("Mul", _as_statistic(v, v.x(1)), _batch_r(v))
-    return v.do("Mul", v.g, _by_channel(v, _as_x(v, factor)))
-
-
-def _batch_scale(v: Call, slot: int) -> str:
-    centred = v.do("Sub", v.x(0), _by_channel(v, _as_x(v, v.x(3))))
-    total = _to_channels(v, v.do("Mul", v.g, centred))
-    return _as(v, v.do("Mul", _as_statistic(v, total), _batch_r(v)), slot)
-
-
-def _batch_bias(v: Call, slot: int) -> str:
-    return _as(v, _to_channels(v, v.g), slot)
+    return v.do("Mul", v.g, _by_channel(v, _as(v, _batch_factor(v), slot)))
 
 
 def _batch_mean(v: Call, slot: int) -> str:
-    factor = v.do("Mul", _as_statistic(v, v.x(1)), _batch_r(v))
-    return v.do("Neg", v.do("Mul", _as_statistic(v, _to_channels(v, v.g)), factor))
+    factor = _batch_factor(v)
+    return v.do("Neg", v.do("Mul", _as(v, _to_channels(v, v.g), slot), factor))
 
 
 def _batch_variance(v: Call, slot: int) -> str:
     """−½·scale·r³·Σ g·(x − mean)."""
-    r = _batch_r(v)
-    centred = v.do("Sub", v.x(0), _by_channel(v, _as_x(v, v.x(3))))
-    total = _as_statistic(v, _to_channels(v, v.do("Mul", v.g, centred)))
+    r, total = _batch_r(v), _batch_total(v)
     cube = v.do("Mul", r, v.do("Mul", r, r))
-    half = v.b.scalar(-0.5, v.dtype(4))
-    return v.do("Mul", v.do("Mul", v.do("Mul", total, _as_statistic(v, v.x(1))), cube), half)
+    half = v.b.scalar(-0.5, v.dtype(slot))
+    return v.do("Mul", v.do("Mul", v.do("Mul", total, _as(v, v.x(1), slot)), cube), half)
 
 
 def _as(v: Call, x: str, slot: int) -> str:
     """Cast a value to the type of an input if the types of inputs differ."""
-    if v.dtype(0) is v.dtype(1) is v.dtype(3):
-        return x
-    return v.b.op("Cast", x, to=v.dtype(slot).code)
-
-
-def _as_statistic(v: Call, x: str) -> str:
-    return _as(v, x, 4)
-
-
-def _as_x(v: Call, x: str) -> str:
-    return _as(v, x, 0)
+    return x if v.dtype(0) is v.dtype(1) is v.dtype(3) else v.b.op("Cast", x, to=v.dtype(slot).code)
 
 
 # -- Dropout -------------------------------------------------------------------------------------------------
@@ -219,25 +188,26 @@ def _near(v: Call, x: str, before: int, after: int) -> str:
     none = [0] * (v.rank(0) - 2)
     padded = v.do("Pad", x, v.b.ints([0, before, *none, 0, after, *none]))
     last, axes = before + after, v.b.ints([1])
-    ends = [v.b.ints([at - last if at < last else _END]) for at in range(last + 1)]
+    ends = [v.b.ints([at - last if at < last else END]) for at in range(last + 1)]
     return v.do("Sum", *[v.do("Slice", padded, v.b.ints([at]), end, axes) for at, end in enumerate(ends)])
 
 
-_END = (1 << 63) - 1
-
 ROWS: Family = {
-    "LayerNormalization": row(
-        lambda v, slot: _trailing_x(_layer(v)),
-        lambda v, slot: _trailing_scale(_layer(v)),
-        lambda v, slot: v.sum_to(v.g, slot),
-    ),
-    "RMSNormalization": row(
-        lambda v, slot: _trailing_x(_rms(v)),
-        lambda v, slot: _trailing_scale(_rms(v)),
-    ),
+    "LayerNormalization": row(_trailing_x, _trailing_scale, lambda v, slot: v.sum_to(v.g, slot)),
+    "RMSNormalization": row(_trailing_x, _trailing_scale),
     "LpNormalization": row(_lp),
     "LRN": row(_local_response),
-    "InstanceNormalization": row(_instance_x, _instance_scale, _channel_bias),
-    "BatchNormalization": row(_batch_x, _batch_scale, _batch_bias, _batch_mean, _batch_variance),
+    "InstanceNormalization": row(
+        lambda v, slot: _instance(v).dx(v.do("Mul", v.g, _by_channel(v, v.x(1)))),
+        lambda v, slot: _to_channels(v, v.do("Mul", v.g, _instance(v).xh)),
+        lambda v, slot: _to_channels(v, v.g),
+    ),
+    "BatchNormalization": row(
+        _batch_x,
+        lambda v, slot: _as(v, v.do("Mul", _batch_total(v), _batch_r(v)), slot),
+        lambda v, slot: _as(v, _to_channels(v, v.g), slot),
+        _batch_mean,
+        _batch_variance,
+    ),
     "Dropout": row(_dropout, _SETTINGS, _SETTINGS),
 }

@@ -1,4 +1,4 @@
-"""VJPs of reductions and running sums."""
+"""VJPs of reductions, running sums and the global maximum."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from amp_rewrite.train.vjp.row import Call, Family, Stop, positive, row
 
 def _axes(v: Call) -> Sequence[int] | str | None:
     """Reduced axes: numbers, the name of a value that holds them, or None for all axes of an unknown rank."""
+    if v.op.op_type == "GlobalMaxPool":
+        return range(2, v.rank(0))
     axes = v.attr("axes")
     if v.has(1):
         constant = v.constant(1)
@@ -18,21 +20,17 @@ def _axes(v: Call) -> Sequence[int] | str | None:
             return v.x(1)
         axes = [int(a) for a in constant.ravel()]
     shape = v.shape(0)
-    if not axes:
-        if v.attr("noop_with_empty_axes", 0):
-            return ()
-        return None if shape is None else tuple(range(len(shape)))
-    return tuple(axes) if shape is None else tuple(sorted(positive(a, len(shape)) for a in axes))
+    if axes:
+        return tuple(axes) if shape is None else tuple(sorted(positive(a, len(shape)) for a in axes))
+    if v.attr("noop_with_empty_axes", 0):
+        return ()
+    return None if shape is None else tuple(range(len(shape)))
 
 
 def _kept(v: Call, x: str) -> str:
     """Restore the reduced axes of a value of the output's shape as dims of 1."""
-    if v.attr("keepdims", 1):
-        return x
-    axes = _axes(v)
-    if axes is None:
-        return x  # a single number, which broadcasts to any rank
-    return v.b.unsqueeze(x, axes)
+    axes = () if v.attr("keepdims", 1) else _axes(v)
+    return x if axes is None else v.b.unsqueeze(x, axes)  # one number broadcasts to any rank
 
 
 def _again(v: Call, op_type: str, x: str) -> str:
@@ -43,14 +41,6 @@ def _again(v: Call, op_type: str, x: str) -> str:
 def _spread(v: Call, gradient: str) -> str:
     """Expand a gradient with dims of 1 to the shape of the input."""
     return v.do("Expand", gradient, v.b.shape_of(v.x(0)))
-
-
-def _sum(v: Call, slot: int) -> str:
-    return _spread(v, _kept(v, v.g))
-
-
-def _mean(v: Call, slot: int) -> str:
-    return _spread(v, v.shared(_kept(v, v.g), _count(v)))
 
 
 def _count(v: Call) -> int | str:
@@ -84,10 +74,6 @@ def _product(v: Call, slot: int) -> str:
     return v.do("Mul", _kept(v, v.g), v.do("Where", zero, at_zero, elsewhere))
 
 
-def _l1(v: Call, slot: int) -> str:
-    return v.do("Mul", _kept(v, v.g), v.do("Sign", v.x(0)))
-
-
 def _l2(v: Call, slot: int) -> str:
     """x/|x|, and 0 at the origin (as torch.linalg.vector_norm)."""
     norm = _kept(v, v.y())
@@ -96,34 +82,24 @@ def _l2(v: Call, slot: int) -> str:
     return v.do("Mul", _kept(v, v.g), unit)
 
 
-def _sum_square(v: Call, slot: int) -> str:
-    return v.do("Mul", v.do("Mul", _kept(v, v.g), 2.0), v.x(0))
-
-
-def _log_sum(v: Call, slot: int) -> str:
-    return _spread(v, v.do("Div", _kept(v, v.g), v.do("Exp", _kept(v, v.y()))))
-
-
-def _log_sum_exp(v: Call, slot: int) -> str:
-    return v.do("Mul", _kept(v, v.g), v.do("Exp", v.do("Sub", v.x(0), _kept(v, v.y()))))
-
-
-def _running_sum(v: Call, slot: int) -> str:
-    return v.do("CumSum", v.g, v.x(1), exclusive=v.attr("exclusive", 0), reverse=1 - v.attr("reverse", 0))
-
-
 _AXES = Stop("axes are integers")
 
 ROWS: Family = {
-    "ReduceSum": row(_sum, _AXES),
-    "ReduceMean": row(_mean, _AXES),
+    "ReduceSum": row(lambda v, slot: _spread(v, _kept(v, v.g)), _AXES),
+    "ReduceMean": row(lambda v, slot: _spread(v, v.shared(_kept(v, v.g), _count(v))), _AXES),
     "ReduceMax": row(_extreme, _AXES),
     "ReduceMin": row(_extreme, _AXES),
+    "GlobalMaxPool": row(_extreme),
     "ReduceProd": row(_product, _AXES),
-    "ReduceL1": row(_l1, _AXES),
+    "ReduceL1": row(lambda v, slot: v.do("Mul", _kept(v, v.g), v.do("Sign", v.x(0))), _AXES),
     "ReduceL2": row(_l2, _AXES),
-    "ReduceSumSquare": row(_sum_square, _AXES),
-    "ReduceLogSum": row(_log_sum, _AXES),
-    "ReduceLogSumExp": row(_log_sum_exp, _AXES),
-    "CumSum": row(_running_sum, _AXES),
+    "ReduceSumSquare": row(lambda v, slot: v.do("Mul", v.do("Mul", _kept(v, v.g), 2.0), v.x(0)), _AXES),
+    "ReduceLogSum": row(lambda v, slot: _spread(v, v.do("Div", _kept(v, v.g), v.do("Exp", _kept(v, v.y())))), _AXES),
+    "ReduceLogSumExp": row(
+        lambda v, slot: v.do("Mul", _kept(v, v.g), v.do("Exp", v.do("Sub", v.x(0), _kept(v, v.y())))), _AXES
+    ),
+    "CumSum": row(
+        lambda v, slot: v.do("CumSum", v.g, v.x(1), exclusive=v.attr("exclusive", 0), reverse=1 - v.attr("reverse", 0)),
+        _AXES,
+    ),
 }

@@ -260,5 +260,8 @@ Rows = Mapping[tuple[str, str], Row]
 Family = Mapping[str, Row]
 """Rows of ai.onnx operators by op type."""
 
+END = (1 << 63) - 1
+"""End of a Slice behind every axis."""
+
 ALL_OUTPUTS = 1 << 30
 """`outputs` of a row in which every output may have a gradient."""
