@@ -9,9 +9,8 @@ from onnx import GraphProto, NodeProto
 
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId
-from amp_rewrite.train.builder import declared
 from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Row, Stop
-from amp_rewrite.train.vjp.subgraph import arrivals, prune, refuse_random
+from amp_rewrite.train.vjp.subgraph import arrivals, body_graph, copied, declared_like, refuse_random
 
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
@@ -31,16 +30,10 @@ def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
     b = v.b.body(scope)
     results = [o.name for o in b.graph.output]
     gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
-    graph = b.finished()
-    del graph.output[:]
-    for name in names:
-        dtype = b.dtype(name)
-        assert dtype is not None
-        out = b.fresh(f"{graph.name}_grad")
-        graph.node.append(onnx.helper.make_node("Identity", [gradients[name]], [out], name=out))
-        graph.output.append(declared(out, dtype, b.shape(name)))
-    prune(graph)
-    return graph
+    outputs = [declared_like(b, b.fresh(f"{b.graph.name}_grad"), name) for name in names]
+    for name, output in zip(names, outputs, strict=True):
+        b.append(copied(gradients[name], output.name))
+    return body_graph(b, outputs)
 
 
 ROWS: Family = {"If": Row((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if)}

@@ -7,22 +7,21 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import GradientError
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.train.builder import Builder, declared
+from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.vjp.paths import paths
-from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Joint, Row, Stop
-from amp_rewrite.train.vjp.subgraph import arrivals, prune, reads, refuse_random
+from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Joint, Row, Stop, element_type
+from amp_rewrite.train.vjp.subgraph import append_scan, arrivals, body_graph, copied, declared_like, refuse_random
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,6 @@ class _Steps:
     written: tuple[_Sliced, ...]
     control: tuple[str, ...]
     """Further inputs of a Loop's body: the step number and the condition."""
-
-    @property
-    def counting(self) -> set[str]:
-        """Name of one value that has one slice per step."""
-        return {next(iter((*[s.inner for s in self.read], *self.control)))}
 
 
 def _scan(v: Call) -> _Steps:
@@ -131,33 +125,38 @@ class _Backwards:
         """Append the Scan; return the gradients of these inputs, then those of the names."""
         v, b = self.v, self.v.b.body(self.steps.scope)
         arrived = [s for s in self.steps.written if v.gradients[s.slot] is not None]
-        handed = [self._formal(b, c.before) for c in self.carried]
-        sums = [self._formal(b, name, summed(b, name)) for name in self.names]
-        slices = [self._formal(b, s.inner) for s in arrived]
-        results = self._body(b, handed, sums, arrivals(v, self._arrivals(handed, arrived, slices)))
-        graph = self._pruned(b, results)
-        needed = reads(graph) if arrived else reads(graph) | self.steps.counting
+        handed = [_formal(b, c.before) for c in self.carried]
+        sums = [_formal(b, name, summed(b, name)) for name in self.names]
+        slices = [_formal(b, s.inner) for s in arrived]
+        ends = [*[c.after for c in self.carried], *[s.inner for s in arrived]]
+        gradients = [formal.name for formal in (*handed, *slices)]
+        results = self._body(b, handed, sums, arrivals(v, zip(ends, gradients, strict=True)))
+        graph = body_graph(b, results)
+        needed = {o.name for o in graph.output}.union(names_read(graph.node))
+        if not arrived:  # one value that has a slice per step
+            needed.add(next(iter((*[s.inner for s in self.steps.read], *self.steps.control))))
         kept = _saved(v, self.steps, needed)
         again = [s for s in self.steps.read if s.inner in needed]
-        formals = [*kept, *[s.inner for s in again]]
-        graph.input.extend([*handed, *sums, *[_declared(b, name) for name in formals], *slices])
+        formals = [declared_like(b, name, name) for name in (*kept, *[s.inner for s in again])]
+        refill(graph, "input", [*handed, *sums, *formals, *slices])
         _lift(b, graph, v.b)
-        begin = [self._begin(c) for c in self.carried] + [self._zeros(name) for name in self.names]
+        begin = [v.gradients[c.output] or v.zeros(c.slot) for c in self.carried]
+        begin += [v.b.zeros_like(name, summed(v.b, name)) for name in self.names]
         scanned = [*kept.values(), *[v.x(s.slot) for s in again], *[v.gradients[s.slot] or "" for s in arrived]]
-        ends = self._append(graph, begin, scanned, [_Sliced("", 0)] * len(kept) + again + arrived)
-        return self._gradients(ends, slots)
-
-    @staticmethod
-    def _formal(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
-        own = b.dtype(name)
-        assert own is not None
-        return declared(b.fresh(f"{name}_back"), dtype or own, b.shape(name))
-
-    def _arrivals(
-        self, handed: Sequence[ValueInfoProto], arrived: Sequence[_Sliced], slices: Sequence[ValueInfoProto]
-    ) -> Iterator[tuple[str, str]]:
-        yield from ((c.after, formal.name) for c, formal in zip(self.carried, handed, strict=True))
-        yield from ((s.inner, formal.name) for s, formal in zip(arrived, slices, strict=True))
+        graph.name = v.b.fresh(f"{v.op.name}_grad")
+        read = [_Sliced("", 0)] * len(kept) + again + arrived
+        last = append_scan(
+            v.b,
+            graph.name,
+            graph,
+            begin,
+            scanned,
+            scan_input_axes=[s.axis for s in read],
+            scan_input_directions=[1 - s.direction for s in read],
+            scan_output_axes=[s.axis for s in self.read] or None,
+            scan_output_directions=[1 - s.direction for s in self.read] or None,
+        )
+        return self._gradients(last, slots)
 
     def _body(
         self, b: Builder, handed: Sequence[ValueInfoProto], sums: Sequence[ValueInfoProto], arrived: dict[str, str]
@@ -169,73 +168,29 @@ class _Backwards:
         for name, formal in zip(self.names, sums, strict=True):
             term, total = gradients[name], summed(b, name)
             results.append((b.op("Add", formal.name, term if total is b.dtype(name) else b.cast(term, total)), formal))
-        return _outputs(b, [*results, *[(gradients[s.inner], _declared(b, s.inner)) for s in self.read]])
-
-    @staticmethod
-    def _pruned(b: Builder, results: Sequence[ValueInfoProto]) -> GraphProto:
-        graph = b.finished()
-        del graph.input[:], graph.output[:]
-        graph.output.extend(results)
-        prune(graph)
-        return graph
-
-    def _begin(self, carried: _Carried) -> str:
-        """Gradient of the value after the last step."""
-        arrived, start = self.v.gradients[carried.output], self.v.x(carried.slot)
-        return arrived if arrived is not None else self.v.b.zeros_like(start, self._dtype(start))
-
-    def _zeros(self, name: str) -> str:
-        return self.v.b.zeros_like(name, summed(self.v.b, name))
-
-    def _dtype(self, name: str) -> DType:
-        dtype = self.v.b.dtype(name)
-        assert dtype is not None
-        return dtype
-
-    def _append(
-        self, graph: GraphProto, begin: Sequence[str], scanned: Sequence[str], slices: Sequence[_Sliced]
-    ) -> list[str]:
-        b, name = self.v.b, self.v.b.fresh(f"{self.v.op.name}_grad")
-        graph.name = name
-        node = onnx.helper.make_node(
-            "Scan",
-            [*begin, *scanned],
-            [b.fresh(f"{name}_{i}") for i in range(len(graph.output))],
-            name=name,
-            body=graph,
-            num_scan_inputs=len(scanned),
-            scan_input_axes=[s.axis for s in slices],
-            scan_input_directions=[1 - s.direction for s in slices],
-        )
-        if self.read:
-            node.attribute.append(onnx.helper.make_attribute("scan_output_axes", [s.axis for s in self.read]))
-            turned = [1 - s.direction for s in self.read]
-            node.attribute.append(onnx.helper.make_attribute("scan_output_directions", turned))
-        b.append(node)
-        return list(node.output)
+        slices = [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in self.read]
+        return _outputs(b, [*results, *slices])
 
     def _gradients(self, ends: Sequence[str], slots: Sequence[int]) -> list[str]:
         b, first = self.v.b, len(self.carried)
         inputs = [*[c.slot for c in self.carried], *[s.slot for s in self.read]]
         last = first + len(self.names)
         by_slot = dict(zip(inputs, [*ends[:first], *ends[last:]], strict=True))
-        captured = zip(self.names, ends[first:last], strict=True)
-        narrowed = [g if summed(b, n) is b.dtype(n) else b.op("Cast", g, to=self._dtype(n).code) for n, g in captured]
+        narrowed = [
+            total if summed(b, name) is b.dtype(name) else b.op("Cast", total, to=element_type(b, name).code)
+            for name, total in zip(self.names, ends[first:last], strict=True)
+        ]
         return [*[by_slot[slot] for slot in slots], *narrowed]
+
+
+def _formal(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
+    return declared_like(b, b.fresh(f"{name}_back"), name, dtype)
 
 
 def summed(b: Builder, name: str) -> DType:
     """Type of the sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
-    own = b.dtype(name)
-    assert own is not None
+    own = element_type(b, name)
     return DType.FLOAT if own.low else own
-
-
-def _declared(b: Builder, name: str) -> ValueInfoProto:
-    dtype = b.dtype(name)
-    if dtype is None:
-        raise GradientError(f"the element type of {name!r} in a body is unknown; declare it")
-    return declared(name, dtype, b.shape(name))
 
 
 def _outputs(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[ValueInfoProto]:
@@ -247,13 +202,9 @@ def _outputs(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[
         out.name = source
         if source not in appended or source in outputs:
             out.name = b.fresh(f"{like.name}_out")
-            b.append(_copied(source, out.name))
+            b.append(copied(source, out.name))
         outputs[out.name] = out
     return list(outputs.values())
-
-
-def _copied(source: str, name: str) -> NodeProto:
-    return NodeProto(op_type="Identity", input=[source], output=[name], name=name)
 
 
 def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
@@ -287,9 +238,8 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
                 raise v.error(
                     f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
                 )
-            output = _declared(inner, name)
-            output.name = v.b.fresh(f"{name}_before")
-            graph.node.append(_copied(name, output.name))
+            output = declared_like(inner, v.b.fresh(f"{name}_before"), name)
+            graph.node.append(copied(name, output.name))
             graph.output.append(output)
             saved[name] = v.b.extra_output(v.position, len(graph.output) - 1 - (v.op.op_type == "Loop"))
     for attribute in node.attribute:

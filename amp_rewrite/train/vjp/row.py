@@ -212,6 +212,14 @@ class Call:
         return gradient if gradient is not None else self.b.zeros_like(self.y(slot), self.dtype(0))
 
 
+def element_type(b: Builder, name: str) -> DType:
+    """Element type of a value; GradientError if unknown."""
+    dtype = b.dtype(name)
+    if dtype is None:
+        raise GradientError(f"the element type of {name!r} is unknown; declare it")
+    return dtype
+
+
 def positive(axis: int, rank: int) -> int:
     """Count an axis from the front."""
     return axis + rank if axis < 0 else axis

@@ -1,16 +1,20 @@
-"""Bodies of a backward pass: the check that a body can be recomputed, and removal of its dead nodes."""
+"""Bodies of a backward pass: checks that a body can be recomputed, and the nodes that bodies consist of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from onnx import GraphProto
+import onnx.helper
+from onnx import GraphProto, NodeProto, ValueInfoProto
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import refill
-from amp_rewrite.ir.graphs import names_read, needed
+from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.ir.op_classes import RANDOM
-from amp_rewrite.train.vjp.row import Call
+from amp_rewrite.train.builder import Builder, declared
+from amp_rewrite.train.vjp.row import Call, element_type
 
 
 def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
@@ -41,11 +45,31 @@ def arrivals(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]
     return by_name
 
 
-def prune(graph: GraphProto) -> None:
-    """Remove nodes that do not affect an output."""
+def declared_like(b: Builder, name: str, like: str, dtype: DType | None = None) -> ValueInfoProto:
+    """Declare a name with the type and shape of a known value, or with another type."""
+    return declared(name, dtype or element_type(b, like), b.shape(like))
+
+
+def copied(source: str, name: str) -> NodeProto:
+    """Make an Identity."""
+    return NodeProto(op_type="Identity", input=[source], output=[name], name=name)
+
+
+def body_graph(b: Builder, outputs: Iterable[ValueInfoProto]) -> GraphProto:
+    """Return the graph of a builder with other outputs, without nodes that do not affect them."""
+    graph = b.finished()
+    refill(graph, "output", outputs)
     refill(graph, "node", needed(graph.node, [o.name for o in graph.output]))
+    return graph
 
 
-def reads(graph: GraphProto) -> set[str]:
-    """Names read by the nodes of a graph and of its bodies, and names of its outputs."""
-    return {o.name for o in graph.output}.union(names_read(graph.node))
+def append_scan(
+    b: Builder, name: str, body: GraphProto, begin: Sequence[str], scanned: Sequence[str], **layout: Any
+) -> list[str]:
+    """Append a Scan from initial states and scanned inputs; return its outputs. `layout`: axes and directions."""
+    outputs = [b.fresh(f"{name}_{i}") for i in range(len(body.output))]
+    inputs = [*begin, *scanned]
+    b.append(
+        onnx.helper.make_node("Scan", inputs, outputs, name=name, body=body, num_scan_inputs=len(scanned), **layout)
+    )
+    return outputs
