@@ -5,7 +5,7 @@ from __future__ import annotations
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op
-from amp_rewrite.ir.schema import attribute, float_attribute
+from amp_rewrite.ir.schema import float_attribute, int_attribute
 from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.train.builder import Builder
@@ -37,8 +37,7 @@ def spelled_out(model: Model) -> Model:
 def _training(op: Op) -> bool:
     if op.op_type != "BatchNormalization" or op.domain:
         return False
-    mode = attribute(op.node, "training_mode")
-    return (mode is not None and mode.i != 0) or len(op.outputs) > 1
+    return int_attribute(op.node, "training_mode", 0) != 0 or len(op.outputs) > 1
 
 
 def _spell_out(b: Builder, op: Op, position: int) -> None:
@@ -51,9 +50,7 @@ def _spell_out(b: Builder, op: Op, position: int) -> None:
             " inputs"
         )
     axes = [0, *range(2, len(shape))]
-    epsilon, momentum = (
-        float_attribute(op.node, name, default) for name, default in (("epsilon", 1e-5), ("momentum", 0.9))
-    )
+    epsilon, momentum = float_attribute(op.node, "epsilon", 1e-5), float_attribute(op.node, "momentum", 0.9)
     beside = [-1, *[1] * (len(shape) - 2)]
     with b.instead_of(position) as node:
         wide = b.cast(x, kept)

@@ -12,15 +12,16 @@ from functools import cached_property
 from typing import Any
 
 import onnx.helper
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op, OpId
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.train.builder import Builder, declared
+from amp_rewrite.train.vjp.row import attribute_value
+from amp_rewrite.train.vjp.subgraph import append_scan
 
 
 def stepwise(model: Model, ops: Collection[OpId]) -> Model:
@@ -157,8 +158,7 @@ class _Layer:
         """Append the equivalent Scans and give their results the node's output names."""
         sequences, ends = [], []
         for i, weights in enumerate(self._weights()):
-            backwards = self.direction == "reverse" or i == 1
-            sequence, *last = self._scan(weights, i, backwards)
+            sequence, *last = self._scan(weights, i)
             sequences.append(self.b.unsqueeze(sequence, [1]))
             ends.append([self.b.unsqueeze(state, [0]) for state in last])
         results = [self._joined(sequences, 1, [2, 0, 1, 3])]
@@ -167,27 +167,24 @@ class _Layer:
             if name:
                 self.b.name(result, name)
 
-    # -- attributes and inputs ---------------------------------------------------------------------------
-
     def number(self, name: str, default: Any) -> Any:
-        value = attribute(self.op.node, name)
-        return default if value is None else onnx.helper.get_attribute_value(value)
+        return attribute_value(self.op.node, name, default)
 
-    @cached_property
+    @property
     def cell(self) -> _Cell:
         return _CELLS[self.op.op_type]
 
     @cached_property
     def direction(self) -> str:
-        return str(self.number("direction", b"forward").decode())
+        return str(self.number("direction", "forward"))
 
-    @cached_property
+    @property
     def directions(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
 
     @cached_property
-    def batch_first(self) -> bool:
-        return bool(self.number("layout", 0))
+    def batch_axis(self) -> int:
+        return 0 if self.number("layout", 0) else 1
 
     @cached_property
     def dtype(self) -> DType:
@@ -204,7 +201,7 @@ class _Layer:
             raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
         return size
 
-    @cached_property
+    @property
     def one(self) -> str:
         return self.b.scalar(1.0, self.dtype)
 
@@ -224,8 +221,6 @@ class _Layer:
             if word.lower() not in _KNOWN:
                 raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
         return [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
-
-    # -- weights -------------------------------------------------------------------------------------------
 
     def _each(self, slot: int, axis: int = 0) -> list[str | None]:
         """An input split by direction, without the direction axis; None if absent."""
@@ -260,8 +255,6 @@ class _Layer:
         assert x is not None
         return self.b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
-    # -- steps ---------------------------------------------------------------------------------------------
-
     def cut(self, step: _Step, x: str, count: int) -> list[str]:
         """Split a value into `count` gates inside a step."""
         sizes = [self.hidden] * count
@@ -274,11 +267,11 @@ class _Layer:
         bound = self.number("clip", 0.0)
         return step.op("Clip", x, *[self.b.scalar(s * bound, self.dtype) for s in (-1, 1)]) if bound else x
 
-    @cached_property
+    @property
     def _x(self) -> str:
         """[steps, batch, features]."""
         x: str = self.op.node.input[0]
-        return self.b.op("Transpose", x, perm=[1, 0, 2]) if self.batch_first else x
+        return x if self.batch_axis else self.b.op("Transpose", x, perm=[1, 0, 2])
 
     def _product(self, direction: int) -> str:
         """Product of the input and its weights: [steps, batch, gates · hidden]."""
@@ -292,20 +285,11 @@ class _Layer:
 
     def _begin(self, slot: int, direction: int) -> str:
         """Initial state of a direction; zeros if the input is absent."""
-        initial = self._each(slot, axis=1 if self.batch_first else 0)[direction]
+        initial = self._each(slot, axis=1 - self.batch_axis)[direction]
         if initial is not None:
             return initial
-        batch = self.b.op("Gather", self.b.shape_of(self.op.node.input[0]), self.b.ints([self._batch_axis]))
+        batch = self.b.op("Gather", self.b.shape_of(self.op.node.input[0]), self.b.ints([self.batch_axis]))
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype)
-
-    @cached_property
-    def _batch_axis(self) -> int:
-        return 0 if self.batch_first else 1
-
-    @cached_property
-    def batch(self) -> int | str | None:
-        shape = self.b.shape(self.op.node.input[0])
-        return shape[self._batch_axis] if shape else None
 
     def _running(self) -> str | None:
         """Mask of the batch rows that are not past their length: bool [steps, batch, 1]."""
@@ -317,47 +301,45 @@ class _Layer:
         numbers = [self.b.scalar(0, int32), self.b.op("Cast", steps, to=int32.code), self.b.scalar(1, int32)]
         return self.b.op("Less", self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2]), self.b.unsqueeze(lengths, [1]))
 
-    def _scan(self, weights: _Weights, direction: int, backwards: bool) -> list[str]:
+    def _scan(self, weights: _Weights, direction: int) -> list[str]:
         """Append the Scan; return the outputs of all steps, then the last states."""
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
         running = self._running()
         scanned = [self._product(direction), *([running] if running else [])]
         graph = self._graph(weights, bool(running))
-        turned = [int(backwards)]
-        name = self.b.fresh(self.op.name)
-        outputs = [self.b.fresh(f"{name}_{i}") for i in range(self.cell.states + 1)]
-        node = onnx.helper.make_node(
-            "Scan",
-            [*begin, *scanned],
-            outputs,
-            name=name,
-            body=graph,
-            num_scan_inputs=len(scanned),
+        turned = [int(self.direction == "reverse" or direction == 1)]
+        *last, sequence = append_scan(
+            self.b,
+            self.b.fresh(self.op.name),
+            graph,
+            begin,
+            scanned,
             scan_input_directions=turned * len(scanned),
             scan_output_directions=turned,
         )
-        self.b.append(node)
-        return [outputs[-1], *outputs[:-1]]
+        return [sequence, *last]
 
     def _graph(self, weights: _Weights, bounded: bool) -> GraphProto:
         """Build the body of one step; rows past their length keep their states and output zeros."""
         step = _Step(self.b, f"{self.op.name}/step")
+        shape = self.b.shape(self.op.node.input[0])
+        batch = shape[self.batch_axis] if shape else None
         formals = [self.b.fresh(f"{step.name}/{name}") for name in (*("h", "c")[: self.cell.states], "x")]
         states, x = formals[:-1], formals[-1]
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
-        inputs = [declared(name, self.dtype, (self.batch, n)) for name, n in zip(formals, widths, strict=True)]
+        inputs = [declared(name, self.dtype, (batch, n)) for name, n in zip(formals, widths, strict=True)]
         now = list(self.cell.formula(weights, step, states, x))
         output = now[0]
         if bounded:
             runs = self.b.fresh(f"{step.name}/runs")
-            inputs.append(onnx.helper.make_tensor_value_info(runs, TensorProto.BOOL, (self.batch, 1)))
+            inputs.append(declared(runs, DType.BOOL, (batch, 1)))
             output = step.op("Where", runs, output, self.b.scalar(0.0, self.dtype))
             now = [step.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
         results = [*now, output if output not in now else step.op("Identity", output)]
-        outputs = [declared(name, self.dtype, (self.batch, self.hidden)) for name in results]
+        outputs = [declared(name, self.dtype, (batch, self.hidden)) for name in results]
         return onnx.helper.make_graph(step.nodes, step.name, inputs, outputs)
 
     def _joined(self, parts: Sequence[str], axis: int, perm: Sequence[int]) -> str:
         """Concatenate the directions; move the batch axis to the front if `layout` is 1."""
         whole = parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
-        return self.b.op("Transpose", whole, perm=perm) if self.batch_first else whole
+        return whole if self.batch_axis else self.b.op("Transpose", whole, perm=perm)

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 import onnx.helper
+from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
@@ -113,11 +114,7 @@ class Call:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Value of an attribute, with text decoded; the default if absent."""
-        proto = attribute(self.op.node, name)
-        if proto is None:
-            return default
-        value = onnx.helper.get_attribute_value(proto)
-        return value.decode() if isinstance(value, bytes) else value
+        return attribute_value(self.op.node, name, default)
 
     def shape(self, slot: int) -> Shape | None:
         """Shape of an input; None if its rank is unknown."""
@@ -210,6 +207,15 @@ class Call:
         """Name of the gradient of an output; zeros of its shape if it has none."""
         gradient = self.gradients[slot]
         return gradient if gradient is not None else self.b.zeros_like(self.y(slot), self.dtype(0))
+
+
+def attribute_value(node: NodeProto, name: str, default: Any = None) -> Any:
+    """Value of an attribute, with text decoded; the default if absent."""
+    proto = attribute(node, name)
+    if proto is None:
+        return default
+    value = onnx.helper.get_attribute_value(proto)
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def element_type(b: Builder, name: str) -> DType:
