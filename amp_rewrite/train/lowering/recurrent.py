@@ -47,27 +47,12 @@ def recurrent(op: Op) -> bool:
 # -- one step ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Step:
-    """The body of the Scan under construction. Its nodes may capture values of the outer graph."""
-
-    b: Builder
-    name: str
-    nodes: list[NodeProto] = field(default_factory=list)
-
-    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        return self.ops(op_type, *inputs, results=1, **attributes)[0]
-
-    def ops(self, op_type: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
-        name = self.b.fresh(f"{self.name}/{op_type}")
-        outputs = [name] if results == 1 else [self.b.fresh(f"{name}_{i}") for i in range(results)]
-        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name=name, **attributes))
-        return outputs
-
-
 @dataclass(frozen=True)
-class _Weights:
-    """One direction of a layer: its weights, which the steps capture, and its activations."""
+class _Step:
+    """One direction of a layer: its weights and activations, and the body of its Scan under construction.
+
+    The nodes of the body may capture values of the outer graph.
+    """
 
     layer: _Layer
     recurrence: str
@@ -75,55 +60,81 @@ class _Weights:
     inner_bias: str | None
     peepholes: Sequence[str]
     activations: Sequence[str]
+    nodes: list[NodeProto] = field(default_factory=list)
 
-    def active(self, step: _Step, which: int, x: str) -> str:
+    @property
+    def name(self) -> str:
+        return f"{self.layer.op.name}/step"
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        return self.ops(op_type, *inputs, results=1, **attributes)[0]
+
+    def ops(self, op_type: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
+        fresh = self.layer.b.fresh
+        name = fresh(f"{self.name}/{op_type}")
+        outputs = [name] if results == 1 else [fresh(f"{name}_{i}") for i in range(results)]
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name=name, **attributes))
+        return outputs
+
+    def active(self, which: int, x: str) -> str:
         """Append an activation of a clipped value."""
-        return step.op(self.activations[which], self.layer.clipped(step, x))
+        bound = self.layer.number("clip", 0.0)
+        if bound:
+            x = self.op("Clip", x, *[self.layer.b.scalar(s * bound, self.layer.dtype) for s in (-1, 1)])
+        return self.op(self.activations[which], x)
+
+    def cut(self, x: str, count: int) -> list[str]:
+        """Split a value into `count` gates."""
+        sizes = [self.layer.hidden] * count
+        if self.layer.b.opset < FIRST_AXES_INPUT:
+            return self.ops("Split", x, results=count, axis=-1, split=sizes)
+        # the constant is in the body, because onnx does not infer shapes from captured constants
+        return self.ops("Split", x, self.op("Constant", value_ints=sizes), results=count, axis=-1)
 
 
-Formula = Callable[[_Weights, _Step, Sequence[str], str], Sequence[str]]
+Formula = Callable[[_Step, Sequence[str], str], Sequence[str]]
 """Append one step to a body, from states and input product to the next states; the output comes first."""
 
 
-def _lstm(weights: _Weights, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _lstm(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
     h, c = states
-    i, o, f, g = weights.layer.cut(step, step.op("Add", step.op("MatMul", h, weights.recurrence), x), 4)
+    i, o, f, g = step.cut(step.op("Add", step.op("MatMul", h, step.recurrence), x), 4)
 
     def peeped(gate: str, which: int, cell: str) -> str:
-        return step.op("Add", gate, step.op("Mul", weights.peepholes[which], cell)) if weights.peepholes else gate
+        return step.op("Add", gate, step.op("Mul", step.peepholes[which], cell)) if step.peepholes else gate
 
-    i = weights.active(step, 0, peeped(i, 0, c))
-    coupled = weights.layer.number("input_forget", 0)
-    f = step.op("Sub", weights.layer.one, i) if coupled else weights.active(step, 0, peeped(f, 2, c))
-    c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, weights.active(step, 1, g)))
-    o = weights.active(step, 0, peeped(o, 1, c))
-    return step.op("Mul", o, step.op(weights.activations[2], c)), c
+    i = step.active(0, peeped(i, 0, c))
+    coupled = step.layer.number("input_forget", 0)
+    f = step.op("Sub", step.layer.one, i) if coupled else step.active(0, peeped(f, 2, c))
+    c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, step.active(1, g)))
+    o = step.active(0, peeped(o, 1, c))
+    return step.op("Mul", o, step.op(step.activations[2], c)), c
 
 
-def _gru(weights: _Weights, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _gru(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order z, r, h; the reset applies before or after the product."""
     (h,) = states
-    z, r, g = weights.layer.cut(step, x, 3)
-    if weights.layer.resets_after:
-        product = step.op("MatMul", h, weights.recurrence)
-        seen = product if weights.inner_bias is None else step.op("Add", product, weights.inner_bias)
-        of_z, of_r, of_g = weights.layer.cut(step, seen, 3)
-        r = weights.active(step, 0, step.op("Add", r, of_r))
+    z, r, g = step.cut(x, 3)
+    if step.layer.resets_after:
+        product = step.op("MatMul", h, step.recurrence)
+        seen = product if step.inner_bias is None else step.op("Add", product, step.inner_bias)
+        of_z, of_r, of_g = step.cut(seen, 3)
+        r = step.active(0, step.op("Add", r, of_r))
         reset = step.op("Mul", r, of_g)
     else:
-        for_gates, for_state = weights.layer.parted(weights.recurrence, (2, 1))
-        of_z, of_r = weights.layer.cut(step, step.op("MatMul", h, for_gates), 2)
-        r = weights.active(step, 0, step.op("Add", r, of_r))
+        for_gates, for_state = step.layer.parted(step.recurrence, (2, 1))
+        of_z, of_r = step.cut(step.op("MatMul", h, for_gates), 2)
+        r = step.active(0, step.op("Add", r, of_r))
         reset = step.op("MatMul", step.op("Mul", r, h), for_state)
-    z = weights.active(step, 0, step.op("Add", z, of_z))
-    g = weights.active(step, 1, step.op("Add", g, reset))
-    return (step.op("Add", step.op("Mul", step.op("Sub", weights.layer.one, z), g), step.op("Mul", z, h)),)
+    z = step.active(0, step.op("Add", z, of_z))
+    g = step.active(1, step.op("Add", g, reset))
+    return (step.op("Add", step.op("Mul", step.op("Sub", step.layer.one, z), g), step.op("Mul", z, h)),)
 
 
-def _rnn(weights: _Weights, step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+def _rnn(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     (h,) = states
-    return (weights.active(step, 0, step.op("Add", step.op("MatMul", h, weights.recurrence), x)),)
+    return (step.active(0, step.op("Add", step.op("MatMul", h, step.recurrence), x)),)
 
 
 @dataclass(frozen=True)
@@ -157,8 +168,8 @@ class _Layer:
     def replace(self, node: NodeProto) -> None:
         """Append the equivalent Scans and give their results the node's output names."""
         sequences, ends = [], []
-        for i, weights in enumerate(self._weights()):
-            sequence, *last = self._scan(weights, i)
+        for i, step in enumerate(self._steps()):
+            sequence, *last = self._scan(step, i)
             sequences.append(self.b.unsqueeze(sequence, [1]))
             ends.append([self.b.unsqueeze(state, [0]) for state in last])
         results = [self._joined(sequences, 1, [2, 0, 1, 3])]
@@ -230,7 +241,7 @@ class _Layer:
         parts = self.b.split(name, [1] * 2, axis, results=2) if self.directions == 2 else (name,)
         return [self.b.squeeze(part, [axis]) for part in parts]
 
-    def _weights(self) -> list[_Weights]:
+    def _steps(self) -> list[_Step]:
         biases, peepholes, active = self._each(_B), self._each(_PEEPHOLES), self._activations()
         count = len(active) // self.directions
         directions = []
@@ -239,7 +250,7 @@ class _Layer:
             turned = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
             three = self.parted(peepholes[i], (1, 1, 1)) if peepholes[i] else ()
-            directions.append(_Weights(self, turned, inner, three, active[i * count : (i + 1) * count]))
+            directions.append(_Step(self, turned, inner, three, active[i * count : (i + 1) * count]))
         return directions
 
     @cached_property
@@ -254,18 +265,6 @@ class _Layer:
         """Split along the last axis into parts of `shares` hidden sizes each."""
         assert x is not None
         return self.b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
-
-    def cut(self, step: _Step, x: str, count: int) -> list[str]:
-        """Split a value into `count` gates inside a step."""
-        sizes = [self.hidden] * count
-        if self.b.opset < FIRST_AXES_INPUT:
-            return step.ops("Split", x, results=count, axis=-1, split=sizes)
-        # the constant is in the body, because onnx does not infer shapes from captured constants
-        return step.ops("Split", x, step.op("Constant", value_ints=sizes), results=count, axis=-1)
-
-    def clipped(self, step: _Step, x: str) -> str:
-        bound = self.number("clip", 0.0)
-        return step.op("Clip", x, *[self.b.scalar(s * bound, self.dtype) for s in (-1, 1)]) if bound else x
 
     @property
     def _x(self) -> str:
@@ -301,12 +300,12 @@ class _Layer:
         numbers = [self.b.scalar(0, int32), self.b.op("Cast", steps, to=int32.code), self.b.scalar(1, int32)]
         return self.b.op("Less", self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2]), self.b.unsqueeze(lengths, [1]))
 
-    def _scan(self, weights: _Weights, direction: int) -> list[str]:
+    def _scan(self, step: _Step, direction: int) -> list[str]:
         """Append the Scan; return the outputs of all steps, then the last states."""
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
         running = self._running()
         scanned = [self._product(direction), *([running] if running else [])]
-        graph = self._graph(weights, bool(running))
+        graph = self._graph(step, bool(running))
         turned = [int(self.direction == "reverse" or direction == 1)]
         *last, sequence = append_scan(
             self.b,
@@ -319,16 +318,15 @@ class _Layer:
         )
         return [sequence, *last]
 
-    def _graph(self, weights: _Weights, bounded: bool) -> GraphProto:
+    def _graph(self, step: _Step, bounded: bool) -> GraphProto:
         """Build the body of one step; rows past their length keep their states and output zeros."""
-        step = _Step(self.b, f"{self.op.name}/step")
         shape = self.b.shape(self.op.node.input[0])
         batch = shape[self.batch_axis] if shape else None
         formals = [self.b.fresh(f"{step.name}/{name}") for name in (*("h", "c")[: self.cell.states], "x")]
         states, x = formals[:-1], formals[-1]
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
         inputs = [declared(name, self.dtype, (batch, n)) for name, n in zip(formals, widths, strict=True)]
-        now = list(self.cell.formula(weights, step, states, x))
+        now = list(self.cell.formula(step, states, x))
         output = now[0]
         if bounded:
             runs = self.b.fresh(f"{step.name}/runs")
