@@ -5,10 +5,11 @@ from __future__ import annotations
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op
-from amp_rewrite.ir.schema import float_attribute, int_attribute
+from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.train.builder import Builder
+from amp_rewrite.train.vjp.row import Forward
 
 
 def spelled_out(model: Model) -> Model:
@@ -41,17 +42,13 @@ def _training(op: Op) -> bool:
 
 
 def _spell_out(b: Builder, op: Op, position: int) -> None:
-    x, scale, bias, mean, variance = op.node.input
-    shape, dtype, kept = b.shape(x), b.dtype(x), b.dtype(mean)
+    v = Forward(b, op)
     b.requires(FIRST_TRAINING_MODE["BatchNormalization"], f"node {op.name!r} (BatchNormalization) in training mode")
-    if shape is None or dtype is None or kept is None:
-        raise GradientError(
-            f"node {op.name!r} (BatchNormalization): the rank of input {x!r} is unknown; declare the shapes of the"
-            " inputs"
-        )
-    axes = [0, *range(2, len(shape))]
-    epsilon, momentum = float_attribute(op.node, "epsilon", 1e-5), float_attribute(op.node, "momentum", 0.9)
-    beside = [-1, *[1] * (len(shape) - 2)]
+    x, scale, bias, mean, variance = op.node.input
+    rank, dtype, kept = v.rank(0), v.dtype(0), v.dtype(3)
+    axes = [0, *range(2, rank)]
+    epsilon, momentum = v.attr("epsilon", 1e-5), v.attr("momentum", 0.9)
+    beside = [-1, *[1] * (rank - 2)]
     with b.instead_of(position) as node:
         wide = b.cast(x, kept)
         centre = b.reduce("ReduceMean", wide, axes, keepdims=True)

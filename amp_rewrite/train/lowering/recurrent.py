@@ -15,12 +15,11 @@ import onnx.helper
 from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op, OpId
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.train.builder import Builder, declared
-from amp_rewrite.train.vjp.row import attribute_value
+from amp_rewrite.train.vjp.row import Forward
 from amp_rewrite.train.vjp.subgraph import append_scan
 
 
@@ -78,9 +77,9 @@ class _Step:
 
     def active(self, which: int, x: str) -> str:
         """Append an activation of a clipped value."""
-        bound = self.layer.number("clip", 0.0)
+        bound = self.layer.attr("clip", 0.0)
         if bound:
-            x = self.op("Clip", x, *[self.layer.b.scalar(s * bound, self.layer.dtype) for s in (-1, 1)])
+            x = self.op("Clip", x, *[self.layer.b.scalar(s * bound, self.layer.dtype()) for s in (-1, 1)])
         return self.op(self.activations[which], x)
 
     def cut(self, x: str, count: int) -> list[str]:
@@ -105,7 +104,7 @@ def _lstm(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
         return step.op("Add", gate, step.op("Mul", step.peepholes[which], cell)) if step.peepholes else gate
 
     i = step.active(0, peeped(i, 0, c))
-    coupled = step.layer.number("input_forget", 0)
+    coupled = step.layer.attr("input_forget", 0)
     f = step.op("Sub", step.layer.one, i) if coupled else step.active(0, peeped(f, 2, c))
     c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, step.active(1, g)))
     o = step.active(0, peeped(o, 1, c))
@@ -159,11 +158,8 @@ _W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _Layer(Forward):
     """One LSTM, GRU or RNN of the main graph."""
-
-    b: Builder
-    op: Op
 
     def replace(self, node: NodeProto) -> None:
         """Append the equivalent Scans and give their results the node's output names."""
@@ -178,16 +174,13 @@ class _Layer:
             if name:
                 self.b.name(result, name)
 
-    def number(self, name: str, default: Any) -> Any:
-        return attribute_value(self.op.node, name, default)
-
     @property
     def cell(self) -> _Cell:
         return _CELLS[self.op.op_type]
 
     @cached_property
     def direction(self) -> str:
-        return str(self.number("direction", "forward"))
+        return str(self.attr("direction", "forward"))
 
     @property
     def directions(self) -> int:
@@ -195,38 +188,23 @@ class _Layer:
 
     @cached_property
     def batch_axis(self) -> int:
-        return 0 if self.number("layout", 0) else 1
-
-    @cached_property
-    def dtype(self) -> DType:
-        dtype = self.b.dtype(self.op.node.input[0])
-        if dtype is None:
-            raise self.error(f"the element type of input {self.op.node.input[0]!r} is unknown; declare it")
-        return dtype
+        return 0 if self.attr("layout", 0) else 1
 
     @cached_property
     def hidden(self) -> int:
-        shape = self.b.shape(self.op.node.input[_R])
-        size = self.number("hidden_size", shape[-1] if shape else None)
+        shape = self.shape(_R)
+        size = self.attr("hidden_size", shape[-1] if shape else None)
         if not isinstance(size, int):
             raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
         return size
 
     @property
     def one(self) -> str:
-        return self.b.scalar(1.0, self.dtype)
-
-    def error(self, fact: str) -> GradientError:
-        return GradientError(f"node {self.op.name!r} ({self.op.kind}): {fact}")
-
-    def optional(self, slot: int) -> str | None:
-        """Name of an optional input; None if absent."""
-        names = self.op.node.input
-        return names[slot] if slot < len(names) and names[slot] else None
+        return self.b.scalar(1.0, self.dtype())
 
     def _activations(self) -> list[str]:
-        words = [w.decode() for w in self.number("activations", [])]
-        if self.number("activation_alpha", []) or self.number("activation_beta", []):
+        words = [w.decode() for w in self.attr("activations", [])]
+        if self.attr("activation_alpha", []) or self.attr("activation_beta", []):
             raise self.error("no gradient with activation_alpha or activation_beta; use activations without parameters")
         for word in words:
             if word.lower() not in _KNOWN:
@@ -235,10 +213,9 @@ class _Layer:
 
     def _each(self, slot: int, axis: int = 0) -> list[str | None]:
         """An input split by direction, without the direction axis; None if absent."""
-        name = self.optional(slot)
-        if name is None:
+        if not self.has(slot):
             return [None] * self.directions
-        parts = self.b.split(name, [1] * 2, axis, results=2) if self.directions == 2 else (name,)
+        parts = self.b.split(self.x(slot), [1] * 2, axis, results=2) if self.directions == 2 else (self.x(slot),)
         return [self.b.squeeze(part, [axis]) for part in parts]
 
     def _steps(self) -> list[_Step]:
@@ -255,7 +232,7 @@ class _Layer:
 
     @cached_property
     def resets_after(self) -> bool:
-        return self.op.op_type == "GRU" and bool(self.number("linear_before_reset", 0))
+        return self.op.op_type == "GRU" and bool(self.attr("linear_before_reset", 0))
 
     def _biases(self, bias: str | None) -> Sequence[str | None]:
         """Split the bias into that of the input and that of the recurrence."""
@@ -269,8 +246,7 @@ class _Layer:
     @property
     def _x(self) -> str:
         """[steps, batch, features]."""
-        x: str = self.op.node.input[0]
-        return x if self.batch_axis else self.b.op("Transpose", x, perm=[1, 0, 2])
+        return self.x(0) if self.batch_axis else self.b.op("Transpose", self.x(0), perm=[1, 0, 2])
 
     def _product(self, direction: int) -> str:
         """Product of the input and its weights: [steps, batch, gates · hidden]."""
@@ -287,18 +263,18 @@ class _Layer:
         initial = self._each(slot, axis=1 - self.batch_axis)[direction]
         if initial is not None:
             return initial
-        batch = self.b.op("Gather", self.b.shape_of(self.op.node.input[0]), self.b.ints([self.batch_axis]))
-        return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype)
+        batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([self.batch_axis]))
+        return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
     def _running(self) -> str | None:
         """Mask of the batch rows that are not past their length: bool [steps, batch, 1]."""
-        lengths = self.optional(_LENGTHS)
-        if lengths is None:
+        if not self.has(_LENGTHS):
             return None
         int32 = DType.INT32
         steps = self.b.op("Gather", self.b.op("Shape", self._x), self.b.scalar(0, DType.INT64))
         numbers = [self.b.scalar(0, int32), self.b.op("Cast", steps, to=int32.code), self.b.scalar(1, int32)]
-        return self.b.op("Less", self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2]), self.b.unsqueeze(lengths, [1]))
+        numbers_by_row = self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2])
+        return self.b.op("Less", numbers_by_row, self.b.unsqueeze(self.x(_LENGTHS), [1]))
 
     def _scan(self, step: _Step, direction: int) -> list[str]:
         """Append the Scan; return the outputs of all steps, then the last states."""
@@ -320,21 +296,21 @@ class _Layer:
 
     def _graph(self, step: _Step, bounded: bool) -> GraphProto:
         """Build the body of one step; rows past their length keep their states and output zeros."""
-        shape = self.b.shape(self.op.node.input[0])
+        shape = self.shape(0)
         batch = shape[self.batch_axis] if shape else None
         formals = [self.b.fresh(f"{step.name}/{name}") for name in (*("h", "c")[: self.cell.states], "x")]
         states, x = formals[:-1], formals[-1]
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
-        inputs = [declared(name, self.dtype, (batch, n)) for name, n in zip(formals, widths, strict=True)]
+        inputs = [declared(name, self.dtype(), (batch, n)) for name, n in zip(formals, widths, strict=True)]
         now = list(self.cell.formula(step, states, x))
         output = now[0]
         if bounded:
             runs = self.b.fresh(f"{step.name}/runs")
             inputs.append(declared(runs, DType.BOOL, (batch, 1)))
-            output = step.op("Where", runs, output, self.b.scalar(0.0, self.dtype))
+            output = step.op("Where", runs, output, self.b.scalar(0.0, self.dtype()))
             now = [step.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
         results = [*now, output if output not in now else step.op("Identity", output)]
-        outputs = [declared(name, self.dtype, (batch, self.hidden)) for name in results]
+        outputs = [declared(name, self.dtype(), (batch, self.hidden)) for name in results]
         return onnx.helper.make_graph(step.nodes, step.name, inputs, outputs)
 
     def _joined(self, parts: Sequence[str], axis: int, perm: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx
 import onnx.helper
-from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
@@ -75,28 +74,12 @@ Backward = Callable[[Builder, Mapping[str, str], Sequence[str]], Mapping[str, st
 """Append a backward pass to a builder, from gradients of some values to those of others, all by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One op of the forward pass, with the gradients of its outputs. Nodes are appended through `b`.
-
-    `gradients`: one name per output, None for an output without a gradient; at least one is a name.
-    """
+@dataclass(frozen=True)
+class Forward:
+    """One op of the forward pass, and the builder through which nodes are appended."""
 
     b: Builder
     op: Op
-    position: int
-    """Index of the op's node in the graph."""
-    gradients: tuple[str | None, ...]
-    backward: Backward
-    """The backward pass itself, for ops with bodies."""
-
-    # -- the op ----------------------------------------------------------------------------------------
-
-    @property
-    def g(self) -> str:
-        """Name of the gradient of the first output."""
-        assert self.gradients[0] is not None
-        return self.gradients[0]
 
     def x(self, slot: int) -> str:
         """Name of an input, which must be present."""
@@ -108,22 +91,17 @@ class Call:
         """True if an optional input is present."""
         return slot < len(self.op.inputs) and self.op.inputs[slot] is not None
 
-    def y(self, slot: int = 0) -> str:
-        """Name of an output; an absent optional output is added to the node."""
-        return self.b.extra_output(self.position, slot)
-
     def attr(self, name: str, default: Any = None) -> Any:
         """Value of an attribute, with text decoded; the default if absent."""
-        return attribute_value(self.op.node, name, default)
+        proto = attribute(self.op.node, name)
+        if proto is None:
+            return default
+        value = onnx.helper.get_attribute_value(proto)
+        return value.decode() if isinstance(value, bytes) else value
 
     def shape(self, slot: int) -> Shape | None:
         """Shape of an input; None if its rank is unknown."""
         return self.b.shape(self.x(slot))
-
-    @property
-    def out_shape(self) -> Shape | None:
-        """Shape of the first output; None if its rank is unknown."""
-        return self.b.shape(self.op.node.output[0])
 
     def dims(self, slot: int, what: str) -> tuple[int, ...]:
         """Fully known shape of an input; GradientError, which names the purpose `what`, if unknown."""
@@ -158,7 +136,34 @@ class Call:
         """Make an error that names this op."""
         return GradientError(f"node {self.op.name!r} ({self.op.kind}): {fact}")
 
-    # -- formulas --------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Call(Forward):
+    """One op of the forward pass, with the gradients of its outputs.
+
+    `gradients`: one name per output, None for an output without a gradient; at least one is a name.
+    """
+
+    position: int
+    """Index of the op's node in the graph."""
+    gradients: tuple[str | None, ...]
+    backward: Backward
+    """The backward pass itself, for ops with bodies."""
+
+    @property
+    def g(self) -> str:
+        """Name of the gradient of the first output."""
+        assert self.gradients[0] is not None
+        return self.gradients[0]
+
+    def y(self, slot: int = 0) -> str:
+        """Name of an output; an absent optional output is added to the node."""
+        return self.b.extra_output(self.position, slot)
+
+    @property
+    def out_shape(self) -> Shape | None:
+        """Shape of the first output; None if its rank is unknown."""
+        return self.b.shape(self.op.node.output[0])
 
     def do(self, op_type: str, *inputs: str | float, **attributes: Any) -> str:
         """Append an op; numbers become constants of the type of this op's first input."""
@@ -207,15 +212,6 @@ class Call:
         """Name of the gradient of an output; zeros of its shape if it has none."""
         gradient = self.gradients[slot]
         return gradient if gradient is not None else self.b.zeros_like(self.y(slot), self.dtype(0))
-
-
-def attribute_value(node: NodeProto, name: str, default: Any = None) -> Any:
-    """Value of an attribute, with text decoded; the default if absent."""
-    proto = attribute(node, name)
-    if proto is None:
-        return default
-    value = onnx.helper.get_attribute_value(proto)
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def element_type(b: Builder, name: str) -> DType:
