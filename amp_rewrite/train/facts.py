@@ -108,40 +108,35 @@ def _dims(shape: onnx.TensorShapeProto) -> Shape:
 def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:
     """Outputs of an op whose rank follows from known shapes, with that rank."""
     rule = None if op.domain else _RANKS.get(op.op_type)
-    rank = rule(op, shapes) if rule is not None else None
+    inputs = [None if v is None else shapes.get(v) for v in op.inputs]
+    rank = rule(inputs) if rule is not None and inputs else None
     if rank is not None:
         yield from ((out, rank) for out in op.outputs if out is not None)
 
 
-def _same(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
+def _same(inputs: Sequence[Shape | None]) -> int | None:
     """The rank of the first input."""
-    first = shapes.get(op.inputs[0]) if op.inputs and op.inputs[0] is not None else None
-    return None if first is None else len(first)
+    return None if inputs[0] is None else len(inputs[0])
 
 
 _MOST_AXES = 64  # of an array of numpy 2; few bytes of a broken model declare 2^31 of them
 
 
-def _length(slot: int) -> Callable[[Op, Mapping[ValueId, Shape]], int | None]:
-    """Rank from the number of elements of an input that holds a shape."""
-
-    def rank(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
-        source = op.inputs[slot] if slot < len(op.inputs) else None
-        shape = shapes.get(source) if source is not None else None
-        count = shape[0] if shape is not None and len(shape) == 1 else None
-        return count if isinstance(count, int) and count <= _MOST_AXES else None
-
-    return rank
+def _length(inputs: Sequence[Shape | None], slot: int = 1) -> int | None:
+    """The number of elements of an input that holds a shape."""
+    shape = inputs[slot] if slot < len(inputs) else None
+    count = shape[0] if shape is not None and len(shape) == 1 else None
+    return count if isinstance(count, int) and count <= _MOST_AXES else None
 
 
-def _expanded(op: Op, shapes: Mapping[ValueId, Shape]) -> int | None:
-    rank, target = _same(op, shapes), _length(1)(op, shapes)
+def _expanded(inputs: Sequence[Shape | None]) -> int | None:
+    rank, target = _same(inputs), _length(inputs)
     return None if rank is None or target is None else max(rank, target)
 
 
-_RANKS: Mapping[str, Callable[[Op, Mapping[ValueId, Shape]], int | None]] = {
-    "Reshape": _length(1),
-    "ConstantOfShape": _length(0),
+_RANKS: Mapping[str, Callable[[Sequence[Shape | None]], int | None]] = {
+    "Reshape": _length,
+    "ConstantOfShape": lambda inputs: _length(inputs, 0),
     "Expand": _expanded,
     **dict.fromkeys(("Split", "Slice", "Pad", "Tile", "Resize", "CenterCropPad"), _same),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
@@ -17,7 +17,7 @@ from amp_rewrite.train.lowering.batch_norm import spelled_out
 from amp_rewrite.train.lowering.function_bodies import with_bodies
 from amp_rewrite.train.lowering.recurrent import recurrent, stepwise
 from amp_rewrite.train.vjp.paths import Paths, floating, paths
-from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop
+from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
 from amp_rewrite.train.vjp.table import VJPS
 
 
@@ -41,16 +41,13 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     _check_parameters(source, loss, wrt)
     ready = differentiable(source, loss, wrt)
     b = Builder.of(ready)
-    dtype, shape = b.dtype(loss), b.shape(loss)
-    assert dtype is not None
+    shape = b.shape(loss)
     if shape is None or any(dim != 1 for dim in shape):
         dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
         raise GradientError(f"the loss {loss!r} is not one number, its shape is {dims}; reduce it to its mean or sum")
-    by_name = backward(b, {loss: b.scalar(1.0, dtype)}, wrt)
+    by_name = backward(b, {loss: b.scalar(1.0, element_type(b, loss))}, wrt)
     for name in dict.fromkeys(wrt):
-        kind = b.dtype(name)
-        assert kind is not None
-        b.output(f"{name}_grad", kind, b.shape(name), source=by_name[name])
+        b.output(f"{name}_grad", element_type(b, name), b.shape(name), source=by_name[name])
     return b.model()
 
 
@@ -68,21 +65,20 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
         target = _loss(view, ids, loss)
         route = _paths(view, target, [_value(view, ids, name, "by which to differentiate") for name in wrt])
-        missing = {op.op_type: op for op in route.ops if (op.domain, op.op_type) not in VJPS}
         stepped = {op.id for op in route.ops if recurrent(op)}
         if stepped:
             ready = stepwise(ready, stepped)
             continue
-        for op in missing.values():
-            if not _expandable(op):
+        expandable = _expandable(view, [*route.ops, *_inside(view, route.ops)])
+        for op in route.ops:
+            if (op.domain, op.op_type) not in VJPS and (op.domain or op.op_type not in expandable):
                 raise GradientError(
                     f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
                     " replace the op, or do not train the parameters before it"
                 )
-        inside = {op.op_type for op in _inside(view, route.ops) if (op.domain, op.op_type) not in VJPS}
-        if not missing and not inside:
+        if not expandable:
             return ready
-        ready = with_bodies(ready, missing.keys() | inside)
+        ready = with_bodies(ready, expandable)
 
 
 def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
@@ -109,7 +105,7 @@ def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> 
             for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), route):
                 arriving.setdefault(value, []).append(gradient)
     totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
-    return {name: total or _zeros(b, name) for name, total in totals.items()}
+    return {name: total or b.zeros_like(name, element_type(b, name)) for name, total in totals.items()}
 
 
 def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
@@ -152,32 +148,32 @@ def _together(v: Call, row: Row, route: Paths) -> list[tuple[ValueId, str]]:
     return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]
 
 
-def _expandable(op: Op) -> bool:
-    """True if the standard defines the op by a function body."""
-    return not op.domain and op.signature is not None and op.signature.expandable
+def _expandable(view: View, ops: Iterable[Op]) -> set[str]:
+    """Types of ops that lack a gradient rule but have a function body in the standard."""
+    return {
+        op.op_type
+        for op in ops
+        if not op.domain
+        and ("", op.op_type) not in VJPS
+        and op.signature is not None
+        and op.signature.expandable
+        and any(v is not None and floating(view, v) for v in op.outputs)
+    }
 
 
-def _inside(view: View, ops: Sequence[Op]) -> Iterator[Op]:
-    """Ops nested in the bodies of `ops` that have floating results and a function body."""
+def _inside(view: View, ops: Iterable[Op]) -> Iterator[Op]:
+    """Ops nested in the bodies of `ops`."""
     for op in ops:
         for body in op.bodies:
-            mine = [view.ops[i] for i in view.scopes[body].ops]
-            yield from (
-                o for o in mine if _expandable(o) and any(v is not None and floating(view, v) for v in o.outputs)
-            )
-            yield from _inside(view, mine)
+            nested = [view.ops[i] for i in view.scopes[body].ops]
+            yield from nested
+            yield from _inside(view, nested)
 
 
 def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
     if not gradients:
         return None
     return gradients[0] if len(gradients) == 1 else b.op("Sum", *gradients)
-
-
-def _zeros(b: Builder, name: str) -> str:
-    dtype = b.dtype(name)
-    assert dtype is not None
-    return b.zeros_like(name, dtype)
 
 
 def _paths(view: View, loss: ValueId, wrt: Sequence[ValueId]) -> Paths:

@@ -10,16 +10,16 @@ import numpy as np
 
 from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Family, Stop, row
-from amp_rewrite.train.vjp.window import Window, halves, window
+from amp_rewrite.train.vjp.window import Pads, Window, explicit_pads, halves, window
 
 # -- Conv ----------------------------------------------------------------------------------------------------
 
 
-def _of_conv(v: Call) -> tuple[Window, int]:
-    """Window of a Conv, and its input channels."""
-    weight = v.dims(1, "its gradient")
-    conv = _window(v, weight[2:])
-    return conv, weight[1] * conv.group
+_NEED = "its gradient"
+
+
+def _of_conv(v: Call) -> Window:
+    return _window(v, v.dims(1, _NEED)[2:])
 
 
 def _window(v: Call, kernel: Sequence[int]) -> Window:
@@ -28,7 +28,7 @@ def _window(v: Call, kernel: Sequence[int]) -> Window:
 
 def _conv_x(v: Call, slot: int) -> str:
     """Pointwise: a Conv by the transposed weight, which has more kernels than a ConvTranspose."""
-    conv, _ = _of_conv(v)
+    conv = _of_conv(v)
     if conv.group == 1 and conv.pointwise:
         transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])
         return v.do("Conv", v.g, transposed, kernel_shape=conv.kernel)
@@ -36,54 +36,41 @@ def _conv_x(v: Call, slot: int) -> str:
 
 
 def _conv_weight(v: Call, slot: int) -> str:
-    conv, channels = _of_conv(v)
-    return conv.weight(v, v.x(0), v.g, (v.dims(1, "its gradient")[0], channels))
+    return _of_conv(v).weight(v, v.x(0), v.g, v.dims(1, _NEED)[:2])
 
 
 def _conv_bias(v: Call, slot: int) -> str:
-    spatial = range(2, len(v.dims(1, "its gradient")))
+    spatial = range(2, len(v.dims(1, _NEED)))
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
 
 
 # -- ConvTranspose: it is the gradient of a Conv by its input, so its own gradients are that Conv's -----------
 
 
-def _of_transpose(v: Call) -> tuple[Window, int]:
-    """Window of a ConvTranspose, whose output is the wide tensor, and its output channels."""
-    weight = v.dims(1, "its gradient")
-    front, back = _transposed_pads(v, weight[2:])
-    plain = window(v, weight[2:], wide=v.out_shape, narrow=v.shape(0))
-    return replace(plain, front=tuple(front), back=tuple(back)), weight[1] * plain.group
+def _of_transpose(v: Call) -> Window:
+    """Window of a ConvTranspose, whose output is the wide tensor."""
+    kernel = v.dims(1, _NEED)[2:]
+    pads = explicit_pads(v, len(kernel)) if v.attr("output_shape") is None else None
+    front, back = pads or _transposed_pads(v, kernel)
+    return replace(window(v, kernel, wide=v.out_shape, narrow=v.shape(0)), front=front, back=back)
 
 
-def _transposed_pads(v: Call, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Padding that the op removes, from `pads`, `auto_pad` or `output_shape`."""
-    rank, mode, stated = len(kernel), v.attr("auto_pad", "NOTSET"), v.attr("output_shape")
-    if stated is None and mode in ("NOTSET", "VALID"):
-        pads = [0] * 2 * rank if mode == "VALID" else [int(p) for p in v.attr("pads") or [0] * 2 * rank]
-        return pads[:rank], pads[rank:]
+def _transposed_pads(v: Call, kernel: Sequence[int]) -> Pads:
+    """Padding that the op removes so that its output has the dims of `auto_pad` or `output_shape`."""
+    rank = len(kernel)
     narrow = v.dims(0, "its gradient with auto_pad or output_shape")[2:]
     strides, dilations, extra = (
         v.attr(n) or [d] * rank for n, d in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
-    wide = stated or [n * s for n, s in zip(narrow, strides, strict=True)]
+    wide = v.attr("output_shape") or [n * s for n, s in zip(narrow, strides, strict=True)]
     sizes = zip(narrow, strides, kernel, dilations, extra, list(wide)[-rank:], strict=True)
-    totals = [max(s * (n - 1) + e + (k - 1) * d + 1 - w, 0) for n, s, k, d, e, w in sizes]
-    return halves(totals, upper=mode == "SAME_UPPER")
+    return halves(v, [max(s * (n - 1) + e + (k - 1) * d + 1 - w, 0) for n, s, k, d, e, w in sizes])
 
 
 def _transpose_x(v: Call, slot: int) -> str:
-    conv, _ = _of_transpose(v)
-    convolved = v.do(
-        "Conv",
-        v.g,
-        v.x(1),
-        kernel_shape=conv.kernel,
-        strides=conv.strides,
-        dilations=conv.dilations,
-        pads=[*conv.front, *conv.back],
-        group=conv.group,
-    )
+    conv = _of_transpose(v)
+    layout = {"kernel_shape": conv.kernel, "strides": conv.strides, "dilations": conv.dilations}
+    convolved = v.do("Conv", v.g, v.x(1), **layout, pads=conv.pads, group=conv.group)
     extra = v.attr("output_padding") or [0]
     if all(e < s for e, s in zip(extra, conv.strides, strict=False)) and not v.attr("output_shape"):
         return convolved
@@ -92,8 +79,7 @@ def _transpose_x(v: Call, slot: int) -> str:
 
 
 def _transpose_weight(v: Call, slot: int) -> str:
-    conv, channels = _of_transpose(v)
-    return conv.weight(v, v.g, v.x(0), (v.dims(1, "its gradient")[0], channels))
+    return _of_transpose(v).weight(v, v.g, v.x(0), v.dims(1, _NEED)[:2])
 
 
 # -- poolings ------------------------------------------------------------------------------------------------
@@ -128,7 +114,7 @@ def _spread_alone(v: Call, pool: Window, share: str) -> str:
 
 def _counted(v: Call, pool: Window) -> str | float:
     """Divisor of each window's sum: one number, or one per window."""
-    ceiled, padded = bool(v.attr("ceil_mode", 0)), any((*pool.front, *pool.back))
+    ceiled, padded = bool(v.attr("ceil_mode", 0)), any(pool.pads)
     included = bool(v.attr("count_include_pad", 0))
     if not ceiled and (included or not padded):
         return float(math.prod(pool.kernel))
@@ -148,10 +134,6 @@ def _lp_pool(v: Call, slot: int) -> str:
     """sign(x)·|x|ᵖ⁻¹ times the spread of g·y¹⁻ᵖ, for y = (Σ|x|ᵖ)^(1/p); 0 where y is 0."""
     pool = _window(v, v.attr("kernel_shape"))
     return v.do("Mul", _powered(v), _spread_alone(v, pool, _unpowered(v)))
-
-
-def _global_lp_pool(v: Call, slot: int) -> str:
-    return v.do("Mul", _powered(v), _unpowered(v))
 
 
 def _powered(v: Call) -> str:
@@ -188,11 +170,10 @@ def _col2im(v: Call, slot: int) -> str:
     counts = [(n + f + e - span) // s + 1 for n, f, e, span, s in ends]
     padded = v.do("Pad", v.g, v.b.ints([0, 0, *blocks.front, 0, 0, *blocks.back]))
     axes, strides = v.b.ints(range(2, 2 + blocks.rank)), v.b.ints(blocks.strides)
-    taps = []
-    for tap in np.ndindex(blocks.kernel):
-        begin = [t * d for t, d in zip(tap, blocks.dilations, strict=True)]
-        end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, blocks.strides, strict=True)]
-        taps.append(v.b.unsqueeze(v.do("Slice", padded, v.b.ints(begin), v.b.ints(end), axes, strides), [2]))
+    taps = [
+        v.b.unsqueeze(v.do("Slice", padded, v.b.ints(begin), v.b.ints(end), axes, strides), [2])
+        for begin, end in blocks.taps(counts)
+    ]
     return v.b.reshape_like(v.do("Concat", *taps, axis=2), v.x(0))
 
 
@@ -210,7 +191,7 @@ ROWS: Family = {
     "AveragePool": row(_average_pool),
     "GlobalAveragePool": row(_global_average),
     "LpPool": row(_lp_pool),
-    "GlobalLpPool": row(_global_lp_pool),
+    "GlobalLpPool": row(lambda v, slot: v.do("Mul", _powered(v), _unpowered(v))),
     "MaxUnpool": row(_max_unpool, _WHOLE, _WHOLE),
     "Col2Im": row(_col2im, _WHOLE, _WHOLE),
 }

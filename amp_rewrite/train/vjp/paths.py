@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
@@ -34,33 +34,29 @@ class Paths:
 
     def through(self, op: Op) -> str:
         """Text of one path from a parameter to the loss through the op."""
-        before = list(self._before(op))[::-1]
-        after = list(self._after(op))
+        before = list(self._walk(op, self.received, self.reached))[::-1]
+        after = list(self._walk(op, lambda op: op.outputs, self.readers))
         if len(before) > _SHOWN:
             before = [before[0], "…", *before[-_SHOWN + 1 :]]
         if len(after) > _SHOWN:
             after = [*after[: _SHOWN - 1], "…", after[-1]]
         return " → ".join([*before, f"{op.kind} {op.name!r}", *after])
 
-    def _before(self, op: Op) -> Iterator[str]:
-        """Walk back to a parameter, nearest op first."""
-        while True:
-            value = next(_there(v) for v in (*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]))
-            made_by = self.reached[value]
-            if made_by is None:
-                yield self.view.value_name(value)
-                return
-            op = self.view.ops[made_by]
-            yield f"{op.kind} {op.name!r}"
+    def received(self, op: Op) -> list[ValueId | None]:
+        """Values that receive a gradient from the op."""
+        return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
-    def _after(self, op: Op) -> Iterator[str]:
+    def _walk(
+        self, op: Op, ways: Callable[[Op], Iterable[ValueId | None]], next_op: Mapping[ValueId, OpId | None]
+    ) -> Iterator[str]:
+        """Walk to a parameter or to the loss, nearest op first."""
         while True:
-            value = next(_there(v) for v in op.outputs if v in self.readers)
-            reader = self.readers[value]
-            if reader is None:
+            value = next(v for v in ways(op) if v is not None and v in next_op)
+            op_id = next_op[value]
+            if op_id is None:
                 yield self.view.value_name(value)
                 return
-            op = self.view.ops[reader]
+            op = self.view.ops[op_id]
             yield f"{op.kind} {op.name!r}"
 
 
@@ -83,16 +79,16 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
             for result in results:
                 reached.setdefault(result, op_id)
     readers: dict[ValueId, OpId | None] = dict.fromkeys(losses)
+    route = Paths(view, slots, captured, reached, readers)
     for op_id in reversed(view.scopes[scope].ops):
         op = view.ops[op_id]
-        if op_id not in slots:
-            continue
-        if not any(v in readers for v in op.outputs):
+        if op_id in slots and any(v in readers for v in op.outputs):
+            for value in route.received(op):
+                assert value is not None
+                readers.setdefault(value, op_id)
+        elif op_id in slots:
             del slots[op_id], captured[op_id]
-            continue
-        for value in (*[op.inputs[s] for s in slots[op_id]], *captured[op_id]):
-            readers.setdefault(_there(value), op_id)
-    return Paths(view, slots, captured, reached, readers)
+    return route
 
 
 def floating(view: View, value: ValueId) -> bool:
@@ -119,8 +115,3 @@ def captures(view: View, op: Op) -> Iterator[ValueId]:
 
 def _passes(row: Row | None, slot: int) -> bool:
     return row is None or not isinstance(row.entry(slot), Stop)
-
-
-def _there(value: ValueId | None) -> ValueId:
-    assert value is not None
-    return value

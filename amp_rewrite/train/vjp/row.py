@@ -181,6 +181,10 @@ class Call(Forward):
         """Append a Slice of a shape, from `begin` to `end`."""
         return self.b.op("Slice", shape, self.b.ints([begin]), self.b.ints([end]))
 
+    def joined(self, parts: Sequence[str], axis: int) -> str:
+        """Concatenate values along an axis; one value stays as it is."""
+        return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
+
     def sum_to(self, gradient: str, slot: int) -> str:
         """Sum a gradient of output 0's shape over the axes along which an input was broadcast.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,10 @@ class Window:
         return len(self.kernel)
 
     @property
+    def pads(self) -> list[int]:
+        return [*self.front, *self.back]
+
+    @property
     def spans(self) -> tuple[int, ...]:
         """Extent of one window along each axis, from the first to the last tap."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
@@ -44,7 +49,21 @@ class Window:
     @property
     def pointwise(self) -> bool:
         """True if each position of the narrow tensor reads only the same position of the wide one."""
-        return {*self.kernel, *self.strides} == {1} and not any((*self.front, *self.back))
+        return {*self.kernel, *self.strides} == {1} and not any(self.pads)
+
+    @property
+    def _room(self) -> list[int] | None:
+        """Elements from the start of the last window to the end of the padded tensor; None if dims are unknown."""
+        if self.wide is None or self.narrow is None:
+            return None
+        sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, strict=True)
+        return [n + f + e - (o - 1) * s for n, f, e, o, s in sizes]
+
+    def taps(self, counts: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """For each tap, the begin and the end of the positions that it reads in the padded wide tensor."""
+        for tap in np.ndindex(self.kernel):
+            begin = [t * d for t, d in zip(tap, self.dilations, strict=True)]
+            yield begin, [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, self.strides, strict=True)]
 
     def widened(self, v: Call, narrow: str, weight: str, like: str) -> str:
         """Gradient of a convolution by its input: add each narrow element, times the weight, where it was read.
@@ -52,66 +71,56 @@ class Window:
         `weight`: [channels, wide channels per group, kernel…]. The result has the spatial dims of `like`, the wide
         tensor.
         """
-        common = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
+        layout: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
+        layout["kernel_shape"] = self.kernel
         if self.wide is None or self.narrow is None:
-            reached = v.do("ConvTranspose", narrow, weight, **common, kernel_shape=self.kernel)
-            return self._fitted(v, reached, like)
-        reach = [
-            (o - 1) * s + span - f
-            for o, s, span, f in zip(self.narrow, self.strides, self.spans, self.front, strict=True)
-        ]
+            return self._fitted(v, v.do("ConvTranspose", narrow, weight, **layout), like)
+        ends = zip(self.narrow, self.strides, self.spans, self.front, strict=True)
+        reach = [(o - 1) * s + span - f for o, s, span, f in ends]
         # the window's own padding leaves a rest at the end; CUDA kernels do not support uneven padding
         rest = [n + e - r for n, e, r in zip(self.wide, self.back, reach, strict=True)]
-        back = list(self.back)
-        if min(rest) < 0:  # windows beyond the padding, as in a pool with ceil_mode
-            back = [e + max(-r, 0) for e, r in zip(self.back, rest, strict=True)]
-            rest = [max(r, 0) for r in rest]
-        return v.do(
-            "ConvTranspose",
-            narrow,
-            weight,
-            **common,
-            kernel_shape=self.kernel,
-            pads=[*self.front, *back],
-            output_padding=rest if any(rest) else None,
-        )
+        # a negative rest: windows beyond the padding, as in a pool with ceil_mode
+        back = [e + max(-r, 0) for e, r in zip(self.back, rest, strict=True)]
+        rest = [max(r, 0) for r in rest]
+        layout.update(pads=[*self.front, *back], output_padding=rest if any(rest) else None)
+        return v.do("ConvTranspose", narrow, weight, **layout)
 
     def _fitted(self, v: Call, reached: str, like: str) -> str:
         """Crop the padding in front, and crop or pad the end to the dims of `like`."""
         dims = [v.part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, reached)]
         front = v.b.ints(self.front)
-        end = v.b.op("Add", v.b.op("Sub", dims[0], dims[1]), front)
+        end = v.b.op("Add", v.b.op("Sub", *dims), front)
         none = v.b.ints([0, 0])
-        pads = v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0)
-        return v.do("Pad", reached, pads)
+        return v.do("Pad", reached, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
 
-    def weight(self, v: Call, wide: str, narrow: str, channels: tuple[int, int]) -> str:
+    def weight(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
         """Gradient of a convolution by its weight: per tap, the sum of narrow elements times the values they read.
 
-        The result is [narrow channels, wide channels per group, kernel…]. `channels`: of the narrow tensor and of the
-        wide one.
+        The result is [*channels, kernel…], where `channels` are those of the narrow tensor and those of the wide one
+        per group.
         """
         taps = math.prod(self.kernel)
         many = channels[1] >= _MANY_CHANNELS or taps == 1
-        if self.group == 1 and many and taps <= _MANY_TAPS and self._inside:
+        room = self._room
+        # no window goes beyond the padding, and nothing is empty
+        inside = room is not None and all(r >= span for r, span in zip(room, self.spans, strict=True))
+        inside = inside and 0 not in (*(self.wide or ()), *(self.narrow or ()))
+        if self.group == 1 and many and taps <= _MANY_TAPS and inside:
             return self._by_taps(v, wide, narrow, channels)
         return self._convolved(v, wide, narrow, channels[1])
 
-    def _by_taps(self, v: Call, wide: str, narrow: str, channels: tuple[int, int]) -> str:
+    def _by_taps(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
         """One matrix product per tap. Channels are the last axis, so that each tap reads long contiguous rows."""
         assert self.narrow is not None
         x = v.do("Transpose", wide, perm=[0, *range(2, 2 + self.rank), 1])
-        if any((*self.front, *self.back)):
+        if any(self.pads):
             x = v.do("Pad", x, v.b.ints([0, *self.front, 0, 0, *self.back, 0]))
         g = v.b.reshape(v.do("Transpose", narrow, perm=[1, 0, *range(2, 2 + self.rank)]), [channels[0], -1])
         products = []
-        for tap in np.ndindex(self.kernel):
-            begin = [t * d for t, d in zip(tap, self.dilations, strict=True)]
-            end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, self.narrow, self.strides, strict=True)]
+        for begin, end in self.taps(self.narrow):
             seen = v.b.reshape(self._cut(v, x, begin, end), [-1, channels[1]])
             products.append(v.do("MatMul", g, seen))
-        beside = products[0] if len(products) == 1 else v.do("Concat", *products, axis=1)
-        apart = v.b.reshape(beside, [channels[0], *self.kernel, channels[1]])
+        apart = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
         return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
 
     def _cut(self, v: Call, x: str, begin: Sequence[int], end: Sequence[int]) -> str:
@@ -122,52 +131,28 @@ class Window:
         axes = v.b.ints(range(1, 1 + self.rank))
         return v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
 
-    @property
-    def _inside(self) -> bool:
-        """True if all dims are known and positive, and no window goes beyond the padding."""
-        if self.wide is None or self.narrow is None or 0 in (*self.wide, *self.narrow):
-            return False
-        sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, self.spans, strict=True)
-        return all((o - 1) * s + span <= n + f + e for n, f, e, o, s, span in sizes)
-
-    def _convolved(self, v: Call, wide: str, narrow: str, wide_channels: int) -> str:
+    def _convolved(self, v: Call, wide: str, narrow: str, each: int) -> str:
         """One convolution, with the narrow tensor as its weight.
 
         Batch and channels are exchanged, and so are strides and dilations.
         """
         spatial = range(2, 2 + self.rank)
-        x = self._grouped(v, wide, wide_channels)
-        taps = v.do(
-            "Conv",
-            x,
-            v.do("Transpose", narrow, perm=[1, 0, *spatial]),
-            strides=self.dilations,
-            dilations=self.strides,
-            pads=[*self.front, *self.back],
-            group=self.group,
-        )
-        if not self._exact:
+        swap = [1, 0, *spatial]
+        x, weight = self._grouped(v, wide, each), v.do("Transpose", narrow, perm=swap)
+        exchanged = {"strides": self.dilations, "dilations": self.strides}
+        taps = v.do("Conv", x, weight, **exchanged, pads=self.pads, group=self.group)
+        # the convolution has further taps unless the windows end where the padded tensor ends
+        room = self._room or [0] * self.rank
+        if any((r - 1) // d + 1 != k for r, d, k in zip(room, self.dilations, self.kernel, strict=True)):
             limits = v.b.ints(self.kernel)
             taps = v.do("Slice", taps, v.b.ints([0] * self.rank), limits, v.b.ints(spatial))
-        return v.do("Transpose", taps, perm=[1, 0, *spatial])
+        return v.do("Transpose", taps, perm=swap)
 
-    @property
-    def _exact(self) -> bool:
-        """True if the windows end where the padded tensor ends, so that the convolution has no further taps."""
-        if self.wide is None or self.narrow is None:
-            return False
-        sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, self.dilations, strict=True)
-        return all(
-            (n + f + e - (o - 1) * s - 1) // d + 1 == k
-            for (n, f, e, o, s, d), k in zip(sizes, self.kernel, strict=True)
-        )
-
-    def _grouped(self, v: Call, wide: str, channels: int) -> str:
-        """Exchange batch and channels, group by group: [channels per group, group × batch, …]."""
+    def _grouped(self, v: Call, wide: str, each: int) -> str:
+        """Exchange batch and the `each` channels of every group: [each, group × batch, …]."""
         spatial = range(2, 2 + self.rank)
         if self.group == 1:
             return v.do("Transpose", wide, perm=[1, 0, *spatial])
-        each = channels // self.group
         shape = v.b.op("Shape", wide)
         batch, dims = v.part(shape, 0, 1), v.part(shape, 2, 2 + self.rank)
         apart = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, each]), dims, axis=0))
@@ -177,31 +162,34 @@ class Window:
 
 def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
     """Return the window of an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
-    rank = len(kernel)
-    strides, dilations = (tuple(v.attr(name) or [1] * rank) for name in ("strides", "dilations"))
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    strides, dilations = (tuple(v.attr(name) or [1] * len(kernel)) for name in ("strides", "dilations"))
     dims = [known_dims(None if s is None else s[2:]) for s in (wide, narrow)]
-    front, back = _pads(v, spans, strides, dims[0])
-    return Window(tuple(kernel), strides, dilations, tuple(front), tuple(back), v.attr("group", 1), dims[0], dims[1])
+    plain = Window(tuple(kernel), strides, dilations, (), (), v.attr("group", 1), dims[0], dims[1])
+    pads = explicit_pads(v, plain.rank)
+    if pads is None:
+        if plain.wide is None:
+            mode = v.attr("auto_pad")
+            raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or set pads")
+        ends = zip(plain.wide, strides, plain.spans, strict=True)
+        pads = halves(v, [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in ends])
+    return replace(plain, front=pads[0], back=pads[1])
 
 
-def _pads(
-    v: Call, spans: Sequence[int], strides: Sequence[int], dims: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
-    mode, rank = v.attr("auto_pad", "NOTSET"), len(spans)
-    if mode == "NOTSET":
-        pads = [int(p) for p in v.attr("pads") or [0] * 2 * rank]
-        return pads[:rank], pads[rank:]
-    if mode == "VALID":
-        return [0] * rank, [0] * rank
-    if dims is None:
-        raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or set pads")
-    totals = [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in zip(dims, strides, spans, strict=True)]
-    return halves(totals, upper=mode == "SAME_UPPER")
+Pads = tuple[tuple[int, ...], tuple[int, ...]]
+"""Padding in front and at the back of each spatial axis."""
 
 
-def halves(totals: Sequence[int], *, upper: bool) -> tuple[list[int], list[int]]:
-    """Split padding between front and back; the odd element goes to the back if `upper`."""
-    smaller = [t // 2 for t in totals]
-    larger = [t - s for t, s in zip(totals, smaller, strict=True)]
-    return (smaller, larger) if upper else (larger, smaller)
+def explicit_pads(v: Call, rank: int) -> Pads | None:
+    """Padding that an op's attributes give; None if `auto_pad` derives it from the dims."""
+    mode = v.attr("auto_pad", "NOTSET")
+    if mode not in ("NOTSET", "VALID"):
+        return None
+    pads = [int(p) for p in (mode == "NOTSET" and v.attr("pads")) or [0] * 2 * rank]
+    return tuple(pads[:rank]), tuple(pads[rank:])
+
+
+def halves(v: Call, totals: Sequence[int]) -> Pads:
+    """Split padding between front and back; with `auto_pad` SAME_UPPER the odd element goes to the back."""
+    smaller = tuple(t // 2 for t in totals)
+    larger = tuple(t - t // 2 for t in totals)
+    return (smaller, larger) if v.attr("auto_pad", "NOTSET") == "SAME_UPPER" else (larger, smaller)
