@@ -11,7 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import END, Call, Family, Partial, Stop, positive, row
+from amp_rewrite.train.vjp.row import END, Call, Family, Stop, positive, row
 
 _EXTREMES = ("max", "min")
 
@@ -62,10 +62,6 @@ def by_position(v: Call, *, repeats: bool) -> str:
     return v.b.reshape_like(scattered(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
 
 
-def _moved(*, repeats: bool) -> Partial:
-    return lambda v, slot: by_position(v, repeats=repeats)
-
-
 # -- Gather --------------------------------------------------------------------------------------------------
 
 
@@ -94,14 +90,10 @@ def _gather_nd(v: Call, slot: int) -> str:
     return scattered(v, Positions("ScatterND", v.x(1)), v.b.shape_of(v.x(0)), v.g, repeats=True)
 
 
-def _top_k(v: Call, slot: int) -> str:
-    return v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1))
-
-
 # -- scatters ------------------------------------------------------------------------------------------------
 
 
-def _scattered_over(v: Call, slot: int) -> str:
+def _overwritten(v: Call, slot: int) -> str:
     """Gradient of the data: zero where overwritten, all with reduction add, a share with reduction max or min."""
     if _reduction(v) == "add":
         return v.g
@@ -114,7 +106,7 @@ def _axis(v: Call) -> int | None:
     return v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
 
 
-def _scattered(v: Call, slot: int) -> str:
+def _updates(v: Call, slot: int) -> str:
     if _reduction(v) in _EXTREMES:
         return v.do("Mul", _picked(v, _shares(v)), _hits(v)[1])
     return _picked(v, v.g)
@@ -122,16 +114,13 @@ def _scattered(v: Call, slot: int) -> str:
 
 def _picked(v: Call, x: str) -> str:
     """Gather the elements at the scattered positions."""
-    if v.op.op_type == "ScatterND":
-        return v.do("GatherND", x, v.x(1))
-    return v.do("GatherElements", x, v.x(1), axis=v.attr("axis", 0))
+    return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_axis(v))
 
 
 def _hits(v: Call) -> tuple[str, str]:
     """Masks of data and of updates: 1 for the extreme value of a position, else 0."""
     masks = (v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y())))
-    data, updates = (v.typed(mask) for mask in masks)
-    return data, updates
+    return v.typed(masks[0]), v.typed(masks[1])
 
 
 def _shares(v: Call) -> str:
@@ -188,18 +177,17 @@ def _pad(v: Call, slot: int) -> str:
 
 def _cropped(v: Call) -> str:
     axes = (v.x(3),) if v.has(3) else ()
-    pads = v.constant(1)
-    if pads is None:
+    constant = v.constant(1)
+    if constant is None:
         return v.do("Pad", v.g, v.b.op("Neg", v.x(1)), "", *axes)
-    half = len(pads) // 2
-    front, back = [int(p) for p in pads[:half]], [int(p) for p in pads[half:]]
-    inner = v.g
-    if any(p > 0 for p in (*front, *back)):
-        ends = [-p if p > 0 else END for p in back]
+    pads = [int(p) for p in constant]
+    half, inner = len(pads) // 2, v.g
+    if max(pads, default=0) > 0:
+        ends = [-p if p > 0 else END for p in pads[half:]]
         along = axes or (v.b.ints(range(half)),)
-        inner = v.do("Slice", inner, v.b.ints([max(p, 0) for p in front]), v.b.ints(ends), *along)
-    if any(p < 0 for p in (*front, *back)):
-        inner = v.do("Pad", inner, v.b.ints([max(-p, 0) for p in (*front, *back)]), *(("", *axes) if axes else ()))
+        inner = v.do("Slice", inner, v.b.ints([max(p, 0) for p in pads[:half]]), v.b.ints(ends), *along)
+    if min(pads, default=0) < 0:
+        inner = v.do("Pad", inner, v.b.ints([max(-p, 0) for p in pads]), *(("", *axes) if axes else ()))
     return inner
 
 
@@ -226,12 +214,12 @@ ROWS: Family = {
     "Gather": row(_gather, _WHERE),
     "GatherElements": row(_gather_elements, _WHERE),
     "GatherND": row(_gather_nd, _WHERE),
-    "ScatterElements": row(_scattered_over, _WHERE, _scattered),
-    "ScatterND": row(_scattered_over, _WHERE, _scattered),
+    "ScatterElements": row(_overwritten, _WHERE, _updates),
+    "ScatterND": row(_overwritten, _WHERE, _updates),
     "Slice": row(_slice, _WHERE),
     "Pad": row(_pad, _WHERE, _filling, _WHERE),
-    "Compress": row(_moved(repeats=False), _WHERE),
-    "ReverseSequence": row(_moved(repeats=False), _WHERE),
-    "TopK": row(_top_k, _WHERE),
+    "Compress": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
+    "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
+    "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),
     "OneHot": row(_WHERE, _WHERE, _one_hot),
 }

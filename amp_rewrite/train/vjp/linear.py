@@ -16,20 +16,14 @@ def _matmul(v: Call, slot: int) -> str:
     ranks = (v.rank(0), v.rank(1))
     if ranks[0] > 2 and ranks[1] == 2 and slot == 1:
         return _folded(v)
-    a, b = (
-        (v.x(0) if ranks[0] > 1 else v.b.unsqueeze(v.x(0), [0])),
-        (v.x(1) if ranks[1] > 1 else v.b.unsqueeze(v.x(1), [1])),
-    )
+    matrices = [v.x(i) if rank > 1 else v.b.unsqueeze(v.x(i), [i]) for i, rank in enumerate(ranks)]
     g = v.g
     if ranks[1] == 1:
         g = v.b.unsqueeze(g, [-1])
     if ranks[0] == 1:
         g = v.b.unsqueeze(g, [-2])
-    product = (
-        v.do("MatMul", g, _swapped(v, b, max(ranks[1], 2)))
-        if slot == 0
-        else v.do("MatMul", _swapped(v, a, max(ranks[0], 2)), g)
-    )
+    other = _swapped(v, matrices[1 - slot], max(ranks[1 - slot], 2))
+    product = v.do("MatMul", *((g, other) if slot == 0 else (other, g)))
     if ranks[slot] == 1:
         product = v.b.squeeze(product, [-2 if slot == 0 else -1])
     return sum_to(v.b, product, _product_shape(v, slot), v.x(slot))
@@ -37,19 +31,16 @@ def _matmul(v: Call, slot: int) -> str:
 
 def _product_shape(v: Call, slot: int) -> Shape | None:
     """Shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, then the operand's last dims."""
-    own, other, out = v.shape(slot), v.shape(1 - slot), v.out_shape
-    if own is None or other is None or out is None:
+    own, out = v.shape(slot), v.out_shape
+    if own is None or out is None:
         return None
-    kept = (len(own) > 1) + (len(other) > 1)  # number of output axes that are not batch
-    batch = out[: len(out) - kept]
-    return (*batch, *own[-2:])
+    kept = sum(v.rank(i) > 1 for i in range(2))  # number of output axes that are not batch
+    return (*out[: len(out) - kept], *own[-2:])
 
 
 def _folded(v: Call) -> str:
     """dB for a batch of A and a single matrix B: one product of 2-D matrices, not one per batch item."""
-    rows = v.b.shape(v.x(0))
-    width = v.b.shape(v.x(1))
-    assert rows is not None and width is not None
+    rows, width = v.shape(0) or (), v.shape(1) or ()
     flat = [_flat(v, v.x(0), rows[-1], width[0]), _flat(v, v.g, width[1], None)]
     return v.do("MatMul", v.do("Transpose", flat[0], perm=[1, 0]), flat[1])
 

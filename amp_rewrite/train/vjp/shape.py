@@ -16,13 +16,7 @@ def _reshape_back(v: Call, slot: int) -> str:
 
 def _transpose(v: Call, slot: int) -> str:
     perm = v.attr("perm")
-    if perm is None:
-        return v.do("Transpose", v.g)
-    return v.do("Transpose", v.g, perm=[int(i) for i in np.argsort(perm)])
-
-
-def _expand(v: Call, slot: int) -> str:
-    return v.sum_to(v.g, 0)
+    return v.do("Transpose", v.g, perm=None if perm is None else [int(i) for i in np.argsort(perm)])
 
 
 def _concat(v: Call, slot: int) -> str:
@@ -39,11 +33,6 @@ def _concat(v: Call, slot: int) -> str:
     return v.b.split(v.g, sizes, axis, results=count)[slot]
 
 
-def _split(v: Call, slot: int) -> str:
-    parts = [v.arrived(i) for i in range(len(v.gradients))]
-    return parts[0] if len(parts) == 1 else v.do("Concat", *parts, axis=v.attr("axis", 0))
-
-
 def _tile(v: Call, slot: int) -> str:
     """Reshape to (repeat, dim, repeat, dim …) and sum over the repeats."""
     rank = v.rank(0)
@@ -54,11 +43,6 @@ def _tile(v: Call, slot: int) -> str:
         pairs = [v.b.unsqueeze(s, [1]) for s in (v.x(1), v.b.shape_of(v.x(0)))]
         shape = v.b.reshape(v.b.op("Concat", *pairs, axis=1), [-1])
     return v.b.reduce("ReduceSum", v.b.reshape(v.g, shape), range(0, 2 * rank, 2), keepdims=False)
-
-
-def _trilu(v: Call, slot: int) -> str:
-    diagonal = (v.x(1),) if v.has(1) else ()
-    return v.do("Trilu", v.g, *diagonal, upper=v.attr("upper", 1))
 
 
 def _depth_to_space(v: Call, slot: int) -> str:
@@ -73,24 +57,22 @@ def _depth_to_space(v: Call, slot: int) -> str:
     return v.b.reshape(v.do("Transpose", apart, perm=[0, 2, 1, 3, 4]), shape)
 
 
-def _space_to_depth(v: Call, slot: int) -> str:
-    return v.do("DepthToSpace", v.g, blocksize=v.attr("blocksize"))
-
-
-_SHAPE_ONLY = Stop("only its shape is read")
-
 ROWS: Family = {
     "Reshape": row(_reshape_back, _WHOLE),
     "Flatten": row(_reshape_back),
     "Squeeze": row(_reshape_back, _WHOLE),
     "Unsqueeze": row(_reshape_back, _WHOLE),
     "Transpose": row(_transpose),
-    "Expand": row(_expand, _WHOLE),
+    "Expand": row(lambda v, slot: v.sum_to(v.g, slot), _WHOLE),
     "Concat": row(_concat),
-    "Split": row(_split, _WHOLE, outputs=ALL_OUTPUTS),
+    "Split": row(
+        lambda v, slot: v.joined([v.arrived(i) for i in range(len(v.gradients))], v.attr("axis", 0)),
+        _WHOLE,
+        outputs=ALL_OUTPUTS,
+    ),
     "Tile": row(_tile, _WHOLE),
     "DepthToSpace": row(_depth_to_space),
-    "SpaceToDepth": row(_space_to_depth),
-    **{op: row(_SHAPE_ONLY) for op in ("RandomNormalLike", "RandomUniformLike", "EyeLike")},
-    "Trilu": row(_trilu, _WHOLE),
+    "SpaceToDepth": row(lambda v, slot: v.do("DepthToSpace", v.g, blocksize=v.attr("blocksize"))),
+    **dict.fromkeys(("RandomNormalLike", "RandomUniformLike", "EyeLike"), row(Stop("only its shape is read"))),
+    "Trilu": row(lambda v, slot: v.do("Trilu", v.g, *([v.x(1)] if v.has(1) else []), upper=v.attr("upper", 1)), _WHOLE),
 }

@@ -73,12 +73,10 @@ class Window:
         """
         layout: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
         layout["kernel_shape"] = self.kernel
-        if self.wide is None or self.narrow is None:
+        if self._room is None:
             return self._fitted(v, v.do("ConvTranspose", narrow, weight, **layout), like)
-        ends = zip(self.narrow, self.strides, self.spans, self.front, strict=True)
-        reach = [(o - 1) * s + span - f for o, s, span, f in ends]
         # the window's own padding leaves a rest at the end; CUDA kernels do not support uneven padding
-        rest = [n + e - r for n, e, r in zip(self.wide, self.back, reach, strict=True)]
+        rest = [r - span for r, span in zip(self._room, self.spans, strict=True)]
         # a negative rest: windows beyond the padding, as in a pool with ceil_mode
         back = [e + max(-r, 0) for e, r in zip(self.back, rest, strict=True)]
         rest = [max(r, 0) for r in rest]
