@@ -52,11 +52,12 @@ def _cross_entropy(v: Call, slot: int) -> str:
 
 def _at_label(v: Call) -> str:
     """Mask of the scores' shape: True at the label's class."""
-    rank, shape, int64 = v.rank(0), v.shape(0), DType.INT64
+    rank, shape = v.rank(0), v.shape(0)
     labels = v.b.unsqueeze(v.x(1), [1])
     count = None if shape is None else shape[1]
-    computed = "" if isinstance(count, int) else v.b.op("Gather", v.b.op("Shape", v.x(0)), v.b.scalar(1, int64))
-    span = v.b.op("Range", v.b.scalar(0, int64), computed or v.b.scalar(float(count or 0), int64), v.b.scalar(1, int64))
+    if not isinstance(count, int):
+        count = v.b.op("Gather", v.b.op("Shape", v.x(0)), v.b.scalar(1, DType.INT64))
+    span = v.counted(count)
     classes = v.b.reshape(span, [-1, *[1] * (rank - 2)])
     return v.b.op("Equal", labels, v.b.cast(classes, v.dtype(1)))
 

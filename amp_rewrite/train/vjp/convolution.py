@@ -12,9 +12,6 @@ from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Family, Stop, row
 from amp_rewrite.train.vjp.window import Pads, Window, explicit_pads, halves, window
 
-# -- Conv ----------------------------------------------------------------------------------------------------
-
-
 _NEED = "its gradient"
 
 
@@ -44,11 +41,8 @@ def _conv_bias(v: Call, slot: int) -> str:
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
 
 
-# -- ConvTranspose: it is the gradient of a Conv by its input, so its own gradients are that Conv's -----------
-
-
 def _of_transpose(v: Call) -> Window:
-    """Window of a ConvTranspose, whose output is the wide tensor."""
+    """Window of a ConvTranspose, whose output is the wide tensor: it is the gradient of a Conv by its input."""
     kernel = v.dims(1, _NEED)[2:]
     pads = explicit_pads(v, len(kernel)) if v.attr("output_shape") is None else None
     front, back = pads or _transposed_pads(v, kernel)
@@ -80,9 +74,6 @@ def _transpose_x(v: Call, slot: int) -> str:
 
 def _transpose_weight(v: Call, slot: int) -> str:
     return _of_transpose(v).weight(v, v.g, v.x(0), v.dims(1, _NEED)[:2])
-
-
-# -- poolings ------------------------------------------------------------------------------------------------
 
 
 def _max_pool(v: Call, slot: int) -> str:

@@ -40,19 +40,15 @@ def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> s
     return added if dtype is own else v.do("Cast", added, to=own.code)
 
 
-# -- any op that only moves elements -------------------------------------------------------------------------
-
-
 def by_position(v: Call, *, repeats: bool) -> str:
     """Gradient of input 0 of an op whose output consists of its elements: scatter each back to its origin.
 
     The origins are found by running the op itself on the positions of the elements. `repeats`: an element may occur
     in the output several times.
     """
-    x, int64 = v.x(0), DType.INT64
+    x = v.x(0)
     count = v.b.op("Size", x)
-    span = v.b.op("Range", v.b.scalar(0, int64), count, v.b.scalar(1, int64))
-    positions = v.b.reshape(span, v.b.shape_of(x))
+    positions = v.b.reshape(v.counted(count), v.b.shape_of(x))
     node = clone(v.op.node)
     inputs = [positions, *node.input[1:]]
     if v.op.op_type == "Pad":
@@ -60,9 +56,6 @@ def by_position(v: Call, *, repeats: bool) -> str:
     origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(node, inputs)[0], v.g))
     total = v.b.reshape(count, [1])
     return v.b.reshape_like(scattered(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
-
-
-# -- Gather --------------------------------------------------------------------------------------------------
 
 
 def _gather(v: Call, slot: int) -> str:
@@ -88,9 +81,6 @@ def _gather_nd(v: Call, slot: int) -> str:
     if v.attr("batch_dims", 0):
         return by_position(v, repeats=True)
     return scattered(v, Positions("ScatterND", v.x(1)), v.b.shape_of(v.x(0)), v.g, repeats=True)
-
-
-# -- scatters ------------------------------------------------------------------------------------------------
 
 
 def _overwritten(v: Call, slot: int) -> str:
@@ -136,9 +126,6 @@ def _reduction(v: Call) -> str:
     if reduction not in ("none", "add", *_EXTREMES):
         raise v.error(f"no gradient with reduction {reduction!r}, only with none, add, max and min; replace the op")
     return str(reduction)
-
-
-# -- Slice, Pad ----------------------------------------------------------------------------------------------
 
 
 def _slice(v: Call, slot: int) -> str:

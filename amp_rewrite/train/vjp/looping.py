@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.graphs import names_read
-from amp_rewrite.ir.nodes import ScopeId, ValueId
+from amp_rewrite.ir.nodes import ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.vjp.paths import paths
@@ -51,7 +51,6 @@ class _Sliced:
 class _Steps:
     """Common form of Scan and Loop: a body that runs once per step."""
 
-    scope: ScopeId
     carried: tuple[_Carried, ...]
     read: tuple[_Sliced, ...]
     written: tuple[_Sliced, ...]
@@ -59,10 +58,15 @@ class _Steps:
     """Further inputs of a Loop's body: the step number and the condition."""
 
 
-def _scan(v: Call) -> _Steps:
+def _steps(v: Call) -> _Steps:
     graph = v.b.facts.view.scopes[v.op.bodies[0]].graph
     before, after = [i.name for i in graph.input], [o.name for o in graph.output]
-    count = len(before) - v.attr("num_scan_inputs")
+    first = 0  # slot of the first carried value
+    if v.op.op_type == "Loop":
+        first, control, before, after = 2, tuple(before[:2]), before[2:], after[1:]
+        count = len(before)
+    else:
+        control, count = (), len(before) - v.attr("num_scan_inputs")
 
     def sliced(names: Sequence[str], kind: str) -> tuple[_Sliced, ...]:
         axes, directions = (v.attr(f"scan_{kind}_{what}") or [0] * len(names) for what in ("axes", "directions"))
@@ -70,35 +74,26 @@ def _scan(v: Call) -> _Steps:
         return tuple(_Sliced(name, slot, axis, direction) for slot, (name, axis, direction) in places)
 
     pairs = enumerate(zip(before[:count], after[:count], strict=True))
-    carried = tuple(_Carried(b, a, i, i) for i, (b, a) in pairs)
-    return _Steps(v.op.bodies[0], carried, sliced(before[count:], "input"), sliced(after[count:], "output"), ())
-
-
-def _loop(v: Call) -> _Steps:
-    graph = v.b.facts.view.scopes[v.op.bodies[0]].graph
-    before, after = [i.name for i in graph.input], [o.name for o in graph.output][1:]
-    pairs = enumerate(zip(before[2:], after, strict=False))
-    carried = tuple(_Carried(b, a, i + 2, i) for i, (b, a) in pairs)
-    written = tuple(_Sliced(name, slot) for slot, name in enumerate(after) if slot >= len(carried))
-    return _Steps(v.op.bodies[0], carried, (), written, tuple(before[:2]))
+    carried = tuple(_Carried(b, a, first + i, i) for i, (b, a) in pairs)
+    return _Steps(carried, sliced(before[count:], "input"), sliced(after[count:], "output"), control)
 
 
 def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    steps = _scan(v) if v.op.op_type == "Scan" else _loop(v)
-    refuse_random(v, steps.scope, "body")
+    steps = _steps(v)
+    refuse_random(v, v.op.bodies[0], "body")
     moved = _moved(v, steps, slots, names)
     return _Backwards(v, steps, moved, tuple(s for s in steps.read if s.slot in slots), tuple(names)).append(slots)
 
 
 def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
     """Carried tensors that depend on a differentiated value, also after several steps."""
-    view, ids = v.b.facts.view, v.b.facts.ids[steps.scope]
-    ends = view.scopes[steps.scope].outputs
+    view, scope = v.b.facts.view, v.op.bodies[0]
+    ids, ends = v.b.facts.ids[scope], view.scopes[scope].outputs
     fixed = [*names, *[s.inner for s in steps.read if s.slot in slots]]
     moved = [c for c in steps.carried if c.slot in slots]
     while True:
         wrt = [ids[name] for name in (*fixed, *[c.before for c in moved])]
-        reached = paths(view, steps.scope, ends, wrt, {}).reached
+        reached = paths(view, scope, ends, wrt, {}).reached
         tensors = [c for c in steps.carried if _tensor(v, ids[c.before])]
         now = [c for c in tensors if c in moved or ids[c.after] in reached]
         if len(now) == len(moved):
@@ -123,7 +118,7 @@ class _Backwards:
 
     def append(self, slots: Sequence[int]) -> list[str]:
         """Append the Scan; return the gradients of these inputs, then those of the names."""
-        v, b = self.v, self.v.b.body(self.steps.scope)
+        v, b = self.v, self.v.b.body(self.v.op.bodies[0])
         arrived = [s for s in self.steps.written if v.gradients[s.slot] is not None]
         handed = [_formal(b, c.before) for c in self.carried]
         sums = [_formal(b, name, summed(b, name)) for name in self.names]
@@ -230,11 +225,11 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
     """Stack the initial values of all steps that the backward pass reads as further outputs; return these by name."""
     node = v.b.graph.node[v.position]
     graph = next(body for _, body in bodies(node))
-    inner = v.b.body(steps.scope)
+    inner = v.b.body(v.op.bodies[0])
     saved = {}
     for name in (*steps.control, *[c.before for c in steps.carried]):
         if name in needed:
-            if not _tensor(v, v.b.facts.ids[steps.scope][name]):
+            if not _tensor(v, v.b.facts.ids[v.op.bodies[0]][name]):
                 raise v.error(
                     f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
                 )

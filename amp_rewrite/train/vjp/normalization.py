@@ -1,4 +1,4 @@
-"""VJPs of normalizations, and of Dropout.
+"""VJPs of normalizations, and of Dropout. `lowering` decomposes BatchNormalization with batch statistics.
 
 All share one form. Let x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂. Then
 dx = r·(s − mean(s) − x̂·mean(s·x̂)), with means over the same axes (Ba et al., Layer Normalization, 2016; derived for
@@ -51,9 +51,6 @@ def _computed(v: Call, axes: Sequence[int], dtype: DType, *, centred: bool) -> _
     return _Norm(v, axes, v.do("Mul", x, r), r, dtype, centred)
 
 
-# -- LayerNormalization, RMSNormalization --------------------------------------------------------------------
-
-
 def _trailing(v: Call) -> _Norm:
     """Use outputs 1 and 2 of a LayerNormalization; for float64 recompute, since they are float32 at most."""
     axes, centred = range(v.axis(-1), v.rank(0)), v.op.op_type == "LayerNormalization"
@@ -84,9 +81,6 @@ def _cast(norm: _Norm, x: str, dtype: DType) -> str:
     return x if norm.v.dtype(0) is norm.dtype else norm.v.b.op("Cast", x, to=dtype.code)
 
 
-# -- LpNormalization -----------------------------------------------------------------------------------------
-
-
 def _lp(v: Call, slot: int) -> str:
     """(g − d·Σ g·y)/|x|, where d is the slope of the norm: y for p = 2, the sign for p = 1."""
     p, axes = v.attr("p", 2), [v.axis(-1)]
@@ -95,9 +89,6 @@ def _lp(v: Call, slot: int) -> str:
     along = v.b.reduce("ReduceSum", v.do("Mul", v.g, v.y()), axes, keepdims=True)
     safe = v.do("Where", v.do("Equal", norm, 0.0), 1.0, norm)  # the gradient of a zero vector is 0
     return v.do("Div", v.do("Sub", v.g, v.do("Mul", slope, along)), safe)
-
-
-# -- InstanceNormalization -----------------------------------------------------------------------------------
 
 
 def _instance(v: Call) -> _Norm:
@@ -112,9 +103,6 @@ def _by_channel(v: Call, x: str) -> str:
 def _to_channels(v: Call, x: str) -> str:
     """Sum over all axes but the channels."""
     return v.b.reduce("ReduceSum", x, [0, *range(2, v.rank(0))], keepdims=False)
-
-
-# -- BatchNormalization with running statistics; `lowering` decomposes it for batch statistics -----------------
 
 
 def _batch_r(v: Call) -> str:
@@ -152,9 +140,6 @@ def _batch_variance(v: Call, slot: int) -> str:
 def _as(v: Call, x: str, slot: int) -> str:
     """Cast a value to the type of an input if the types of inputs differ."""
     return x if v.dtype(0) is v.dtype(1) is v.dtype(3) else v.b.op("Cast", x, to=v.dtype(slot).code)
-
-
-# -- Dropout -------------------------------------------------------------------------------------------------
 
 
 def _dropout(v: Call, slot: int) -> str:

@@ -181,6 +181,12 @@ class Call(Forward):
         """Append a Slice of a shape, from `begin` to `end`."""
         return self.b.op("Slice", shape, self.b.ints([begin]), self.b.ints([end]))
 
+    def counted(self, count: int | str) -> str:
+        """Append a Range from 0 to a number or a value, int64."""
+        zero = self.b.scalar(0, DType.INT64)
+        end = count if isinstance(count, str) else self.b.scalar(count, DType.INT64)
+        return self.b.op("Range", zero, end, self.b.scalar(1, DType.INT64))
+
     def joined(self, parts: Sequence[str], axis: int) -> str:
         """Concatenate values along an axis; one value stays as it is."""
         return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)

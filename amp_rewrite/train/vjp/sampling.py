@@ -122,20 +122,14 @@ def _image(v: Call, slot: int) -> str:
     order = v.b.op("Gather", shape, v.b.ints([0, *range(2, rank), 1]))
     indices, shares = [], []
     for corner in _corners(v)[0]:
-        first = v.b.unsqueeze(v.b.op("Range", *_counted(v)), range(1, rank))
+        batch = v.b.op("Gather", shape, v.b.scalar(0, DType.INT64))
+        first = v.b.unsqueeze(v.counted(batch), range(1, rank))
         spot = v.part(v.b.op("Shape", corner.index), 0, -1)
         item = v.b.op("Expand", first, v.b.op("Concat", spot, v.b.ints([1]), axis=0))
         indices.append(v.b.op("Concat", item, corner.index, axis=-1))
         shares.append(v.do("Mul", g, corner.weight(v)))
-    index, share = (parts[0] if len(parts) == 1 else v.b.op("Concat", *parts, axis=0) for parts in (indices, shares))
+    index, share = v.joined(indices, 0), v.joined(shares, 0)
     return _last(v, scattered(v, Positions("ScatterND", index), order, share, repeats=True), back=True)
-
-
-def _counted(v: Call) -> tuple[str, str, str]:
-    """Arguments of a Range over the batch."""
-    int64 = DType.INT64
-    batch = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.scalar(0, int64))
-    return v.b.scalar(0, int64), batch, v.b.scalar(1, int64)
 
 
 def _grid(v: Call, slot: int) -> str:
