@@ -102,9 +102,6 @@ def _dims(shape: onnx.TensorShapeProto) -> Shape:
     return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
 
 
-# -- ranks that onnx does not infer ----------------------------------------------------------------------------
-
-
 def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:
     """Outputs of an op whose rank follows from known shapes, with that rank."""
     rule = None if op.domain else _RANKS.get(op.op_type)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
@@ -63,8 +62,19 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
     while True:
         view = View.of(ready)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
-        target = _loss(view, ids, loss)
-        route = _paths(view, target, [_value(view, ids, name, "by which to differentiate") for name in wrt])
+        target = _value(view, ids, loss, "that could be the loss")
+        kind = view.types[target]
+        if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
+            raise GradientError(
+                f"the loss {loss!r} is {kind or 'of unknown type'}; only floating tensors have gradients, cast it"
+            )
+        sources = [_value(view, ids, name, "by which to differentiate") for name in wrt]
+        route = paths(view, MAIN, [target], sources, VJPS)
+        if target not in route.reached:
+            raise GradientError(
+                f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
+                " initializers that it is computed from"
+            )
         stepped = {op.id for op in route.ops if recurrent(op)}
         if stepped:
             ready = stepwise(ready, stepped)
@@ -176,27 +186,6 @@ def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
     return gradients[0] if len(gradients) == 1 else b.op("Sum", *gradients)
 
 
-def _paths(view: View, loss: ValueId, wrt: Sequence[ValueId]) -> Paths:
-    route = paths(view, MAIN, [loss], wrt, VJPS)
-    if loss not in route.reached:
-        names = ", ".join(repr(view.value_name(v)) for v in wrt)
-        raise GradientError(
-            f"the loss {view.value_name(loss)!r} has no differentiable path from {names}; name inputs or initializers"
-            " that it is computed from"
-        )
-    return route
-
-
-def _loss(view: View, ids: Mapping[str, ValueId], name: str) -> ValueId:
-    value = _value(view, ids, name, "that could be the loss")
-    kind = view.types[value]
-    if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
-        raise GradientError(
-            f"the loss {name!r} is {kind or 'of unknown type'}; only floating tensors have gradients, cast it"
-        )
-    return value
-
-
 def _value(view: View, ids: Mapping[str, ValueId], name: str, purpose: str) -> ValueId:
     if name not in ids:
         outputs = ", ".join(repr(view.value_name(v)) for v in view.scopes[MAIN].outputs)
@@ -217,7 +206,7 @@ def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:
             raise GradientError(f"{name!r} {problem}; name an input or an initializer")
         dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating:
-            kind = dtype.spelling if isinstance(dtype, DType) else "of unknown type"
+            kind = dtype.spelling if dtype else "of unknown type"
             raise GradientError(
                 f"{name!r} is {kind}; only floating inputs and initializers have gradients, leave it out"
             )

@@ -43,9 +43,6 @@ def recurrent(op: Op) -> bool:
     return not op.domain and op.op_type in _CELLS
 
 
-# -- one step ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Step:
     """One direction of a layer: its weights and activations, and the body of its Scan under construction.
@@ -152,9 +149,6 @@ _CELLS: Mapping[str, _Cell] = {
 
 _KNOWN = {name.lower(): name for name in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")}
 _W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
-
-
-# -- a layer ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

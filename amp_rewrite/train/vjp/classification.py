@@ -1,4 +1,4 @@
-"""VJPs of softmax and of the losses that score classes."""
+"""VJPs of softmax and of losses over classes: scores [N, C, d…], labels [N, d…], weights [C]."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ def _of_log_softmax(v: Call, g: str, y: str, axis: int) -> str:
     """g − exp(y)·Σ g."""
     total = v.b.reduce("ReduceSum", g, [axis], keepdims=True)
     return v.do("Sub", g, v.do("Mul", v.do("Exp", y), total))
-
-
-# -- losses over classes: scores [N, C, d…], labels [N, d…], weights [C] -------------------------------------
 
 
 def _nll(v: Call, slot: int) -> str:

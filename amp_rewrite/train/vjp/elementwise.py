@@ -8,8 +8,6 @@ from collections.abc import Callable
 from amp_rewrite.dtypes import DType
 from amp_rewrite.train.vjp.row import Call, Family, Row, Stop, row
 
-# -- arithmetic --------------------------------------------------------------------------------------------
-
 
 def _same(v: Call, slot: int) -> str:
     return v.sum_to(v.g, slot)
@@ -52,9 +50,6 @@ def _exponent(v: Call, slot: int) -> str:
     return gradient if v.dtype(1) is v.dtype(0) else v.b.cast(gradient, v.dtype(1))
 
 
-# -- choices -----------------------------------------------------------------------------------------------
-
-
 def _extreme(v: Call, slot: int) -> str:
     """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax)."""
     ties = v.do("Sum", *[v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))])
@@ -88,9 +83,6 @@ def _bound(v: Call, slot: int) -> str:
         if v.has(2):
             beyond = v.do("And", beyond, v.do("LessOrEqual", v.x(1), v.x(2)))
     return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
-
-
-# -- functions of one variable -----------------------------------------------------------------------------
 
 
 def _slope(derivative: Callable[[Call], str]) -> Row:

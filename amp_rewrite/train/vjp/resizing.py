@@ -19,6 +19,7 @@ _PLACES: Mapping[str, Places] = {
     "asymmetric": lambda o, s, n, m: o / s,
     "half_pixel_symmetric": lambda o, s, n, m: n / 2 * (1 - m / (s * n)) + (o + 0.5) / s - 0.5,
 }
+_COORDINATES = ("coordinate_transformation_mode", "half_pixel")
 _ROUNDED: Mapping[str, Callable[[Array], Array]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),
@@ -53,10 +54,10 @@ def _scales(v: Call) -> dict[int, float]:
     for name, default in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
         if v.attr(name, default) != default:
             raise v.error(f"no gradient with {name} {v.attr(name)!r}; set it to {default!r}")
-    if _mode(v, "coordinate_transformation_mode", "half_pixel") not in _PLACES:
+    if v.attr(*_COORDINATES) not in _PLACES:
         raise v.error("no gradient of a crop; use Slice before Resize")
     axes = [positive(a, v.rank(0)) for a in v.attr("axes") or range(v.rank(0))]
-    constant = v.constant(2) if v.has(2) else None
+    constant = v.constant(2)
     if constant is not None and constant.size:
         return {a: float(s) for a, s in zip(axes, constant, strict=True) if s != 1}
     own, out = v.shape(0), v.out_shape
@@ -70,54 +71,39 @@ def _scales(v: Call) -> dict[int, float]:
     return scales
 
 
-def _mode(v: Call, name: str, default: str) -> str:
-    return str(v.attr(name, default))
-
-
 def _repeats(v: Call, scale: float) -> bool:
     """True if each element is repeated `scale` times, for any length of the axis."""
-    coordinates = _mode(v, "coordinate_transformation_mode", "half_pixel")
-    if _mode(v, "mode", "nearest") != "nearest" or scale != round(scale) or coordinates not in _EVEN:
+    even = v.attr(*_COORDINATES) in ("half_pixel", "asymmetric")  # treats every element alike
+    if v.attr("mode", "nearest") != "nearest" or scale != round(scale) or not even:
         return False
     times, n = round(scale), 3
     return bool((_matrix(v, scale, n, n * times) == np.repeat(np.eye(n), times, axis=0)).all())
 
 
-_EVEN = ("half_pixel", "asymmetric")
-"""Coordinate modes that treat every element alike."""
-
-
 def _summed(v: Call, times: Mapping[int, int]) -> str:
     """Reshape the gradient to (dim, repeats) along each axis and sum over the repeats."""
-    own = v.shape(0) or ()
     dims: list[str | int] = []
     repeats = []
-    for axis in range(v.rank(0)):
-        dims.append(own[axis] if isinstance(own[axis], int) else _dim(v, axis))  # type: ignore[arg-type]
+    for axis, dim in enumerate(v.shape(0) or ()):
+        dims.append(dim if isinstance(dim, int) else v.b.op("Gather", v.b.op("Shape", v.x(0)), v.b.ints([axis])))
         if axis in times:
             repeats.append(len(dims))
             dims.append(times[axis])
-    if all(isinstance(d, int) for d in dims):
-        shape = v.b.ints([int(d) for d in dims])
+    known = [d for d in dims if isinstance(d, int)]
+    if len(known) == len(dims):
+        shape = v.b.ints(known)
     else:
         shape = v.b.op("Concat", *[v.b.ints([d]) if isinstance(d, int) else d for d in dims], axis=0)
     return v.b.reduce("ReduceSum", v.b.reshape(v.g, shape), repeats, keepdims=False)
 
 
-def _dim(v: Call, axis: int) -> str:
-    return v.b.op("Gather", v.b.op("Shape", v.x(0)), v.b.ints([axis]))
-
-
-# -- the matrix of one axis ------------------------------------------------------------------------------------
-
-
 def _matrix(v: Call, scale: float, n: int, m: int) -> Array:
     """Interpolation matrix [outputs, inputs]: the weight of each input in each output."""
-    coordinates = _PLACES[_mode(v, "coordinate_transformation_mode", "half_pixel")]
+    coordinates = _PLACES[v.attr(*_COORDINATES)]
     x = coordinates(np.arange(m, dtype=np.float64), scale, n, m)
-    mode = _mode(v, "mode", "nearest")
+    mode = v.attr("mode", "nearest")
     if mode == "nearest":
-        rounded = _ROUNDED[_mode(v, "nearest_mode", "round_prefer_floor")](x)
+        rounded = _ROUNDED[v.attr("nearest_mode", "round_prefer_floor")](x)
         return _spread(rounded[:, None], np.ones((m, 1)), n)
     below = np.floor(x)
     part = (x - below)[:, None]

@@ -10,8 +10,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Family, row
 
-_LINEAR, _NEAREST = ("linear", "bilinear"), ("nearest",)
-
 
 @dataclass(frozen=True, slots=True)
 class _Corner:
@@ -22,8 +20,8 @@ class _Corner:
     """
 
     index: str
-    weights: tuple[str, ...]
-    signs: tuple[int, ...]
+    weights: Sequence[str]
+    signs: Sequence[int]
     inside: str
 
     def weight(self, v: Call, without: int | None = None) -> str:
@@ -39,10 +37,10 @@ def _places(v: Call) -> tuple[list[str], list[str]]:
     rank = v.rank(0) - 2
     last = v.b.split(v.x(1), [1] * rank, -1, results=rank)[::-1]  # the grid has the innermost axis first
     sizes = [v.b.cast(_size(v, axis), v.dtype(0)) for axis in range(rank)]
+    aligned = bool(v.attr("align_corners", 0))
     places, slopes = [], []
     for coordinate, size in zip(last, sizes, strict=True):
         ends = v.do("Sub", size, 1.0)
-        aligned = bool(v.attr("align_corners", 0))
         scale = v.do("Mul", ends if aligned else size, 0.5)
         place = v.do("Add", v.do("Mul", coordinate, scale), v.do("Mul", ends, 0.5))
         place, slope = _bounded(v, place, ends, aligned)
@@ -78,10 +76,9 @@ def _bounded(v: Call, place: str, ends: str, aligned: bool) -> tuple[str, str | 
 def _corners(v: Call) -> tuple[list[_Corner], list[str]]:
     mode = v.attr("mode", "linear")
     places, slopes = _places(v)
-    if mode in _NEAREST:
-        near = [v.do("Round", p) for p in places]
-        return [_corner(v, near, (), ())], slopes
-    if mode not in _LINEAR:
+    if mode == "nearest":
+        return [_corner(v, [v.do("Round", p) for p in places], (), ())], slopes
+    if mode not in ("linear", "bilinear"):
         raise v.error(f"no gradient with mode {mode!r}, only with linear and nearest; change the mode")
     below = [v.do("Floor", p) for p in places]
     parts = [v.do("Sub", p, f) for p, f in zip(places, below, strict=True)]
@@ -94,18 +91,16 @@ def _corners(v: Call) -> tuple[list[_Corner], list[str]]:
 
 
 def _corner(v: Call, at: Sequence[str], weights: Sequence[str], signs: Sequence[int]) -> _Corner:
-    inside, whole = None, []
+    inside, whole = "", []
     for axis, place in enumerate(at):
         ends = v.do("Sub", v.b.cast(_size(v, axis), v.dtype(0)), 1.0)
         held = v.do("And", v.do("GreaterOrEqual", place, 0.0), v.do("LessOrEqual", place, ends))
-        inside = held if inside is None else v.do("And", inside, held)
+        inside = v.do("And", inside, held) if inside else held
         # clamped as integers, so that a NaN is in range too
         number = v.do("Cast", place, to=DType.INT64.code)
         last = v.b.op("Sub", _size(v, axis), v.b.scalar(1, DType.INT64))
         whole.append(v.b.op("Max", v.b.op("Min", number, last), v.b.scalar(0, DType.INT64)))
-    assert inside is not None
-    index = v.do("Concat", *whole, axis=-1)
-    return _Corner(index, tuple(weights), tuple(signs), v.typed(inside))
+    return _Corner(v.do("Concat", *whole, axis=-1), weights, signs, v.typed(inside))
 
 
 def _last(v: Call, x: str, *, back: bool = False) -> str:
@@ -134,7 +129,7 @@ def _image(v: Call, slot: int) -> str:
 
 def _grid(v: Call, slot: int) -> str:
     """Gradient of the grid: per axis, upper corners minus lower corners, times the slope of the coordinate."""
-    if v.attr("mode", "linear") in _NEAREST:
+    if v.attr("mode", "linear") == "nearest":
         return v.zeros(1)
     g, image = _last(v, v.g), _last(v, v.x(0))
     corners, slopes = _corners(v)
