@@ -80,7 +80,10 @@ def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto
     for scope, graph in _graphs(view, MAIN, inferred.graph):
         for info in (*graph.value_info, *graph.output, *graph.input):
             if info.name in ids[scope] and info.type.tensor_type.HasField("shape"):
-                shapes[ids[scope][info.name]] = _dims(info.type.tensor_type.shape)
+                dims = info.type.tensor_type.shape.dim
+                shapes[ids[scope][info.name]] = tuple(
+                    d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
+                )
         for tensor in graph.initializer:
             shapes[ids[scope][tensor.name]] = tuple(tensor.dims)
     for value in view.values:
@@ -96,10 +99,6 @@ def _graphs(view: View, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[Sco
     for op, node in zip(reversed(ops), reversed(graph.node), strict=False):
         for body, (_, inner) in zip(view.ops[op].bodies, bodies(node), strict=True):
             yield from _graphs(view, body, inner)
-
-
-def _dims(shape: onnx.TensorShapeProto) -> Shape:
-    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
 
 
 def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:

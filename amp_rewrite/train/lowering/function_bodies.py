@@ -72,20 +72,16 @@ def _body(facts: Facts, op: Op) -> FunctionProto:
             versions = [v for v in schema.function_opset_versions if v <= opset]  # type: ignore[attr-defined]
             built = schema.get_function_with_opset_version(max(versions))  # type: ignore[attr-defined]
             function.ParseFromString(built if isinstance(built, bytes) else built.SerializeToString())
+        if not function.node:
+            raise ValueError("the body is empty")
     except (RuntimeError, ValueError) as cause:
-        raise _unbuilt(op) from cause
-    if not function.node:
-        raise _unbuilt(op)
+        raise GradientError(
+            f"node {op.name!r} ({op.kind}) has no gradient rule, and onnx {onnx.__version__} cannot build its function"
+            " body; replace the op"
+        ) from cause
     del function.opset_import[:]
     function.opset_import.add(domain="", version=opset)
     return function
-
-
-def _unbuilt(op: Op) -> GradientError:
-    return GradientError(
-        f"node {op.name!r} ({op.kind}) has no gradient rule, and onnx {onnx.__version__} cannot build its function"
-        " body; replace the op"
-    )
 
 
 def _type(facts: Facts, op: Op, slot: int) -> TypeProto:

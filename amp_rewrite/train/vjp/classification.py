@@ -19,10 +19,6 @@ def _softmax(v: Call, slot: int) -> str:
     return v.do("Sub", weighted, v.do("Mul", v.y(), total))
 
 
-def _log_softmax(v: Call, slot: int) -> str:
-    return _of_log_softmax(v, v.g, v.y(), _softmax_axis(v))
-
-
 def _of_log_softmax(v: Call, g: str, y: str, axis: int) -> str:
     """g − exp(y)·Σ g."""
     total = v.b.reduce("ReduceSum", g, [axis], keepdims=True)
@@ -95,7 +91,7 @@ _WEIGHTS = Refuse("class weights have no gradient rule")
 
 ROWS: Family = {
     "Softmax": row(_softmax),
-    "LogSoftmax": row(_log_softmax),
+    "LogSoftmax": row(lambda v, slot: _of_log_softmax(v, v.g, v.y(), _softmax_axis(v))),
     "Hardmax": row(Stop("piecewise constant")),
     "NegativeLogLikelihoodLoss": row(_nll, _LABELS, _WEIGHTS),
     "SoftmaxCrossEntropyLoss": row(_cross_entropy, _LABELS, _WEIGHTS, outputs=2),

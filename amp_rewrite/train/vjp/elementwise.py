@@ -110,11 +110,6 @@ def _selu(v: Call) -> str:
     return v.do("Where", v.do("Greater", v.x(0), 0.0), gamma, below)
 
 
-def _celu(v: Call, slot: int) -> str:
-    slope = v.do("Add", v.do("Div", v.y(), v.attr("alpha", 1.0)), 1.0)
-    return _where_positive(v, v.do("Mul", v.g, slope))
-
-
 def _square(v: Call, x: str) -> str:
     return v.do("Mul", x, x)
 
@@ -231,7 +226,9 @@ ROWS: Family = {
     # α·exp(x) = y + α below zero
     "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
     "Selu": _slope(_selu),
-    "Celu": row(_celu),
+    "Celu": row(
+        lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.do("Div", v.y(), v.attr("alpha", 1.0)), 1.0)))
+    ),
     "ThresholdedRelu": row(
         lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0),
     ),

@@ -56,21 +56,14 @@ def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> st
     return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
 
 
-def _gemm_a(v: Call, slot: int) -> str:
-    """Gradient of A in Y = α·A'·B' + β·C, where ' is the transposition set by transA and transB."""
-    transposed_a, transposed_b = v.attr("transA", 0), v.attr("transB", 0)
-    alpha = v.attr("alpha", 1.0)
-    if transposed_a:
-        return v.do("Gemm", v.x(1), v.g, transA=transposed_b, transB=1, alpha=alpha)
-    return v.do("Gemm", v.g, v.x(1), transA=0, transB=1 - transposed_b, alpha=alpha)
-
-
-def _gemm_b(v: Call, slot: int) -> str:
-    transposed_a, transposed_b = v.attr("transA", 0), v.attr("transB", 0)
-    alpha = v.attr("alpha", 1.0)
-    if transposed_b:
-        return v.do("Gemm", v.g, v.x(0), transA=1, transB=transposed_a, alpha=alpha)
-    return v.do("Gemm", v.x(0), v.g, transA=1 - transposed_a, transB=0, alpha=alpha)
+def _gemm(v: Call, slot: int) -> str:
+    """Gradient of A or B in Y = α·A'·B' + β·C, where ' is the transposition set by transA and transB."""
+    a, b = bool(v.attr("transA", 0)), bool(v.attr("transB", 0))
+    if slot == 0:  # G·B'ᵀ, or B'·Gᵀ for a transposed A
+        left, right, turned = (v.x(1), v.g, (b, True)) if a else (v.g, v.x(1), (False, not b))
+    else:  # A'ᵀ·G, or Gᵀ·A' for a transposed B
+        left, right, turned = (v.g, v.x(0), (True, a)) if b else (v.x(0), v.g, (not a, False))
+    return v.do("Gemm", left, right, transA=int(turned[0]), transB=int(turned[1]), alpha=v.attr("alpha", 1.0))
 
 
 def _gemm_c(v: Call, slot: int) -> str:
@@ -81,5 +74,5 @@ def _gemm_c(v: Call, slot: int) -> str:
 
 ROWS: Family = {
     "MatMul": row(_matmul, _matmul),
-    "Gemm": row(_gemm_a, _gemm_b, _gemm_c),
+    "Gemm": row(_gemm, _gemm, _gemm_c),
 }

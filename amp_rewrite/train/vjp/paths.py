@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
-from amp_rewrite.train.vjp.row import Row, Rows, Stop
+from amp_rewrite.train.vjp.row import Rows, Stop
 
 _SHOWN = 4  # ops of a path that a message names on each side
 
@@ -71,7 +71,9 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
     for op_id in view.scopes[scope].ops:
         op = view.ops[op_id]
         row = rows.get((op.domain, op.op_type))
-        open_ = tuple(i for i, v in enumerate(op.inputs) if v in reached and _passes(row, i))
+        open_ = tuple(
+            i for i, v in enumerate(op.inputs) if v in reached and not (row and isinstance(row.entry(i), Stop))
+        )
         inside = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
         results = [v for v in op.outputs if v is not None and floating(view, v)]
         if (open_ or inside) and results:
@@ -111,7 +113,3 @@ def captures(view: View, op: Op) -> Iterator[ValueId]:
             seen.update(dict.fromkeys(v for v in inside.inputs if v is not None))
         seen.update(dict.fromkeys(view.scopes[scope].outputs))
     return (v for v in seen if view.values[v].scope not in inner)
-
-
-def _passes(row: Row | None, slot: int) -> bool:
-    return row is None or not isinstance(row.entry(slot), Stop)
