@@ -32,10 +32,6 @@ def _conv_x(v: Call, slot: int) -> str:
     return conv.widened(v, v.g, v.x(1), v.x(0))
 
 
-def _conv_weight(v: Call, slot: int) -> str:
-    return _of_conv(v).weight(v, v.x(0), v.g, v.dims(1, _NEED)[:2])
-
-
 def _conv_bias(v: Call, slot: int) -> str:
     spatial = range(2, len(v.dims(1, _NEED)))
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
@@ -70,10 +66,6 @@ def _transpose_x(v: Call, slot: int) -> str:
         return convolved
     dims = v.b.shape_of(v.x(0))  # drop windows that read only the output's extra end
     return v.do("Slice", convolved, v.b.ints([0] * (2 + conv.rank)), dims)
-
-
-def _transpose_weight(v: Call, slot: int) -> str:
-    return _of_transpose(v).weight(v, v.g, v.x(0), v.dims(1, _NEED)[:2])
 
 
 def _max_pool(v: Call, slot: int) -> str:
@@ -176,8 +168,10 @@ def _global_average(v: Call, slot: int) -> str:
 _WHOLE = Stop("positions and shapes are integers")
 
 ROWS: Family = {
-    "Conv": row(_conv_x, _conv_weight, _conv_bias),
-    "ConvTranspose": row(_transpose_x, _transpose_weight, _conv_bias),
+    "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _NEED)[:2]), _conv_bias),
+    "ConvTranspose": row(
+        _transpose_x, lambda v, slot: _of_transpose(v).weight(v, v.g, v.x(0), v.dims(slot, _NEED)[:2]), _conv_bias
+    ),
     "MaxPool": row(_max_pool),
     "AveragePool": row(_average_pool),
     "GlobalAveragePool": row(_global_average),

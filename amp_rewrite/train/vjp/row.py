@@ -216,11 +216,6 @@ class Call(Forward):
         """Append zeros of an input's shape and type."""
         return self.b.zeros_like(self.x(slot), self.dtype(slot))
 
-    def arrived(self, slot: int) -> str:
-        """Name of the gradient of an output; zeros of its shape if it has none."""
-        gradient = self.gradients[slot]
-        return gradient if gradient is not None else self.b.zeros_like(self.y(slot), self.dtype(0))
-
 
 def element_type(b: Builder, name: str) -> DType:
     """Element type of a value; GradientError if unknown."""

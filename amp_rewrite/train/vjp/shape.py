@@ -33,6 +33,11 @@ def _concat(v: Call, slot: int) -> str:
     return v.b.split(v.g, sizes, axis, results=count)[slot]
 
 
+def _split(v: Call, slot: int) -> str:
+    parts = [g or v.b.zeros_like(v.y(i), v.dtype(0)) for i, g in enumerate(v.gradients)]
+    return v.joined(parts, v.attr("axis", 0))
+
+
 def _tile(v: Call, slot: int) -> str:
     """Reshape to (repeat, dim, repeat, dim …) and sum over the repeats."""
     rank = v.rank(0)
@@ -65,11 +70,7 @@ ROWS: Family = {
     "Transpose": row(_transpose),
     "Expand": row(lambda v, slot: v.sum_to(v.g, slot), _WHOLE),
     "Concat": row(_concat),
-    "Split": row(
-        lambda v, slot: v.joined([v.arrived(i) for i in range(len(v.gradients))], v.attr("axis", 0)),
-        _WHOLE,
-        outputs=ALL_OUTPUTS,
-    ),
+    "Split": row(_split, _WHOLE, outputs=ALL_OUTPUTS),
     "Tile": row(_tile, _WHOLE),
     "DepthToSpace": row(_depth_to_space),
     "SpaceToDepth": row(lambda v, slot: v.do("DepthToSpace", v.g, blocksize=v.attr("blocksize"))),
