@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx.helper
 from onnx import GraphProto, NodeProto
@@ -133,8 +133,7 @@ def _rnn(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
     return (step.active(0, step.op("Add", step.op("MatMul", h, step.recurrence), x)),)
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(NamedTuple):
     gates: int
     states: int
     activations: tuple[str, ...]

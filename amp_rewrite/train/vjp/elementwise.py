@@ -229,9 +229,7 @@ ROWS: Family = {
     "Celu": row(
         lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.do("Div", v.y(), v.attr("alpha", 1.0)), 1.0)))
     ),
-    "ThresholdedRelu": row(
-        lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0),
-    ),
+    "ThresholdedRelu": row(lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)),
     "Gelu": _slope(_gelu),
     "HardSigmoid": row(_hard_sigmoid),
     "HardSwish": _slope(_hard_swish),

@@ -157,9 +157,7 @@ def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
 
 def _pad(v: Call, slot: int) -> str:
     """Crop to the original part; with a mode that repeats elements, add each position to its origin."""
-    if v.attr("mode", "constant") != "constant":
-        return by_position(v, repeats=True)
-    return _cropped(v)
+    return _cropped(v) if v.attr("mode", "constant") == "constant" else by_position(v, repeats=True)
 
 
 def _cropped(v: Call) -> str:

@@ -67,8 +67,7 @@ def _gemm(v: Call, slot: int) -> str:
 
 
 def _gemm_c(v: Call, slot: int) -> str:
-    beta = v.attr("beta", 1.0)
-    summed = v.sum_to(v.g, slot)
+    beta, summed = v.attr("beta", 1.0), v.sum_to(v.g, slot)
     return summed if beta == 1.0 else v.do("Mul", summed, beta)
 
 
