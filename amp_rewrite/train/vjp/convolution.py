@@ -12,11 +12,11 @@ from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Family, Stop, row
 from amp_rewrite.train.vjp.window import Pads, Window, explicit_pads, halves, window
 
-_NEED = "its gradient"
+_PURPOSE = "its gradient"
 
 
 def _of_conv(v: Call) -> Window:
-    return _window(v, v.dims(1, _NEED)[2:])
+    return _window(v, v.dims(1, _PURPOSE)[2:])
 
 
 def _window(v: Call, kernel: Sequence[int]) -> Window:
@@ -33,13 +33,13 @@ def _conv_x(v: Call, slot: int) -> str:
 
 
 def _conv_bias(v: Call, slot: int) -> str:
-    spatial = range(2, len(v.dims(1, _NEED)))
+    spatial = range(2, len(v.dims(1, _PURPOSE)))
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
 
 
 def _of_transpose(v: Call) -> Window:
     """Window of a ConvTranspose, whose output is the wide tensor: it is the gradient of a Conv by its input."""
-    kernel = v.dims(1, _NEED)[2:]
+    kernel = v.dims(1, _PURPOSE)[2:]
     pads = explicit_pads(v, len(kernel)) if v.attr("output_shape") is None else None
     front, back = pads or _transposed_pads(v, kernel)
     return replace(window(v, kernel, wide=v.out_shape, narrow=v.shape(0)), front=front, back=back)
@@ -168,9 +168,9 @@ def _global_average(v: Call, slot: int) -> str:
 _WHOLE = Stop("positions and shapes are integers")
 
 ROWS: Family = {
-    "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _NEED)[:2]), _conv_bias),
+    "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
     "ConvTranspose": row(
-        _transpose_x, lambda v, slot: _of_transpose(v).weight(v, v.g, v.x(0), v.dims(slot, _NEED)[:2]), _conv_bias
+        _transpose_x, lambda v, slot: _of_transpose(v).weight(v, v.g, v.x(0), v.dims(slot, _PURPOSE)[:2]), _conv_bias
     ),
     "MaxPool": row(_max_pool),
     "AveragePool": row(_average_pool),
