@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.range_nodes import merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
@@ -27,8 +28,6 @@ from amp_rewrite.settings.policy import Policy, low_type
 CHUNK = 2000
 """Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""
 
-Progress = Callable[[int, int], None]
-
 
 def calibrate(
     model: object,
@@ -39,38 +38,38 @@ def calibrate(
     chunk: int | None = None,
     threads: int | None = None,
     folder: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
-    """The range of every floating value of a model over data: see `Ranges` and docs/how-to/calibration.md.
+    """Return the range of every floating value of a model over data: see `Ranges` and docs/how-to/calibration.md.
 
-    `model`: what `Model.load` takes (`folder`: where its external data lies). What is in a low type
-    already is measured in its widened twin, so that its true ranges are seen. `data`: what `Feed.of` takes, or a Feed;
-    NaN and infinity in it only with `allow_nonfinite`. `to`: as `convert` takes it. `chunk`: taps in one session,
-    so that there are fewer nodes in each, and more runs. `threads` for one op; None: one per core.
-    `progress(done, total)` counts runs; the total asks the data for its length.
+    `model`: what `Model.load` takes (`folder`: where its external data lies); low values are measured in its widened
+    twin, so that their true ranges are seen. `data`: what `Feed.of` takes, or a Feed; NaN and infinity in it only with
+    `allow_nonfinite`. `to`: as `convert` takes it. `chunk`: taps in one session; fewer make smaller graphs and more
+    runs. `threads` for one op; None: one per core. `progress(done, total)` counts runs; the total asks the data for its
+    length.
 
-    Everything is measured inside onnxruntime, on the CPU, without optimizations: each op computes what stands in the
-    model. PolicyError for another type, a chunk or threads below 1; ModelError and FeedError as `Model.load`,
+    onnxruntime measures everything on the CPU without optimizations: each op computes what stands in the model. Raise
+    PolicyError for another type, and for a chunk or threads below 1; ModelError and FeedError as `Model.load`,
     `Feed.of` and `Runner` raise them.
     """
     low = low_type(to)
-    size = CHUNK if chunk is None else chunk
-    if size < 1:
-        raise PolicyError(f"{size} is not a valid number of taps per session; use a chunk of 1 or more")
+    if chunk is not None and chunk < 1:
+        raise PolicyError(f"{chunk} is not a valid number of taps per session; use a chunk of 1 or more")
     if threads is not None and threads < 1:
         raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
+    conditions = Conditions(allow_nonfinite, threads=threads or 0, chunk=chunk, progress=progress)
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
-    feed = Feed.of(data, parts[0].view.model, allow_nonfinite=allow_nonfinite)
-    measured, batches = _measured(parts, feed, low, size, threads or 0, progress)
+    feed = conditions.feed(data, parts[0].view.model)
+    measured, batches = _measured(parts, feed, low, conditions)
     values: dict[str, Range] = {}
-    for part, found in zip(parts, measured, strict=True):
+    for part, known in zip(parts, measured, strict=True):
         for value in part.taps.constants:
-            found[value] = Range().merge(part.view.fit(value, low)).times(batches)
+            known[value] = Range().merge(part.view.fit(value, low)).times(batches)
         for copy, of in part.taps.copies.items():
-            found[copy] = found[of] if of in found else values[key(part.view, of)]
-        values |= _by_key(part.view, found)
-    print_ = fingerprint(source)
+            known[copy] = known[of] if of in known else values[key(part.view, of)]
+        values |= _by_key(part.view, known)
+    identity = fingerprint(source)
     return Ranges(
         to=low.spelling,
         values=values,
@@ -78,14 +77,13 @@ def calibrate(
         origin=feed.origin,
         random=feed.random,
         model=source.path.name if source.path else source.proto.graph.name,
-        graph=print_.graph,
-        weights=print_.weights,
+        graph=identity.graph,
+        weights=identity.weights,
         untapped=parts[0].taps.untapped,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """A view and its measured values."""
 
     view: View
@@ -110,35 +108,34 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
 
 
 def _measured(
-    parts: Sequence[_Part], feed: Feed, to: DType, chunk: int, threads: int, progress: Progress | None
+    parts: Sequence[_Part], feed: Feed, to: DType, conditions: Conditions
 ) -> tuple[list[dict[ValueId, Range]], int]:
     """Return the ranges of the tapped values of each part, and the number of batches. One session is open at a time."""
-    pieces = [(i, part.taps.taps[at : at + chunk]) for i, part in enumerate(parts) for at in _starts(part, chunk)]
-    total = len(feed) * len(pieces) if progress else 0
+    size = conditions.chunk or CHUNK
+    sessions = [
+        (i, p.taps.taps[at : at + size]) for i, p in enumerate(parts) for at in range(0, len(p.taps.taps), size)
+    ]
+    per_session = len(feed) if conditions.progress or not sessions else 0
     measured: list[dict[ValueId, Range]] = [{} for _ in parts]
-    batches = 0
-    for number, (i, piece) in enumerate(pieces):
-        made = tapped(parts[i].view, piece, to)
-        runner = Runner.open(
-            made.model, SessionOptions(outputs_only=(made.rows,), optimized=False, spinning=False, threads=threads)
+    batches = per_session
+    for number, (i, taps) in enumerate(sessions):
+        model = tapped(parts[i].view, taps, to)
+        options = SessionOptions(
+            outputs_only=(model.rows,), optimized=False, spinning=False, threads=conditions.threads
         )
-        rows = neutral(len(made.values))
+        runner = Runner.open(model.model, options)
+        rows = neutral(len(model.values))
         for batches, batch in enumerate(feed, 1):
-            rows = merged(rows, np.asarray(runner.run(batch)[made.rows]))
-            if progress:
-                progress(number * (total // len(pieces)) + batches, total)
-        measured[i].update(zip(made.values, ranges(rows), strict=True))
-    return measured, batches if pieces else len(feed)
+            rows = merged(rows, np.asarray(runner.run(batch)[model.rows]))
+            conditions.tell(number * per_session + batches, len(sessions) * per_session)
+        measured[i].update(zip(model.values, ranges(rows), strict=True))
+    return measured, batches
 
 
-def _starts(part: _Part, chunk: int) -> range:
-    return range(0, len(part.taps.taps), chunk)
-
-
-def _by_key(view: View, found: Mapping[ValueId, Range]) -> dict[str, Range]:
+def _by_key(view: View, known: Mapping[ValueId, Range]) -> dict[str, Range]:
     """Return ranges by key in topological order; values with equal keys are merged."""
     named: dict[str, Range] = {}
-    for value in sorted(found):
+    for value, range_ in sorted(known.items()):
         name = key(view, value)
-        named[name] = named[name].merge(found[value]) if name in named else found[value]
+        named[name] = named[name].merge(range_) if name in named else range_
     return named

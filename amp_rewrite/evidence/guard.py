@@ -10,24 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
+from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.reports.render import count
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
-
-if TYPE_CHECKING:
-    from amp_rewrite.evidence.ranges import Range, Ranges
-
-"""The factor that a value must have to spare on both ends of the type: other data will be larger, or smaller."""
 
 FLUSHED_SHARE = 0.5
 """The share of nonzero elements that may round to zero where an op divides by them or takes their root or logarithm.
@@ -35,7 +31,6 @@ Elsewhere what is flushed is smaller than the rounding of the largest element, a
 
 Paint = Callable[[Sequence[Pin]], Coloring]
 
-# Inputs by operator whose small elements matter as much as large ones.
 _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 
@@ -65,47 +60,42 @@ def guard(
     headroom: float = HEADROOM,
     saturate: Collection[ValueId] = (),
 ) -> Guarded:
-    """The pins and findings that follow from ranges, on top of `pins`.
+    """Return the pins and findings that follow from ranges, on top of `pins`.
 
-    `paint` gives the coloring of `view` under pins; `saturate` are values that are clamped where they become low.
-    There is one finding for each value that would be low and does not fit, of kind "overflow", "underflow",
-    "nonfinite" (infinity or NaN that the op itself makes in float32) or "unseen" (no element of it was seen), and
-    one of kind "calibrated" that says on what data. An op of a cluster takes the cluster along; ops between pinned
-    ones are pinned, too, where that spares Casts. O(nodes + uses) for each painting; mostly there are two.
+    `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low. There is
+    one finding for each value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite"
+    (infinity or NaN that the op itself gives in float32) or "unseen" (no element of it was seen), and one of kind
+    "calibrated" about the data. An op of a cluster takes the cluster along; ops between pinned ones are pinned, too, if
+    that spares Casts. O(nodes + uses) for each painting; mostly there are two.
 
-    PolicyError for a headroom that is not above 1, and for ranges of another type.
+    Raise PolicyError for a headroom that is not above 1, and for ranges of another type.
     """
     check_headroom(headroom)
     if ranges.to != to.spelling:
         raise PolicyError(f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with --to {to.spelling}")
-    found = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
+    faults = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
     held = {pin.op: pin for pin in pins}
-    told: dict[ValueId, Fault] = {}
+    unfit: dict[ValueId, Fault] = {}
     while True:
         coloring = paint(tuple(held.values()))
-        fresh = dict(_unfit(view, coloring, found, told))
-        fresh = {op: pin for op, pin in fresh.items() if op not in held}
-        fresh = fresh or {p.op: p for p in _holes(view, coloring, held) if p.op not in held}
+        fresh = {pin.op: pin for pin in _unfit(view, coloring, faults, unfit) if pin.op not in held}
+        fresh = fresh or {pin.op: pin for pin in _holes(view, coloring, held) if pin.op not in held}
         if not fresh:
             break
-        held.update(fresh)
-    findings = [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(told.items())]
-    return Guarded(tuple(held[op] for op in sorted(held)), (_calibrated(ranges, headroom), *findings))
-
-
-def _calibrated(ranges: Ranges, headroom: float) -> Finding:
-    batches = f"{ranges.batches} batch{'es' if ranges.batches != 1 else ''}, headroom {headroom:g}"
+        held |= fresh
+    batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
     doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
-    return Finding("calibrated", ranges.origin, batches + doubt)
+    findings = [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items())]
+    return Guarded(
+        tuple(held[op] for op in sorted(held)), (Finding("calibrated", ranges.origin, batches + doubt), *findings)
+    )
 
 
 # -- values ------------------------------------------------------------------------------------------
 
 
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, Fault]]:
-    """Return the fault of every floating value that depends on data and does not fit."""
-    from amp_rewrite.evidence.ranges import key
-
+    """Yield the fault of every floating value that depends on data and does not fit."""
     seen = _seen(view, ranges)
     magnified = _magnified(view)
     picks = Flow.of(view, _PICKS)
@@ -113,13 +103,12 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
         dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating or view.constant(value.id) is not None:
             continue
-        found = seen.get(value.id)
-        if found is None and _brought(view, ranges, value.id) and _of_constants(view, picks, value.id):
+        if value.id in seen:
+            fault = _fault(seen[value.id], to, headroom, value.id in magnified)
+        elif _unmeasured(view, ranges, value.id) and _of_constants(view, picks, value.id):
             continue
-        if found is None:
-            fault: Fault | None = Fault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
         else:
-            fault = _fault(found, to, headroom, value.id in magnified)
+            fault = Fault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
         if fault is not None and (fault.rule != reasons.NONFINITE or _arises(view, value.id, seen)):
             yield value.id, fault
 
@@ -131,21 +120,21 @@ def _seen(view: View, ranges: Ranges) -> dict[ValueId, Range]:
     the only value that is selected from it.
     """
     flow, picks = Flow.of(view, COPIES), Flow.of(view, _PICKS)
-    found: dict[ValueId, Range] = {}
+    seen: dict[ValueId, Range] = {}
     for value in view.values:  # sources come first, but for the state that a loop carries
         own = ranges.of(view, value.id)
         if own is None:
-            walk = picks if _brought(view, ranges, value.id) else flow
-            own = _merged([found.get(s) for s in walk.sources(value.id) if view.constant(s) is None])
+            walk = picks if _unmeasured(view, ranges, value.id) else flow
+            own = _merged([seen.get(s) for s in walk.sources(value.id) if view.constant(s) is None])
         if own is not None:
-            found[value.id] = own
+            seen[value.id] = own
     for value in reversed(view.values):
-        if value.id not in found and _brought(view, ranges, value.id):
+        if value.id not in seen and _unmeasured(view, ranges, value.id):
             results = list(picks.results(value.id))
-            own = _merged([found.get(r) for r in results]) if len(results) == len(view.uses[value.id]) else None
+            own = _merged([seen.get(r) for r in results]) if len(results) == len(view.uses[value.id]) else None
             if own is not None:
-                found[value.id] = own
-    return found
+                seen[value.id] = own
+    return seen
 
 
 _PICKS = {**COPIES, "Where": SELECTIONS["Where"]}
@@ -154,13 +143,11 @@ _PICKS = {**COPIES, "Where": SELECTIONS["Where"]}
 def _merged(ranges: Sequence[Range | None]) -> Range | None:
     """Return the merged range; None if one of them is unknown."""
     known = [r for r in ranges if r is not None]
-    return reduce(lambda a, b: a.merge(b), known) if known and len(known) == len(ranges) else None
+    return reduce(Range.merge, known) if known and len(known) == len(ranges) else None
 
 
-def _brought(view: View, ranges: Ranges, value: ValueId) -> bool:
+def _unmeasured(view: View, ranges: Ranges, value: ValueId) -> bool:
     """True if the measured model does not contain the value, neither tapped nor listed as untapped."""
-    from amp_rewrite.evidence.ranges import key
-
     name = key(view, value)
     return name not in ranges.values and name not in ranges.untapped
 
@@ -172,26 +159,21 @@ def _of_constants(view: View, picks: Flow, value: ValueId) -> bool:
 
 
 def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | None:
+    needed, elements = seen.absmax * headroom, f"of {seen.count} elements"
     if seen.count == 0:
-        return Fault(
-            reasons.UNSEEN, "no element of it was seen: a branch not taken, or an empty tensor; add data that does"
-        )
-    if seen.absmax * headroom > to.max:
-        fits = to is DType.FLOAT16 and seen.absmax * headroom <= DType.BFLOAT16.max
+        note = "no element of it was seen: a branch not taken, or an empty tensor; add data that does"
+        return Fault(reasons.UNSEEN, note)
+    if needed > to.max:
         note = f"goes up to {seen.absmax:g}: {headroom:g} times that is beyond {to.max:g}"
+        fits = to is DType.FLOAT16 and needed <= DType.BFLOAT16.max
         return Fault(reasons.OVERFLOW, note + ("; fits bfloat16" if fits else ""))
     if seen.nonfinite:
-        return Fault(
-            reasons.NONFINITE, f"{seen.nonfinite} of {seen.count} elements are infinite or NaN in float32 already"
-        )
+        return Fault(reasons.NONFINITE, f"{seen.nonfinite} {elements} are infinite or NaN in float32 already")
     if 0 < seen.absmax < to.tiny * headroom:
-        return Fault(
-            reasons.UNDERFLOW, f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
-        )
+        note = f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
+        return Fault(reasons.UNDERFLOW, note)
     if magnified and seen.flushed > FLUSHED_SHARE * seen.count:
-        return Fault(
-            reasons.UNDERFLOW, f"{seen.flushed} of {seen.count} elements round to zero, and its readers divide by it"
-        )
+        return Fault(reasons.UNDERFLOW, f"{seen.flushed} {elements} round to zero, and its readers divide by it")
     return None
 
 
@@ -215,10 +197,8 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
         dtype = view.dtype(read) if read is not None else None
         if read is None or dtype is None or not dtype.floating:
             continue
-        fit = view.fit(read, DType.FLOAT16) if view.constant(read) is not None else None
+        fit = view.fit(read, DType.FLOAT16) if view.constant(read) is not None else seen.get(read)
         if fit is not None and fit.nonfinite:
-            return False
-        if fit is None and (found := seen.get(read)) is not None and found.nonfinite:
             return False
     return True
 
@@ -227,21 +207,21 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
 
 
 def _unfit(
-    view: View, coloring: Coloring, found: Mapping[ValueId, Fault], told: dict[ValueId, Fault]
-) -> Iterator[tuple[OpId, Pin]]:
-    """Yield a pin for each op that would write or read a faulty value in the low type; add the value to `told`."""
-    for value, fault in found.items():
-        name = view.value_name(value)
-        made_by = view.producer(value)
-        if made_by is not None and made_low(view, coloring, made_by, value):
-            told.setdefault(value, fault)
-            yield made_by.id, Pin(made_by.id, fault.rule, None, f"its result {name!r} {_worded(fault)}", raises=True)
+    view: View, coloring: Coloring, faults: Mapping[ValueId, Fault], unfit: dict[ValueId, Fault]
+) -> Iterator[Pin]:
+    """Yield a pin for each op that would write or read a faulty value in the low type; add the value to `unfit`."""
+    for value, fault in faults.items():
+        name, words = view.value_name(value), _worded(fault)
+        op = view.producer(value)
+        if op is not None and made_low(view, coloring, op, value):
+            unfit.setdefault(value, fault)
+            yield Pin(op.id, fault.rule, None, f"its result {name!r} {words}", raises=True)
         for use in view.uses[value]:
             reader = view.ops[use.op]
             if reader.kind not in ELEMENTLESS and read_low(view, coloring, reader, use.slot):
-                told.setdefault(value, fault)
-                because = made_by.id if made_by is not None and made_by.id != use.op else None
-                yield use.op, Pin(use.op, fault.rule, because, f"its operand {name!r} {_worded(fault)}", raises=True)
+                unfit.setdefault(value, fault)
+                because = op.id if op is not None and op.id != use.op else None
+                yield Pin(use.op, fault.rule, because, f"its operand {name!r} {words}", raises=True)
 
 
 def _worded(fault: Fault) -> str:
@@ -254,8 +234,7 @@ def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
     """True if an op writes a value in a low type, by the coloring or in the model."""
     if op.signature is None or op.bodies:
         return False
-    name = op.signature.output_variable(op.outputs.index(value))
-    dtype = coloring.dtype(op.id, name) or view.dtype(value)
+    dtype = coloring.dtype(op.id, op.signature.output_variable(op.outputs.index(value))) or view.dtype(value)
     return dtype is not None and dtype.low
 
 
@@ -274,7 +253,9 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
 def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[Pin]:
     """Yield pins on low ops next to pinned ones if float32 needs fewer Casts and no option lowered them."""
     for group, edge in _movable(view, coloring, held):
-        if _casts(view, coloring, group, low=False) < _casts(view, coloring, group, low=True):
+        values = {v for op in group for v in (*view.ops[op].inputs, *view.ops[op].outputs) if v is not None}
+        high, low = (sum(_cast(view, coloring, v, group, is_low) for v in values) for is_low in (False, True))
+        if high < low:
             note = f"between float32 ops: lowering {'it' if len(group) == 1 else 'them'} would cost Casts"
             yield from (Pin(op, held[edge].rule, edge, note) for op in sorted(group))
 
@@ -306,32 +287,21 @@ def _follows(coloring: Coloring, op: OpId) -> bool:
 def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
     """Yield the producers of an op's inputs and the readers of its outputs."""
     op = view.ops[op_id]
-    for value in op.inputs:
-        made_by = view.producer(value)
-        if made_by is not None:
-            yield made_by.id
+    yield from (maker.id for maker in map(view.producer, op.inputs) if maker is not None)
     for value in op.outputs:
         if value is not None:
             yield from (use.op for use in view.uses[value])
 
 
-def _casts(view: View, coloring: Coloring, group: Collection[OpId], *, low: bool) -> int:
-    """Return the number of Casts at the values of a group if its ops are all low, or all float32."""
-    values = {v for op in group for v in (*view.ops[op].inputs, *view.ops[op].outputs) if v is not None}
-    return sum(_cast(view, coloring, value, group, low) for value in values)
-
-
 def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId], low: bool) -> bool:
-    """True if a value is written in one type and read in another."""
+    """True if a value needs a Cast: it is written in one type and read in another. `low`: the type of the group."""
     if view.dtype(value) is not DType.FLOAT or view.constant(value) is not None:
         return False
     op = view.producer(value)
     home = op is not None and (low if op.id in group else made_low(view, coloring, op, value))
-    reads = {
-        (low if use.op in group else read_low(view, coloring, view.ops[use.op], use.slot)) for use in view.uses[value]
-    }
-    found = view.values[value]
-    if (found.public and found.role is not Role.INPUT) or value in view.yielded:
+    uses = view.uses[value]
+    reads = {(low if use.op in group else read_low(view, coloring, view.ops[use.op], use.slot)) for use in uses}
+    if (view.values[value].public and view.values[value].role is not Role.INPUT) or value in view.yielded:
         reads.add(False)
     return (not home) in reads
 
@@ -346,14 +316,14 @@ def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
         if op.id in rules or op.bodies or op.signature is None or op.kind == "Constant" or not exact(op):
             continue
         moved = [v for v in op.inputs if v is not None and _low_tensor(view, v) and view.constant(v) is None]
-        makers = [view.producer(v) for v in moved]
-        if makers and all(made_by is not None and made_by.id in rules for made_by in makers):
-            first = next(made_by for made_by in makers if made_by is not None)
+        makers = [maker for v in moved if (maker := view.producer(v)) is not None and maker.id in rules]
+        if makers and len(makers) == len(moved):
+            first = makers[0]
             rules[op.id] = rules[first.id]
             yield Pin(op.id, rules[op.id], first.id, f"moves what {first.name!r} makes", raises=True)
 
 
 def _low_tensor(view: View, value: ValueId) -> bool:
     """True if a value is a tensor of a low type."""
-    found = view.types[value]
-    return found is not None and found.container == TENSOR and found.dtype is not None and found.dtype.low
+    type_ = view.types[value]
+    return type_ is not None and type_.container == TENSOR and type_.dtype is not None and type_.dtype.low

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads
-from amp_rewrite.evidence.verdict import Fed
+from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.evidence.verify import drawing, low_types, name_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.rewrite.emulate import emulate
 
-SCHEMA = 1
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
 
@@ -71,25 +68,20 @@ class Located:
 
     def text(self, *, top: int = 10) -> str:
         """Return a text of the first jump and of the ops with the largest local error; it ends with a newline."""
-        shown = self.top(top)
         facts = (
             ("reference", self.reference),
             ("candidate", f"{self.candidate}: {self.low}{'' if self.low == DType.FLOAT.spelling else ' emulated'}"),
-            ("data", f"{self.fed.origin}: {count(self.fed.batches, 'batch', 'batches')}"),
+            ("data", str(self.fed)),
             ("matched", f"{self.matched} of {count(self.matchable, 'value')} ({share(self.matched, self.matchable)})"),
         )
-        lines = [f"{self.candidate} against {self.reference}", *table(facts), "", *self._jump()]
-        if shown:
-            lines += ["", "ops that add most", *table(map(_cells, shown), head=_HEAD, right="   >>>>")]
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines) + "\n"
-
-    def _jump(self) -> Iterator[str]:
+        lines = [f"{self.candidate} against {self.reference}", *table(facts), ""]
         if self.first_jump is None:
-            yield "the error jumps nowhere"
+            lines.append("the error jumps nowhere")
         else:
-            yield "the error first jumps at"
-            yield from table([_cells(self.first_jump)], head=_HEAD, right="   >>>>")
+            lines += ["the error first jumps at", *_table([self.first_jump])]
+        if shown := self.top(top):
+            lines += ["", "ops that add most", *_table(shown)]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:
         """Return JSON, one op per line in topological order, or the `top` largest local errors; infinity is "inf"."""
@@ -101,14 +93,10 @@ class Located:
             "data": asdict(self.fed),
             "matched": self.matched,
             "matchable": self.matchable,
-            "first_jump": _encoded(self.first_jump) if self.first_jump else None,
-            "notes": list(self.notes),
+            "first_jump": asdict(self.first_jump) if self.first_jump else None,
+            "notes": self.notes,
         }
-        lines = [f'  "{name}": {json.dumps(value, allow_nan=False)}' for name, value in head.items()]
-        rows = self.rows if top is None else self.top(top)
-        listed = ",\n".join(f"    {json.dumps(_encoded(row), allow_nan=False)}" for row in rows)
-        lines.append(f'  "rows": [\n{listed}\n  ]' if listed else '  "rows": []')
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
 
 
 def locate(
@@ -121,49 +109,47 @@ def locate(
     chunk: int = CHUNK,
     progress: Callable[[int, int], None] | None = None,
 ) -> Located:
-    """Where the candidate `b` departs from the float32 reference `a`, op by op.
+    """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
 
-    `a`, `b`: what `Model.load` takes; of an `a` that is half already, its float32 twin without rounding is the
-    reference. `data`: what `Feed.of` takes for `a`, or a Feed, with NaN and infinity only if `allow_nonfinite`. `names`
-    are what the result calls the two. Ops and values are matched by structure and name, so `b` need not be a conversion
-    of `a` by this package. Low ops are emulated, on every machine. Nothing but a few numbers per value leaves the
-    runtime; `chunk` and `progress` as for `local_errors`.
+    `a`, `b`: what `Model.load` takes; if `a` is half already, the reference is its float32 twin without rounding.
+    `data`: what `Feed.of` takes for `a`, or a Feed, with NaN and infinity only if `allow_nonfinite`. `names` of both in
+    the result. Ops and values are matched by structure and name, so `b` need not be a conversion of `a` by this
+    package. Low ops are emulated, on every machine. Only a few numbers per value leave the runtime; `chunk` and
+    `progress` as for `local_errors`.
 
-    Ops of the main graph are measured; an op with bodies as a whole. ModelError if nothing matches, or for two
-    models that do not stand in one graph (other opsets, other inputs).
+    Ops of the main graph are measured; an op with bodies as a whole. Raise ModelError if nothing matches, and for two
+    models that do not fit into one graph (other opsets, other inputs).
     """
-    called = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
-    reference, candidate = (Model.load(m) for m in (a, b))
-    random = (*drawing(reference, called[0]), *drawing(candidate, called[1]))
+    conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
+    first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
+    reference, candidate = Model.load(a), Model.load(b)
+    random = (*drawing(reference, first), *drawing(candidate, second))
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
     bench = Bench.of(reference, candidate)
-    feed = Feed.of(data, reference, allow_nonfinite=allow_nonfinite)
+    feed = conditions.feed(data, reference)
     matchable = bench.pairing.measurable
     bench = bench.of_one_shape(feed)
-    accumulated = bench.accumulated_errors(feed, chunk=chunk, progress=progress)
-    local = bench.local_errors(feed, chunk=chunk, progress=progress)
-    spots = _spots(bench, accumulated, local)
+    accumulated = bench.accumulated_errors(feed, conditions)
+    spots = _spots(bench, accumulated, bench.local_errors(feed, conditions))
+    notes = list(feed.notes)
+    if feed.random:
+        notes.insert(0, "the data are random")
+    if widened:
+        twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
+        notes.insert(0, twin)
     return Located(
-        called[0],
-        called[1],
+        first,
+        second,
         Fed(feed.origin, feed.random, len(feed)),
         bench.low.spelling,
         tuple(spots.values()),
         next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),
         len(bench.pairing.measured),
         matchable,
-        (*_notes(called[0], widened, feed), *random),
+        (*notes, *random),
     )
-
-
-def _notes(name: str, widened: Sequence[str], feed: Feed) -> Iterator[str]:
-    if widened:
-        yield f"{name} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
-    if feed.random:
-        yield "the data are random"
-    yield from feed.notes
 
 
 def _spots(
@@ -175,35 +161,36 @@ def _spots(
     for value in accumulated:
         if (op := view.values[value].producer) is not None:
             by_op.setdefault(op, []).append(value)
-    found = {}
+    spots = {}
     for op, values in sorted(by_op.items()):
-        theirs = reference.producer(bench.pairing.measured[values[0]])
-        seen = [accumulated[v] for v in values]
-        alone = [local[v] for v in values if v in local]
-        found[op] = Spot(
-            theirs.name if theirs is not None else view.ops[op].name,
+        named = reference.producer(bench.pairing.measured[values[0]]) or view.ops[op]
+        stats = [accumulated[v] for v in values]
+        own = [local[v] for v in values if v in local]
+        spots[op] = Spot(
+            named.name,
             view.ops[op].kind,
             bench.low.spelling if bench.is_low(op) else "float32",
-            max((apart.error(bench.floor) for apart in alone), default=_unmeasured(bench, op)),
-            max(apart.error(bench.floor) for apart in seen),
-            max(apart.max_abs for apart in seen),
-            max(apart.absmax for apart in seen),
-            any(apart.lost for apart in alone),
+            max((error.error(bench.low.tiny) for error in own), default=_unmeasured(bench, op)),
+            max(error.error(bench.low.tiny) for error in stats),
+            max(error.max_abs for error in stats),
+            max(error.absmax for error in stats),
+            any(error.lost for error in own),
         )
-    return found
+    return spots
 
 
 def _unmeasured(bench: Bench, op: OpId) -> float | None:
     """Return the local error of an op without a shadow: 0 if it is low and exact, else None for unknown."""
-    known = bench.is_low(op) and not bench.rounds(bench.pairing.candidate.ops[op])
-    return 0.0 if known else None
+    return 0.0 if bench.is_low(op) and not bench.rounds(bench.pairing.candidate.ops[op]) else None
 
 
 def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
     """True if the error of an op's outputs is more than JUMP times that of its inputs."""
     view = bench.pairing.candidate
-    error = max(accumulated[v].error(bench.floor) for v in view.ops[op].outputs if v is not None and v in accumulated)
-    most = max((accumulated[v].error(bench.floor) for v in _measured_above(bench, accumulated, op)), default=0.0)
+    error = max(
+        accumulated[v].error(bench.low.tiny) for v in view.ops[op].outputs if v is not None and v in accumulated
+    )
+    most = max((accumulated[v].error(bench.low.tiny) for v in _measured_above(bench, accumulated, op)), default=0.0)
     return error > JUMP * max(most, bench.low.eps)
 
 
@@ -224,11 +211,11 @@ def _measured_above(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op:
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")
 
 
+def _table(rows: Sequence[Spot]) -> list[str]:
+    return table(map(_cells, rows), head=_HEAD, right="   >>>>")
+
+
 def _cells(row: Spot) -> tuple[str, ...]:
     own = "-" if row.own is None else f"{row.own:.2g}"
     numbers = (own, f"{row.accumulated:.2g}", f"{row.max_abs:.3g}", f"{row.absmax:.3g}")
     return row.op, row.kind, row.dtype, *numbers, "overflows" if row.overflows else ""
-
-
-def _encoded(row: Spot) -> dict[str, object]:
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(row).items()}

@@ -112,8 +112,7 @@ class Bound:
         return error
 
     def score(self, a: Array, b: Array, finite: Array) -> float:
-        found = self.measure.function(a, b) if self.measure.whole else self.measure.function(a[finite], b[finite])
-        return float(found)
+        return float(self.measure.function(*((a, b) if self.measure.whole else (a[finite], b[finite]))))
 
     def passes(self, score: float) -> bool:
         return score >= self.limit if self.higher else score <= self.limit
@@ -134,26 +133,29 @@ def worse(criterion: Criterion, first: float, second: float) -> bool:
 
 def cosine(a: Array, b: Array) -> float:
     """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both are zero everywhere, 0 if one is."""
-    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
-    if not largest:
+    a, b = _scaled_down(a, b)
+    if not a.any() and not b.any():
         return 1.0
-    a, b = a / largest, b / largest  # squares of large values must not overflow
     norms = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
     return float(a @ b) / norms if norms else 0.0
 
 
 def snr(a: Array, b: Array) -> float:
-    """Signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite for equal arrays."""
-    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
-    a, b = a / largest, b / largest
+    """Return the signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite for equal arrays."""
+    a, b = _scaled_down(a, b)
     return _decibel(float(a @ a), float((a - b) @ (a - b)))
 
 
 def psnr(a: Array, b: Array) -> float:
-    """Peak signal to noise, 10 log10(max a^2 / mean (a-b)^2), in dB; infinite for equal arrays."""
-    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
-    a, b = a / largest, b / largest
+    """Return the peak signal to noise, 10 log10(max a^2 / mean (a-b)^2), in dB; infinite for equal arrays."""
+    a, b = _scaled_down(a, b)
     return _decibel(float(np.abs(a).max(initial=0.0)) ** 2, float(np.mean((a - b) ** 2)) if a.size else 0.0)
+
+
+def _scaled_down(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return both arrays divided by their largest magnitude, so that squares do not overflow."""
+    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
+    return a / largest, b / largest
 
 
 def _decibel(signal: float, noise: float) -> float:
@@ -210,7 +212,13 @@ def criterion(
         if number is not None and not 0 <= number < math.inf:
             raise PolicyError(f"{name} is {number}; use a finite number of 0 or more")
     if metric is None:
-        return _tolerance(rtol, atol, at_least, at_most)
+        if at_least is not None or at_most is not None:
+            raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
+        if rtol is None and atol is None:
+            raise PolicyError(
+                "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
+            )
+        return Tolerance(float(rtol or 0.0), float(atol or 0.0))
     if rtol is not None or atol is not None:
         raise PolicyError("both a tolerance (rtol, atol) and a metric are given; leave one out")
     measure = _measure(metric, higher=at_least is not None)
@@ -222,16 +230,6 @@ def criterion(
         )
     measure.check(needed, limit)
     return Bound(measure, float(limit))
-
-
-def _tolerance(rtol: float | None, atol: float | None, at_least: float | None, at_most: float | None) -> Tolerance:
-    if at_least is not None or at_most is not None:
-        raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
-    if rtol is None and atol is None:
-        raise PolicyError(
-            "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
-        )
-    return Tolerance(float(rtol or 0.0), float(atol or 0.0))
 
 
 def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> Measure:
@@ -248,19 +246,17 @@ def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> 
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
     """Return the difference of `b` from the reference `a`. O(elements).
 
-    Only floating values (complex ones count as two) are judged by the criterion; integers, booleans and strings must
-    be equal. Never ok: other shapes or other kinds of element types; values that are infinite or NaN on one side,
-    infinities of other sign, and NaN on both sides unless `equal_nan`. Types of one kind may differ, as float32 and
-    float16 do. A difference of no elements, or none finite, is ok with `compared` 0: its caller must see others.
+    The criterion judges only floating values (complex ones count as two); integers, booleans and strings must be equal.
+    Never ok: other shapes or other kinds of element types; values that are infinite or NaN on one side, infinities of
+    other sign, and NaN on both sides unless `equal_nan`. Types of one kind may differ, as float32 and float16 do. A
+    difference of no elements, or none finite, is ok with `compared` 0; other arrays must have some.
     """
-    kinds = _kind(a), _kind(b)
-    if kinds[0] != kinds[1]:
+    kind = _kind(a)
+    if kind != _kind(b):
         return Difference(a.size, False, f"the element type is {_type(a)} in the reference and {_type(b)} here")
     if a.shape != b.shape:
         return Difference(a.size, False, f"the shape is {list(a.shape)} in the reference and {list(b.shape)} here")
-    if kinds[0] == "float":
-        return _judged(_float64(a), _float64(b), by, equal_nan)
-    return _equal(a, b)
+    return _judged(_float64(a), _float64(b), by, equal_nan) if kind == "float" else _equal(a, b)
 
 
 def _kind(array: Array) -> str:
@@ -278,18 +274,16 @@ def _type(array: Array) -> str:
 
 
 def _float64(array: Array) -> Array:
-    if array.dtype.kind == "c":
-        parts: Array = np.ascontiguousarray(array, np.complex128).view(np.float64).reshape(*array.shape, 2)
-        return parts
-    return array.astype(np.float64)
+    if array.dtype.kind != "c":
+        return array.astype(np.float64)
+    return np.ascontiguousarray(array, np.complex128).view(np.float64).reshape(*array.shape, 2)
 
 
 def _equal(a: Array, b: Array) -> Difference:
     unequal = np.flatnonzero((a != b).reshape(-1))
-    same = Difference(a.size, True, "equal", compared=a.size, score=None)
+    same = Difference(a.size, True, "equal", compared=a.size)
     if _kind(a) != "string" and a.size:
-        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
-        same = replace(same, max_abs=float(apart.max()))
+        same = replace(same, max_abs=float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()))
     if not unequal.size:
         return same
     because = f"{unequal.size} of {a.size} values differ, and {_kind(a)} values must be equal"
@@ -300,32 +294,36 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
     on_a, on_b = np.isfinite(a), np.isfinite(b)
     finite = on_a & on_b
     with np.errstate(all="ignore"):
-        found = _measured(a, b, finite, by)
+        difference = _measured(a, b, finite, by)
         alike = (a == b) | (np.isnan(a) & np.isnan(b) & equal_nan)
-    found = replace(found, nonfinite=(int(a.size - on_a.sum()), int(a.size - on_b.sum())))
+    difference = replace(difference, nonfinite=(int(a.size - on_a.sum()), int(a.size - on_b.sum())))
     odd = np.flatnonzero(~(finite | alike).reshape(-1))
     if odd.size:
-        return _at(replace(found, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
-    if not found.compared:
-        return replace(found, ok=True, because="no value is finite, all are alike" if a.size else "no elements")
+        return _at(replace(difference, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
+    if not difference.compared:
+        return replace(difference, because="no value is finite, all are alike" if a.size else "no elements")
     with np.errstate(all="ignore"):
         score = by.score(a, b, finite)
-    infinite = int(finite.size - finite.sum())
-    aside = f"; {infinite} that are not finite are alike" if infinite else ""
-    return replace(found, score=score, ok=by.passes(score), because=_verdict(by, score, found) + aside)
+    if isinstance(by, Tolerance):
+        largest = f"the largest error is {difference.max_abs:.3g}"
+        because = f"{largest}; the worst element has {score:.3g} times what is allowed"
+    else:
+        because = f"{by.measure.name} is {score:.6g}"
+    if infinite := int(finite.size - finite.sum()):
+        because += f"; {infinite} that are not finite are alike"
+    return replace(difference, score=score, ok=by.passes(score), because=because)
 
 
 def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
     """Return the errors over finite elements, and the element of the largest weight."""
     x, y = a[finite], b[finite]
-    found = Difference(a.size, True, "", compared=x.size)
     if not x.size:
-        return found
+        return Difference(a.size, True, "")
     error = np.abs(x - y)
     relative = np.divide(error, np.abs(x), out=np.where(error > 0, np.inf, 0.0), where=x != 0)
     at = int(np.flatnonzero(finite.reshape(-1))[by.weigh(x, y).argmax()])
-    found = replace(found, max_abs=float(error.max()), max_rel=float(relative.max()), scaled=scaled(x, y))
-    return _at(found, a, b, at)
+    numbers = (x.size, float(error.max()), float(relative.max()), scaled(x, y))
+    return _at(Difference(a.size, True, "", *numbers), a, b, at)
 
 
 def _not_finite(a: Array, b: Array, odd: Array) -> str:
@@ -339,17 +337,10 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
     return f"{odd.size} of {a.size} values are not finite, and not alike"
 
 
-def _verdict(by: Criterion, score: float, found: Difference) -> str:
-    if isinstance(by, Tolerance):
-        allowed = f"{score:.3g} times what is allowed"
-        return f"the largest error is {found.max_abs:.3g}; the worst element has {allowed}"
-    return f"{by.measure.name} is {score:.6g}"
-
-
-def _at(found: Difference, a: Array, b: Array, flat: int) -> Difference:
+def _at(difference: Difference, a: Array, b: Array, flat: int) -> Difference:
     """Return the difference with one element shown."""
     where = tuple(int(i) for i in np.unravel_index(flat, a.shape))
-    return replace(found, where=where, reference=_text(a[where]), candidate=_text(b[where]))
+    return replace(difference, where=where, reference=_text(a[where]), candidate=_text(b[where]))
 
 
 def _text(value: Any) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.reports.reading import Malformed, Reader, fail, flag, map_of, natural, text
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.version import VERSION
 
@@ -73,8 +74,8 @@ class Ranges:
         """Raise EvidenceError, naming the difference, if these are not the ranges of this model."""
         from amp_rewrite.files.fingerprint import fingerprint
 
-        found = fingerprint(model)
-        fault = _other("graph", self.graph, found.graph) or _other("weights", self.weights, found.weights)
+        own = fingerprint(model)
+        fault = _other("graph", self.graph, own.graph) or _other("weights", self.weights, own.weights)
         if fault:
             name = f", {self.model}" if self.model else ""
             raise EvidenceError(f"the ranges are of another model{name}: {fault} differ; {_AGAIN} on this one")
@@ -89,8 +90,8 @@ class Ranges:
         if fault:
             raise EvidenceError(f"cannot merge ranges of different models or types: {fault}; {_AGAIN} in one way")
         values = dict(self.values)
-        for name, found in other.values.items():
-            values[name] = values[name].merge(found) if name in values else found
+        for name, range_ in other.values.items():
+            values[name] = values[name].merge(range_) if name in values else range_
         return replace(
             self,
             values=values,
@@ -105,11 +106,11 @@ class Ranges:
 
     def to_json(self) -> str:
         """Return JSON with one value per line; the same ranges give the same text."""
-        head = {name: getattr(self, name) for name in _HEAD}
-        lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in {"schema": SCHEMA, **head}.items()]
-        rows = {name: dict(zip(_NUMBERS, astuple(found), strict=True)) for name, found in self.values.items()}
-        values, untapped = _lines(rows), _lines(self.untapped)
-        return "\n".join(["{", *lines, f' "values": {values},', f' "untapped": {untapped}', "}"]) + "\n"
+        head = {"schema": SCHEMA, **{name: getattr(self, name) for name in _HEAD}}
+        fields = {name: json.dumps(value) for name, value in head.items()}
+        fields["values"] = _lines({name: asdict(range_) for name, range_ in self.values.items()})
+        fields["untapped"] = _lines(self.untapped)
+        return "{\n" + ",\n".join(f' "{name}": {value}' for name, value in fields.items()) + "\n}\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
@@ -122,8 +123,9 @@ class Ranges:
             raise EvidenceError(f"{source}: not JSON ({error}); name a file that calibrate wrote") from error
         try:
             return _ranges(loaded)
-        except EvidenceError as error:
-            raise EvidenceError(f"{source}: {error}; {_AGAIN}") from error
+        except Malformed as error:
+            where = error.path.lstrip(".") or "the whole"
+            raise EvidenceError(f"{source}: {where} {error}; {_AGAIN}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the file completely or not at all. Raise EvidenceError if it cannot be written, or exists without
@@ -157,7 +159,7 @@ class Ranges:
         """Return a summary and a table of `top` rows: values with infinity or NaN first, then by absmax."""
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
-        unseen = [(name,) for name, found in self.values.items() if not found.count]
+        unseen = [(name,) for name, range_ in self.values.items() if not range_.count]
         shown = seen[:top]
         random = "; random data is not real data" if self.random else ""
         facts = [
@@ -166,7 +168,9 @@ class Ranges:
             ("overflow", f"{count(sum(1 for _, r in seen if r.overflow), 'value')} beyond {to.max:g}"),
             ("nonfinite", f"{count(sum(1 for _, r in seen if r.nonfinite), 'value')} with infinity or NaN"),
         ]
-        lines = [f"{plain(self.model)}: ranges for {self.to}", *table(facts), "", *_table(shown, to)]
+        rows = (_cells(name, range_, to) for name, range_ in shown)
+        lines = [f"{plain(self.model)}: ranges for {self.to}", *table(facts), ""]
+        lines += table(rows, head=_COLUMNS, right=">>>>>>>>")
         if len(shown) < len(seen):
             lines.append(f"  … {len(seen) - len(shown)} more")
         if unseen:
@@ -178,9 +182,8 @@ class Ranges:
 
 def key(view: View, value: ValueId) -> str:
     """Return the name of a value in a file of ranges; equal names in bodies of equal path share one range."""
-    found = view.values[value]
-    path = view.scopes[found.scope].path
-    return f"{path.removesuffix('/')}:{found.name}" if path else found.name
+    path = view.scopes[view.values[value].scope].path
+    return f"{path.removesuffix('/')}:{view.value_name(value)}" if path else view.value_name(value)
 
 
 def check_writable(file: Path, overwrite: bool) -> None:
@@ -193,7 +196,6 @@ def check_writable(file: Path, overwrite: bool) -> None:
         raise EvidenceError(f"{file} exists; name another output, or replace it with --overwrite")
 
 
-_NUMBERS = tuple(f.name for f in fields(Range))
 _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random")
 
 
@@ -217,23 +219,19 @@ def _lines(entries: Mapping[str, object]) -> str:
 _COLUMNS = ("absmax", "headroom", "smallest", "overflow", "subnormal", "flushed", "nonfinite", "elements", "value")
 
 
-def _table(rows: list[tuple[str, Range]], to: DType) -> list[str]:
-    return table((_cells(name, found, to) for name, found in rows), head=_COLUMNS, right=">>>>>>>>")
-
-
 def _size_of_row(row: tuple[str, Range]) -> float:
     return math.inf if row[1].nonfinite else row[1].absmax
 
 
-def _cells(name: str, found: Range, to: DType) -> tuple[str, ...]:
-    headroom = found.headroom(to)
-    counts = (found.overflow, found.subnormal, found.flushed, found.nonfinite)
+def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
+    headroom = range_.headroom(to)
+    counts = (range_.overflow, range_.subnormal, range_.flushed, range_.nonfinite)
     return (
-        f"{found.absmax:.4g}" if found.nonfinite < found.count else "-",
+        f"{range_.absmax:.4g}" if range_.nonfinite < range_.count else "-",
         f"{headroom:.3g}" if math.isfinite(headroom) else "-",
-        f"{found.absmin:.4g}" if found.absmin else "-",
-        *(f"{100 * part / found.count:.3g} %" if part else "-" for part in counts),
-        str(found.count),
+        f"{range_.absmin:.4g}" if range_.absmin else "-",
+        *(f"{100 * part / range_.count:.3g} %" if part else "-" for part in counts),
+        str(range_.count),
         name,
     )
 
@@ -246,75 +244,64 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _ranges(loaded: object) -> Ranges:
-    content = _object("the whole", loaded)
-    if content.get("schema") != SCHEMA:
-        raise EvidenceError(f"schema is {content.get('schema')!r:.20}, this version reads {SCHEMA}")
-    wanted = ("schema", *_HEAD, "values", "untapped")
-    _check_fields("the whole", content, wanted)
-    head = {name: _FIELDS[name](name, content[name]) for name in _HEAD}
-    if head["to"] not in [dtype.spelling for dtype in DType if dtype.low]:
-        raise EvidenceError(f"to is {head['to']!r:.20}, which is not a low type")
-    values = {
-        _text("a key of values", k): _range(f"values.{k}", v) for k, v in _object("values", content["values"]).items()
-    }
-    untapped = {k: _text(f"untapped.{k}", v) for k, v in _object("untapped", content["untapped"]).items()}
-    return Ranges(values=values, untapped=untapped, **head)
+    """Return the ranges in a JSON value. Raise Malformed for another one."""
+    fields = map_of(lambda value: value)(loaded)
+    if fields.get("schema") != SCHEMA:
+        fail(".schema", f"is {fields.get('schema')!r:.20}, this version reads {SCHEMA}")
+    fields = _record(_FIELDS)(loaded)
+    del fields["schema"]
+    return Ranges(**fields)
 
 
-def _range(where: str, entry: object) -> Range:
-    numbers = _object(where, entry)
-    _check_fields(where, numbers, _NUMBERS)
-    read: dict[str, Any] = {
-        n: (_size if n.startswith("abs") else _natural)(f"{where}.{n}", numbers[n]) for n in _NUMBERS
-    }
-    if any(read[part] > read["count"] for part in ("nonfinite", "overflow", "flushed", "subnormal")):
-        raise EvidenceError(f"{where} counts more than its {read['count']} elements")
-    if read["absmin"] > read["absmax"]:
-        raise EvidenceError(f"{where}.absmin is larger than its absmax")
-    return Range(**read)
+def _record(readers: Mapping[str, Reader]) -> Reader:
+    """Return the reader of an object with these fields and no others."""
+
+    def read(value: object) -> dict[str, Any]:
+        fields: dict[str, Any] = map_of(lambda item: item)(value)
+        for name in readers:
+            if name not in fields:
+                raise Malformed(f"lacks the field {name!r}")
+        for name, item in fields.items():
+            if name not in readers:
+                raise Malformed(f"has an unknown field {name!r:.60}")
+            try:
+                fields[name] = readers[name](item)
+            except Malformed as error:
+                error.path = f".{name}{error.path}"
+                raise
+        return fields
+
+    return read
 
 
-def _check_fields(where: str, found: Mapping[str, object], wanted: tuple[str, ...]) -> None:
-    for name in wanted:
-        if name not in found:
-            raise EvidenceError(f"{where} lacks the field {name!r}")
-    for name in found:
-        if name not in wanted:
-            raise EvidenceError(f"{where} has an unknown field {name!r:.60}")
+def _range(value: object) -> Range:
+    numbers = Range(**_record(_NUMBERS)(value))
+    if max(numbers.nonfinite, numbers.overflow, numbers.flushed, numbers.subnormal) > numbers.count:
+        raise Malformed(f"counts more than its {numbers.count} elements")
+    if numbers.absmin > numbers.absmax:
+        fail(".absmin", "is larger than its absmax")
+    return numbers
 
 
-def _object(where: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise EvidenceError(f"{where} must be an object")
-    return value
-
-
-def _text(where: str, value: object) -> str:
-    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
-        raise EvidenceError(f"{where} must be text")
-    return value
-
-
-def _natural(where: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise EvidenceError(f"{where} must be a whole number from 0 to 2^63")
-    return value
-
-
-def _size(where: str, value: object) -> float:
+def _size(value: object) -> float:
     if type(value) not in (int, float) or not 0 <= value <= DType.DOUBLE.max:  # type: ignore[operator]
-        raise EvidenceError(f"{where} must be a finite number that is not negative")
+        raise Malformed("must be a finite number that is not negative")
     return float(value)  # type: ignore[arg-type]
 
 
-def _flag(where: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise EvidenceError(f"{where} must be true or false")
-    return value
+def _low_type(value: object) -> str:
+    if value not in [dtype.spelling for dtype in DType if dtype.low]:
+        raise Malformed(f"is {value!r:.20}, which is not a low type")
+    return str(value)
 
 
-_FIELDS: Mapping[str, Callable[[str, object], Any]] = {
-    **dict.fromkeys(("model", "graph", "weights", "tool", "to", "origin"), _text),
-    "batches": _natural,
-    "random": _flag,
+_NUMBERS: Mapping[str, Reader] = {f.name: _size if f.name.startswith("abs") else natural for f in fields(Range)}
+_FIELDS: Mapping[str, Reader] = {
+    "schema": natural,
+    **dict.fromkeys(("model", "graph", "weights", "tool", "origin"), text),
+    "to": _low_type,
+    "batches": natural,
+    "random": flag,
+    "values": map_of(_range),
+    "untapped": map_of(text),
 }

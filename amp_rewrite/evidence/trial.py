@@ -7,7 +7,7 @@ opens a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.switchable import SwitchableModel
 from amp_rewrite.evidence.metric import Criterion, Tolerance
 from amp_rewrite.evidence.search import BudgetSpent
-from amp_rewrite.evidence.verdict import Fed, Ran, Verdict
-from amp_rewrite.evidence.verify import rows_of
+from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
@@ -46,23 +46,24 @@ class Trial:
 
     def run(self, coloring: Coloring) -> Verdict:
         """Return the verdict on a coloring over all batches, or up to the first that fails."""
-        return self._verdict(self._given(coloring))
+        return self._verdict(self._outputs(coloring))
 
     def real(self, model: Model) -> Verdict:
         """Return the verdict on a model under emulation."""
         return self._verdict(self._emulated(model))
 
-    def _verdict(self, given: Iterable[tuple[Batch, Outputs]]) -> Verdict:
-        verdict = Verdict(_REFERENCE, _TRIED, Fed(self.feed.origin, self.feed.random, 0), self.by, ())
-        for number, (batch, outputs) in enumerate(given):
-            expected = self._expected(number, batch)
-            rows = tuple(rows_of(number, expected, outputs, tuple(expected), self.by))
-            verdict = replace(verdict, rows=(*verdict.rows, *rows), fed=replace(verdict.fed, batches=number + 1))
-            if not all(row.difference.ok for row in rows):
+    def _verdict(self, batches: Iterable[tuple[Batch, Outputs]]) -> Verdict:
+        rows: list[Row] = []
+        done = 0
+        for done, (batch, outputs) in enumerate(batches, 1):
+            expected = self._expected(done - 1, batch)
+            added = list(rows_of(done - 1, expected, outputs, expected, Comparison(self.by)))
+            rows += added
+            if not all(row.difference.ok for row in added):
                 break
-        return verdict
+        return Verdict(_REFERENCE, _TRIED, Fed(self.feed.origin, self.feed.random, done), self.by, tuple(rows))
 
-    def _given(self, coloring: Coloring) -> Iterator[tuple[Batch, Outputs]]:
+    def _outputs(self, coloring: Coloring) -> Iterator[tuple[Batch, Outputs]]:
         """Yield each batch and the outputs of the coloring's model."""
         board = self.board
         if board is None or not board.covers(coloring):
@@ -72,8 +73,8 @@ class Trial:
             self._twin.append(Runner.open(board.model))
         mask = board.mask(coloring)
         for batch in self.feed:
-            found = self._twin[0].run({**batch, board.input: mask}, list(dict.fromkeys(board.outputs.values())))
-            yield batch, {name: found[named] for name, named in board.outputs.items()}
+            results = self._twin[0].run({**batch, board.input: mask}, list(dict.fromkeys(board.outputs.values())))
+            yield batch, {name: results[of] for name, of in board.outputs.items()}
 
     def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
         runner = Runner.open(emulate(model, io="float32"))
@@ -83,10 +84,10 @@ class Trial:
     def _expected(self, number: int, batch: Batch) -> Outputs:
         if number in self._seen:
             return self._seen[number]
-        found = self.reference.run(widened(batch))
-        if sum(map(_size, (*self._seen.values(), found))) <= KEPT:
-            self._seen[number] = found
-        return found
+        outputs = self.reference.run(widened(batch))
+        if sum(map(_size, (*self._seen.values(), outputs))) <= KEPT:
+            self._seen[number] = outputs
+        return outputs
 
 
 def widened(batch: Batch) -> Batch:
@@ -158,21 +159,21 @@ class Trials:
 
     def near(self, held: frozenset[int]) -> bool:
         """True if a trial is so close to the criterion that the last bits may decide."""
-        found = _worst(self.verdicts[held], self.trial.by)
-        if found is None or not np.isfinite(found):
+        worst = _worst(self.verdicts[held], self.trial.by)
+        if worst is None or not np.isfinite(worst):
             return False
-        return found <= _FAR if isinstance(self.trial.by, Tolerance) else True
+        return worst <= _FAR if isinstance(self.trial.by, Tolerance) else True
 
     def learn(self, held: frozenset[int], real: Verdict | None) -> bool:
         """Raise the margin to twice the difference of a real verdict from its trial; return True if this set now fails.
 
         Other sets may differ by more, since they are chosen because their trials pass.
         """
-        tried, found = _worst(self.verdicts[held], self.trial.by), _worst(real, self.trial.by) if real else None
-        if tried is None or found is None or not np.isfinite(found) or not np.isfinite(tried):
+        tried, worst = _worst(self.verdicts[held], self.trial.by), _worst(real, self.trial.by) if real else None
+        if tried is None or worst is None or not np.isfinite(worst) or not np.isfinite(tried):
             return False
         before = self._ok(held)
-        self.margin = max(self.margin, 2 * abs(found - tried))
+        self.margin = max(self.margin, 2 * abs(worst - tried))
         return before and not self._ok(held)
 
     def each_needed(self, held: frozenset[int]) -> bool:

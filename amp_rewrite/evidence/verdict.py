@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.evidence.metric import Criterion, Difference, worse
@@ -43,6 +43,9 @@ class Fed:
     origin: str
     random: bool
     batches: int
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {count(self.batches, 'batch', 'batches')}"
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,11 @@ class Verdict:
     @property
     def worst(self) -> tuple[Row, ...]:
         """Return the worst row of each output or part: by score, unless something else decided."""
-        found: dict[str, Row] = {}
+        worst: dict[str, Row] = {}
         for row in self.rows:
-            known = found.get(row.label)
-            if known is None or _worse(self.criterion, row.difference, known.difference):
-                found[row.label] = row
-        return tuple(found.values())
+            if row.label not in worst or _worse(self.criterion, row.difference, worst[row.label].difference):
+                worst[row.label] = row
+        return tuple(worst.values())
 
     @property
     def _objections(self) -> tuple[str, ...]:
@@ -98,39 +100,31 @@ class Verdict:
             return self.refusals
         if not self.rows:
             return ("nothing was compared: there was no batch, or no output",)
-        return (*self._failures(), *self._empty())
-
-    def _failures(self) -> Iterable[str]:
-        for row in self.rows:
-            if not row.difference.ok:
-                yield f"output {row.label!r}, batch {row.batch}: {row.difference.because}"
-
-    def _empty(self) -> Iterable[str]:
+        failures = [
+            f"output {r.label!r}, batch {r.batch}: {r.difference.because}" for r in self.rows if not r.difference.ok
+        ]
         filled = {row.output for row in self.rows if row.difference.compared or not row.difference.ok}
-        for output in self.outputs:
-            if output not in filled:
-                yield f"output {output!r}: in no batch was there a value to compare; feed data that gives some"
+        empty = [
+            f"output {output!r}: in no batch was there a value to compare; feed data that gives some"
+            for output in self.outputs
+            if output not in filled
+        ]
+        return (*failures, *empty)
 
     def text(self, *, verbose: bool = False) -> str:
         """Return a text: how both ran, a table of the worst batch per output (`verbose`: all batches), the verdict."""
-        lines = [
-            f"{self.candidate.model} against {self.reference.model}",
-            *table(self._facts()),
-        ]
+        facts = (
+            ("reference", f"{self.reference.model}: {self.reference.as_}"),
+            ("candidate", f"{self.candidate.model}: {self.candidate.as_}"),
+            ("data", str(self.fed)),
+            ("passes if", str(self.criterion)),
+        )
+        lines = [f"{self.candidate.model} against {self.reference.model}", *table(facts)]
         rows = self.rows if verbose else self.worst
         if rows:
             lines += ["", *table(map(_cells, rows), head=_HEAD, right=" >>>>>")]
         lines += ["", f"{'ok' if self.ok else 'failed'}: {self.because}"]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
-
-    def _facts(self) -> Sequence[tuple[str, str]]:
-        batches = count(self.fed.batches, "batch", "batches")
-        return (
-            ("reference", f"{self.reference.model}: {self.reference.as_}"),
-            ("candidate", f"{self.candidate.model}: {self.candidate.as_}"),
-            ("data", f"{self.fed.origin}: {batches}"),
-            ("passes if", str(self.criterion)),
-        )
 
     def to_json(self) -> str:
         """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
@@ -145,13 +139,18 @@ class Verdict:
             "candidate": {"model": self.candidate.model, "ran": self.candidate.as_},
             "data": asdict(self.fed),
             "criterion": str(self.criterion),
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
-        lines = [f"  {json.dumps(name)}: {_json(value)}" for name, value in head.items()]
-        for name, rows in (("worst", self.worst), ("rows", self.rows)):
-            listed = ",\n".join(f"    {_json(_encoded(row))}" for row in rows)
-            lines.append(f'  "{name}": [\n{listed}\n  ]' if listed else f'  "{name}": []')
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
+
+
+def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
+    """Return JSON with one field, and one item of each list, per line; infinities and NaN are text."""
+    fields = [f'  "{name}": {_json(value)}' for name, value in head.items()]
+    for name, items in lists.items():
+        lines = ",\n".join(f"    {_json(item)}" for item in items)
+        fields.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
+    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def _worse(by: Criterion, first: Difference, second: Difference) -> bool:
@@ -169,15 +168,12 @@ _HEAD = ("output", "batch", "max abs", "max rel", "scaled", "score", "at", "refe
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    found = row.difference
-    where = str(list(found.where)) if found.where is not None else "-"
-    numbers = (_number(n) for n in (found.max_abs, found.max_rel, found.scaled, found.score))
-    said = "" if found.ok else found.because
-    return row.label, str(row.batch), *numbers, where, found.reference or "-", found.candidate or "-", said
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    difference = row.difference
+    where = "-" if difference.where is None else str(list(difference.where))
+    scores = (difference.max_abs, difference.max_rel, difference.scaled, difference.score)
+    numbers = ("-" if score is None else f"{score:.3g}" for score in scores)
+    values = (difference.reference or "-", difference.candidate or "-")
+    return row.label, str(row.batch), *numbers, where, *values, "" if difference.ok else difference.because
 
 
 def _encoded(row: Row) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
@@ -22,7 +23,7 @@ from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.ports import Port
-from amp_rewrite.runtime.runner import CPU, CUDA, Given, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, Given, Runner
 
 Array = NDArray[Any]
 
@@ -61,48 +62,34 @@ def verify(
     """
     by = criterion(rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
     alone = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    return verdict_of(a, b, data, Comparison(by, alone, equal_nan, allow_nonfinite, emulate, provider, names, progress))
+    conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
+    return verdict_of(a, b, data, Comparison(by, alone, equal_nan), conditions)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A criterion, and the other arguments of `verify`."""
+    """A criterion, the outputs that it judges (all by default), and True if NaN on both sides passes."""
 
     by: Criterion
     outputs: Sequence[str] = ()
     equal_nan: bool = False
-    allow_nonfinite: bool = False
-    emulate: bool | None = None
-    provider: str | None = None
-    names: tuple[str, str] | None = None
-    progress: Callable[[int, int], None] | None = None
 
 
-def verdict_of(a: object, b: object, data: object, comparison: Comparison) -> Verdict:
-    """Return the verdict of `verify` for arguments that are folded into one object."""
-    chosen = comparison.provider or (CUDA if cuda_opens() else CPU)
-    emulates = comparison.emulate if comparison.emulate is not None else not cuda_opens()
-    called = comparison.names or (None, None)
-    reference = _Side.of(a, called[0] or name_of(a, "the reference"), emulates, chosen)
-    candidate = _Side.of(b, called[1] or name_of(b, "the candidate"), emulates, chosen)
-    feed = Feed.of(data, reference.model, allow_nonfinite=comparison.allow_nonfinite)
-    compared, refusals = _compared(reference, candidate, comparison.outputs)
-    runs = () if refusals else tuple(_rows(reference, candidate, feed, compared, comparison))
-    notes = (
-        *_of_data(feed),
-        *_nan(comparison.equal_nan),
-        *_left_out(reference, compared),
-        *_unfed(reference, candidate),
-    )
-    batches = len({row.batch for row in runs})
+def verdict_of(a: object, b: object, data: object, comparison: Comparison, conditions: Conditions) -> Verdict:
+    """Return the verdict of `verify` for arguments that are folded into objects."""
+    names = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
+    reference, candidate = (_Side.of(model, name, conditions) for model, name in zip((a, b), names, strict=True))
+    feed = conditions.feed(data, reference.model)
+    outputs, refusals = _compared(reference, candidate, comparison.outputs)
+    runs = () if refusals else tuple(_rows(reference, candidate, feed, outputs, comparison, conditions))
     return Verdict(
-        Ran(reference.name, reference.as_),
-        Ran(candidate.name, candidate.as_),
-        Fed(feed.origin, feed.random, batches),
+        reference.ran,
+        candidate.ran,
+        Fed(feed.origin, feed.random, len({row.batch for row in runs})),
         comparison.by,
         runs,
         refusals,
-        (*notes, *reference.notes, *candidate.notes),
+        (*_caveats(reference, candidate, feed, outputs, comparison), *reference.notes, *candidate.notes),
     )
 
 
@@ -110,35 +97,40 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison) -> Ve
 class _Side:
     """One of the two models as it runs, with a description of how it runs."""
 
-    name: str
+    ran: Ran
     model: Model
     runner: Runner
-    as_: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, given: object, name: str, emulates: bool, provider: str) -> _Side:
-        model = Model.load(given)
-        low = low_types(model)
-        runs = opening(emulated(model, io="float32")) if emulates and low else model
-        runner = Runner.open(runs, SessionOptions(providers=(provider, CPU) if provider != CPU else (CPU,)))
-        if runner.provider != provider:
-            raise ModelError(
-                f"{name} was to run on {provider}, and only {runner.provider} opens here; ask for"
-                f" that, or install what {provider} needs"
+    def of(cls, source: object, name: str, conditions: Conditions) -> _Side:
+        model = Model.load(source)
+        spelled = " and ".join(low_types(model))
+        emulates, provider = bool(spelled) and conditions.emulates, conditions.chosen_provider
+        notes = list(drawing(model, name))
+        if provider == CPU and spelled and not emulates:
+            notes.append(
+                f"{name}: onnxruntime's CPU provider computes most {spelled} ops in float32 and does not round"
             )
-        spelled = " and ".join(low) or "float32"
-        how = f"{spelled} emulated" if emulates and low else spelled
-        unrounded = provider == CPU and low and not emulates
-        note = f"{name}: onnxruntime's CPU provider computes most {spelled} ops in float32 and does not round"
-        notes = (*drawing(model, name), *((note,) if unrounded else ()))
-        return cls(name, runs, runner, f"{how} on {runner.provider}", notes)
+        if emulates:
+            model = opening(emulated(model, io="float32"))
+        runner = open_on(model, name, session_on(provider))
+        how = f"{spelled or 'float32'}{' emulated' if emulates else ''} on {runner.provider}"
+        return cls(Ran(name, how), model, runner, tuple(notes))
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        return {port.name: port for port in self.runner.inputs}
+
+    @property
+    def outputs(self) -> list[str]:
+        return [port.name for port in self.runner.outputs]
 
 
-def name_of(given: object, default: str) -> str:
+def name_of(model: object, default: str) -> str:
     """Return the file name of a model, or the default."""
-    path = given.path if isinstance(given, Model) else Path(given) if isinstance(given, (str, os.PathLike)) else None
-    return path.name if path is not None else default
+    path = model.path if isinstance(model, Model) else model if isinstance(model, (str, os.PathLike)) else None
+    return Path(path).name if path is not None else default
 
 
 def low_types(model: Model) -> tuple[str, ...]:
@@ -170,59 +162,64 @@ def _draws(view: View, op: Op) -> bool:
 # -- what is compared ----------------------------------------------------------------------------------
 
 
-def _compared(reference: _Side, candidate: _Side, wanted: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _compared(reference: _Side, candidate: _Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the outputs to compare, and objections to the comparison. Raise ModelError for an unknown output."""
-    mine, theirs = ([port.name for port in side.runner.outputs] for side in (reference, candidate))
-    for name in wanted:
+    mine, theirs = reference.outputs, candidate.outputs
+    first, second = reference.ran.model, candidate.ran.model
+    for name in chosen:
         if name not in mine:
-            raise ModelError(f"{reference.name} has no output {name!r}; it has {', '.join(map(repr, mine))}")
-    compared = tuple(wanted or mine)
+            raise ModelError(f"{first} has no output {name!r}; it has {_quoted(mine)}")
+    compared = tuple(chosen or mine)
     missing = [name for name in compared if name not in theirs]
-    extra = [] if wanted else [name for name in theirs if name not in mine]
+    extra = [] if chosen else [name for name in theirs if name not in mine]
     refusals = []
-    if not wanted and mine != theirs and sorted(mine) == sorted(theirs):
-        refusals.append(f"{candidate.name} gives its outputs in another order: {', '.join(map(repr, theirs))}")
+    if not chosen and mine != theirs and sorted(mine) == sorted(theirs):
+        refusals.append(f"{second} gives its outputs in another order: {_quoted(theirs)}")
     if missing:
-        refusals.append(f"{candidate.name} has no output {', '.join(map(repr, missing))}")
+        refusals.append(f"{second} has no output {_quoted(missing)}")
     if extra:
-        refusals.append(f"{reference.name} has no output {', '.join(map(repr, extra))}")
+        refusals.append(f"{first} has no output {_quoted(extra)}")
     return compared, tuple(refusals)
 
 
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
 def _rows(
-    reference: _Side, candidate: _Side, feed: Feed, compared: Sequence[str], comparison: Comparison
+    reference: _Side,
+    candidate: _Side,
+    feed: Feed,
+    outputs: Sequence[str],
+    comparison: Comparison,
+    conditions: Conditions,
 ) -> Iterator[Row]:
-    by, equal_nan, progress = comparison.by, comparison.equal_nan, comparison.progress
-    total = len(feed) if progress else 0
+    total = len(feed) if conditions.progress else 0
     for number, batch in enumerate(feed):
-        found = reference.runner.run(_fed(reference, batch), compared)
-        others = candidate.runner.run(_fed(candidate, batch), compared)
-        yield from rows_of(number, found, others, compared, by, equal_nan=equal_nan)
-        if progress:
-            progress(number + 1, total)
+        expected, results = (side.runner.run(_fed(side, batch), outputs) for side in (reference, candidate))
+        yield from rows_of(number, expected, results, outputs, comparison)
+        conditions.tell(number + 1, total)
 
 
 def rows_of(
     number: int,
     expected: Mapping[str, Given],
-    given: Mapping[str, Given],
-    compared: Sequence[str],
-    by: Criterion,
-    *,
-    equal_nan: bool = False,
+    results: Mapping[str, Given],
+    outputs: Iterable[str],
+    comparison: Comparison,
 ) -> Iterator[Row]:
     """Yield the rows of one batch: the difference of each output from the expected one."""
-    for name in compared:
-        for part, x, y in _tensors("", expected[name], given[name]):
-            apart = x if isinstance(x, Difference) else compare(x, y, by, equal_nan=equal_nan)
-            yield Row(name, number, apart, part)
+    for name in outputs:
+        for part, x, y in _tensors("", expected[name], results[name]):
+            same = isinstance(x, Difference)
+            yield Row(name, number, x if same else compare(x, y, comparison.by, equal_nan=comparison.equal_nan), part)
 
 
 def _fed(side: _Side, batch: Batch) -> Mapping[str, Any]:
     """Return the batch in the types of one side, without inputs that it lacks."""
-    ports = {port.name: port for port in side.runner.inputs}
+    ports = side.inputs
     mine = {name: array for name, array in batch.items() if name in ports}
-    if all(_fits(ports[name], array) for name, array in mine.items()) and len(mine) == len(ports):
+    if len(mine) == len(ports) and all(_fits(ports[name], array) for name, array in mine.items()):
         return mine
     return next(iter(Feed.of(mine, side.model, allow_nonfinite=True)))
 
@@ -245,37 +242,24 @@ def _tensors(part: str, a: Given, b: Given) -> Iterator[tuple[str, Any, Any]]:
     elif a is None and b is None:
         yield part, Difference(0, True, "nothing on both sides"), None
     else:
-        yield part, Difference(0, False, f"the reference gives {_called(a)}, the candidate {_called(b)}"), None
+        yield part, Difference(0, False, f"the reference gives {_kind(a)}, the candidate {_kind(b)}"), None
 
 
-def _called(value: Given) -> str:
+def _kind(value: Given) -> str:
     if value is None:
         return "nothing"
     return f"a sequence of {len(value)}" if isinstance(value, list) else "a tensor"
 
 
-# -- what a reader should know ---------------------------------------------------------------------------
-
-
-def _of_data(feed: Feed) -> Iterator[str]:
+def _caveats(
+    reference: _Side, candidate: _Side, feed: Feed, outputs: Sequence[str], comparison: Comparison
+) -> Iterator[str]:
     if feed.random:
         yield "the data are random: they show wiring and ranges of random inputs, not accuracy on yours"
     yield from feed.notes
-
-
-def _nan(equal_nan: bool) -> Iterator[str]:
-    if equal_nan:
+    if comparison.equal_nan:
         yield "NaN on both sides counts as equal"
-
-
-def _left_out(reference: _Side, compared: Sequence[str]) -> Iterator[str]:
-    left = [port.name for port in reference.runner.outputs if port.name not in compared]
-    if left:
-        yield f"not compared: output {', '.join(map(repr, left))}"
-
-
-def _unfed(reference: _Side, candidate: _Side) -> Iterator[str]:
-    theirs = {port.name for port in candidate.runner.inputs}
-    unread = [port.name for port in reference.runner.inputs if port.name not in theirs]
-    if unread:
-        yield f"{candidate.name} has no input {', '.join(map(repr, unread))}"
+    if left := [name for name in reference.outputs if name not in outputs]:
+        yield f"not compared: output {_quoted(left)}"
+    if unread := [name for name in reference.inputs if name not in candidate.inputs]:
+        yield f"{candidate.ran.model} has no input {_quoted(unread)}"

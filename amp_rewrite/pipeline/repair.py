@@ -13,6 +13,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.guard import Guarded, carried
 from amp_rewrite.evidence.instrument.shadow import local_errors
@@ -253,8 +254,8 @@ class _Repair:
         made = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
         converted = finish(self.draft, self._painted(pinned), findings, made)
         names = (_name(self.draft), "the conversion")
-        telling = _stage(self.progress, "verify")
-        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by, names=names, progress=telling))
+        conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
+        verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
         return Repaired(
             converted,
             verdict,

@@ -9,22 +9,24 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
-from amp_rewrite.deploy.bench.candidate import Candidate, Conditions, candidates
+from amp_rewrite.deploy.bench.candidate import Candidate, candidates
 from amp_rewrite.deploy.bench.device import device_name
-from amp_rewrite.deploy.bench.memory import Tell, Weigher
+from amp_rewrite.deploy.bench.memory import with_largest, with_memory
 from amp_rewrite.deploy.bench.profile import changes
 from amp_rewrite.deploy.bench.result import Benchmark, Changed, Entry, Sized
-from amp_rewrite.deploy.bench.timing import MOST_RUNS, Seconds, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
-from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner, cuda_opens
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
 from amp_rewrite.version import VERSION
 
+Tell = Callable[[str, int, int], None]
 _Calls = dict[str, Callable[[], object]]
 
 _LEAST_ROUNDS = 3
@@ -50,11 +52,11 @@ def bench(
     seed: int = 0,
     progress: Tell | None = None,
 ) -> Benchmark:
-    """How long models take on the first batch of `data`, what memory they need, and which ops got slower.
+    """Return how long models take on the first batch of `data`, their peak memory, and the ops that got slower.
 
     `models`: what `Model.load` takes; the first one is the baseline. On CUDA a float32 baseline runs twice, without
-    TF32 and with it; whatever else is float32 runs without. `data`: what `Feed.of` takes, with NaN and infinity only if
-    `allow_nonfinite`; each model gets it in the types of its inputs. `names`: what the result calls the models.
+    TF32 and with it; other float32 models run without. `data`: what `Feed.of` takes, with NaN and infinity only if
+    `allow_nonfinite`; each model gets it in the types of its inputs. `names` of the models in the result.
     `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
 
     Latency is that of single runs: `warm` of each model first, then `rounds` in which all take turns, with `runs` of
@@ -63,52 +65,79 @@ def bench(
     process of its own. `limit`: the bytes into which the largest batch is to fit, found to a sixteenth. `profile`:
     the time of each op, in one more process each. `seed`: that of the bootstrap. `progress(stage, done, total)`.
 
-    ModelError, naming the model, for one that does not open or run; FeedError and PolicyError for what does not fit.
+    Raise ModelError, naming the model, for one that does not open or run; FeedError and PolicyError for what does not
+    fit.
     """
+    often = _Often(rounds, runs, warm)
     _check(models, names, sizes, {"rounds": rounds, "runs": runs, "warm": warm, "limit": limit})
-    _check_amount(rounds, runs or MOST_RUNS, warm, threads)
-    chosen = (CUDA if cuda_opens() else CPU) if provider is None else provider
+    _check_amount(often, threads)
+    conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
     tell = progress or _untold
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        taking_part = candidates(models, names, data, Conditions(chosen, threads, allow_nonfinite, Path(folder)))
-        first = taking_part[0]
-        opened = [each.opened() for each in taking_part]
-        axis = batch_axis(opened[0].inputs, first.batch)
+        sides = candidates(models, data, conditions, Path(folder))
+        pairs = [(side, side.opened()) for side in sides]
+        first = sides[0]
+        axis = batch_axis(pairs[0][1].inputs, first.batch)
         if sizes or limit:
             _check_axis(axis, first.name)
-        pairs = list(zip(taking_part, opened, strict=True))
-        entries, per_round = _timed(pairs, (rounds, runs, warm), seed, tell)
-        ill = [note for pair in pairs for note in _nonfinite(*pair)]
+        entries, per_round = _timed(pairs, often, seed, tell)
+        notes = [note for pair in pairs for note in _nonfinite(*pair)]
         if axis is not None and sizes:
-            fewer = max(rounds // _SWEEP_SHARE, _LEAST_ROUNDS)
-            swept = _swept(pairs, axis, sorted(set(sizes)), (fewer, warm), tell)
+            swept = _swept(pairs, axis, sorted(set(sizes)), often, tell)
             entries = [replace(entry, sweep=tuple(rows)) for entry, rows in zip(entries, swept, strict=True)]
-        del opened, pairs  # what is measured below wants the device for itself
-        weigher = Weigher(taking_part, axis, tell)
-        entries = weigher.weighed(entries) if memory else entries
-        entries = weigher.largest(entries, limit) if limit else entries
-        changed = _changed(taking_part, tell) if profile else ()
-    notes = (*ill, *_notes(entries, chosen, data, changed))
-    ran = chosen, device_name(chosen), _versions(), _fed(data, first)
-    return Benchmark(*ran, rounds, per_round, warm, tuple(entries), changed, notes)
+        del pairs  # the measurements below need the device for themselves
+        if memory:
+            for number, side in enumerate(sides):
+                entries[number] = with_memory(side, entries[number], axis)
+                tell("memory", number + 1, len(sides))
+        if limit and axis is not None:
+            for number, side in enumerate(sides):
+                entries[number] = with_largest(side, entries[number], axis, limit)
+                tell("largest batch", number + 1, len(sides))
+        changed = _changed(sides, tell) if profile else ()
+    feed = conditions.feed(data, first.model)
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
+    return Benchmark(
+        first.provider,
+        device_name(first.provider),
+        _versions(),
+        f"{feed.origin}: {shapes}",
+        rounds,
+        per_round,
+        warm,
+        tuple(entries),
+        changed,
+        (*notes, *_notes(entries, first.provider, feed.random, bool(changed))),
+    )
+
+
+class _Often(NamedTuple):
+    """The rounds, the runs of each model in a round (None: as many as take 50 ms), and the runs to warm up."""
+
+    rounds: int
+    runs: int | None
+    warm: int
 
 
 # -- time --------------------------------------------------------------------------------------------
 
 
-def _timed(
-    pairs: Sequence[tuple[Candidate, Runner]], often: tuple[int, int | None, int], seed: int, tell: Tell
-) -> tuple[list[Entry], int]:
+def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, tell: Tell) -> tuple[list[Entry], int]:
     """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
-    rounds, runs, warm = often
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
-    latencies = [_warmed(name, call, warm) for name, call in (*bound.items(), *copying.items())]
-    per_round = runs or runs_per_round(latencies)
-    seconds = interleaved(bound, rounds=rounds, runs=per_round, progress=partial(tell, "latency"))
-    copies = interleaved(copying, rounds=rounds, runs=per_round, progress=partial(tell, "latency with copies"))
+    latencies = [_warmed(name, call, often.warm) for name, call in (*bound.items(), *copying.items())]
+    runs = often.runs or runs_per_round(latencies)
+    seconds = interleaved(bound, rounds=often.rounds, runs=runs, progress=partial(tell, "latency"))
+    copies = interleaved(copying, rounds=often.rounds, runs=runs, progress=partial(tell, "latency with copies"))
     baselines = [c.name for c, _ in pairs if c.number == 0]
-    return [_entry(c, seconds, copies[c.name], baselines, seed) for c, _ in pairs], per_round
+    entries = []
+    for candidate, _ in pairs:
+        mine = seconds[candidate.name]
+        timings = Timing.of(mine), Timing.of(copies[candidate.name])
+        speed_ups = {name: speed_up(seconds[name], mine, seed=seed) for name in baselines}
+        entries.append(Entry(candidate.name, candidate.types, candidate.tf32, *timings, speed_ups))
+    return entries, runs
 
 
 def _warmed(name: str, call: Callable[[], object], times: int) -> float:
@@ -118,36 +147,23 @@ def _warmed(name: str, call: Callable[[], object], times: int) -> float:
         raise ModelError(f"{name}: {error}") from error
 
 
-def _entry(
-    candidate: Candidate, seconds: Mapping[str, Seconds], copies: Seconds, baselines: Sequence[str], seed: int
-) -> Entry:
-    mine = seconds[candidate.name]
-    speed_ups = {name: speed_up(seconds[name], mine, seed=seed) for name in baselines}
-    return Entry(candidate.name, candidate.types, candidate.tf32, Timing.of(mine), Timing.of(copies), speed_ups)
-
-
 def _swept(
-    pairs: Sequence[tuple[Candidate, Runner]],
-    axis: BatchAxis,
-    sizes: Sequence[int],
-    often: tuple[int, int],
-    tell: Tell,
+    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, sizes: Sequence[int], often: _Often, tell: Tell
 ) -> list[list[Sized]]:
-    """Return for each candidate a row for each size, the smallest first. `often`: rounds, and runs to warm up."""
+    """Return for each candidate a row for each size, the smallest first."""
+    rounds = max(often.rounds // _SWEEP_SHARE, _LEAST_ROUNDS)
     sweeps: list[list[Sized]] = [[] for _ in pairs]
-    for done, items in enumerate(sizes):
-        rows = _at_size(pairs, axis, items, often)
-        for row, sweep in zip(rows, sweeps, strict=True):
+    for done, items in enumerate(sizes, 1):
+        for row, sweep in zip(_at_size(pairs, axis, items, rounds, often.warm), sweeps, strict=True):
             sweep.append(row)
-        tell("batch sizes", done + 1, len(sizes))
+        tell("batch sizes", done, len(sizes))
     return sweeps
 
 
 def _at_size(
-    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, items: int, often: tuple[int, int]
+    pairs: Sequence[tuple[Candidate, Runner]], axis: BatchAxis, items: int, rounds: int, warm: int
 ) -> list[Sized]:
-    """Return a row of each candidate for one size; the row of one that does not run at that size says why."""
-    rounds, warm = often
+    """Return a row of each candidate for one size, with the reason if it does not run at that size."""
     calls: _Calls = {}
     latencies, faults = [], {}
     for candidate, runner in pairs:
@@ -165,53 +181,47 @@ def _at_size(
 # -- ops, and what to know ---------------------------------------------------------------------------
 
 
-def _changed(taking_part: Sequence[Candidate], tell: Tell) -> tuple[Changed, ...]:
+def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[Changed, ...]:
     """Return the changes of each other model's ops against the first model without TF32."""
-    others = [c for c in taking_part if c.number]
+    others = [c for c in sides if c.number]
     profiles = []
-    for done, candidate in enumerate((taking_part[0], *others) if others else ()):
+    for done, candidate in enumerate((sides[0], *others) if others else (), 1):
         outcome = candidate.profiled()
         if outcome.fault:
             raise ModelError(f"{candidate.name} runs, and its profile fails: {outcome.fault}; leave the profile out")
         profiles.append(outcome.ops)
-        tell("profile", done + 1, len(others) + 1)
+        tell("profile", done, len(others) + 1)
     return tuple(Changed(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
 
 
 def _nonfinite(candidate: Candidate, runner: Runner) -> Iterator[str]:
     """Yield a note if a model gives NaN or infinity on its batch, because its speed is then meaningless."""
-    found = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
-    floating = [value for value in found if value.dtype.kind == "f" or value.dtype == DType.BFLOAT16.numpy]
-    bad = sum(int(np.count_nonzero(~np.isfinite(value))) for value in floating)
+    arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
+    arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
+    bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
     if bad:
-        numbers = sum(value.size for value in floating)
+        numbers = sum(array.size for array in arrays)
         yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
 
 
-def _notes(entries: Sequence[Entry], provider: str, data: object, changed: Sequence[Changed]) -> tuple[str, ...]:
-    found = [f"the memory of {entry.name} is not known: {entry.fault}" for entry in entries if entry.fault]
+def _notes(entries: Sequence[Entry], provider: str, random: bool, profiled: bool) -> Iterator[str]:
+    yield from (f"the memory of {entry.name} is not known: {entry.fault}" for entry in entries if entry.fault)
     if provider == CPU and any(entry.types for entry in entries):
-        found.append("CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts")
+        yield "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts"
     if provider == CUDA:
-        found.append("float32 is computed without TF32 unless the name says so; onnxruntime's own default is with it")
-    if provider == CUDA and changed:
-        found.append("ops are timed with CUDA_LAUNCH_BLOCKING=1, one after the other: they add up to more than a run")
-    if isinstance(data, Feed) and data.random:
-        found.append("the data are random: a model whose work depends on its data may take another time on yours")
-    return tuple(found)
-
-
-def _fed(data: object, first: Candidate) -> str:
-    origin = data.origin if isinstance(data, Feed) else Feed.of(data, first.model, allow_nonfinite=True).origin
-    return f"{origin}: {', '.join(f'{name} {list(array.shape)}' for name, array in first.batch.items())}"
+        yield "float32 is computed without TF32 unless the name says so; onnxruntime's own default is with it"
+    if provider == CUDA and profiled:
+        yield "ops are timed with CUDA_LAUNCH_BLOCKING=1, one after the other: they add up to more than a run"
+    if random:
+        yield "the data are random: a model whose work depends on its data may take another time on yours"
 
 
 def _versions() -> dict[str, str]:
-    found = {"amp-rewrite": VERSION}
+    versions = {"amp-rewrite": VERSION}
     for name in ("onnxruntime-gpu", "onnxruntime"):  # one module, in two packages
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _untold(stage: str, done: int, total: int) -> None:
@@ -241,7 +251,8 @@ def _check(
             raise PolicyError(f"{name} is {number}, which is too small; give at least 1")
 
 
-def _check_amount(rounds: int, runs: int, warm: int, threads: int) -> None:
+def _check_amount(often: _Often, threads: int) -> None:
+    rounds, runs, warm = often.rounds, often.runs or MOST_RUNS, often.warm
     if max(rounds * runs, warm) > _MOST:
         raise PolicyError(f"{rounds} rounds of {runs} runs after {warm} are more than {_MOST} runs; give fewer")
     if threads > MOST_THREADS:

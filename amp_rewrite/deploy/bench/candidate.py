@@ -9,12 +9,13 @@ from pathlib import Path
 
 from amp_rewrite.deploy.bench.batches import Batch
 from amp_rewrite.deploy.bench.child import Outcome, apart
-from amp_rewrite.errors import FeedError, ModelError
+from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.verify import low_types, name_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions
+from amp_rewrite.runtime.runner import CUDA, Runner
 
 # In a process that measures memory, the arena grows by the requested size, not by powers of two.
 _WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}
@@ -41,20 +42,7 @@ class Candidate:
 
     def opened(self) -> Runner:
         """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
-        providers = tuple(dict.fromkeys((self.provider, CPU)))
-        options = {self.provider: self.options}
-        try:
-            runner = Runner.open(
-                self.model, SessionOptions(providers=providers, provider_options=options, threads=self.threads)
-            )
-        except ModelError as error:
-            raise ModelError(f"{self.name}: {error}") from error
-        if runner.provider != self.provider:
-            raise ModelError(
-                f"{self.name} was to run on {self.provider}, and only {runner.provider} opens here; ask for that, or"
-                f" install what {self.provider} needs"
-            )
-        return runner
+        return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
 
     def weighed(self, batch: Batch) -> Outcome:
         """Measure its memory for a batch, in a process of its own."""
@@ -66,43 +54,33 @@ class Candidate:
         return apart(self.file, self.batch, self.provider, options=self.options, threads=self.threads, profile=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions that all models of a benchmark share. `folder`: for models that are not files."""
-
-    provider: str
-    threads: int
-    allow_nonfinite: bool
-    folder: Path
-
-
-def candidates(models: Sequence[object], names: Sequence[str], data: object, conditions: Conditions) -> list[Candidate]:
+def candidates(models: Sequence[object], data: object, conditions: Conditions, folder: Path) -> list[Candidate]:
     """Return the models, and the first one again with TF32 where that may make a difference.
 
-    FeedError and ModelError name the model.
+    `folder`: for models that are not files. FeedError and ModelError name the model.
     """
-    provider = conditions.provider
-    found: list[Candidate] = []
-    fed: Feed | None = None
-    for number, (given, name) in enumerate(zip(models, told_apart(models, names), strict=True)):
-        model = Model.load(given)
-        fed = fed or Feed.of(data, model, allow_nonfinite=conditions.allow_nonfinite)
-        batch = _fitting(next(iter(fed)), model, name)
-        file = _file(given, model, conditions.folder / f"{number}.onnx")
+    provider = conditions.chosen_provider
+    sides: list[Candidate] = []
+    feed: Feed | None = None
+    for number, (source, name) in enumerate(zip(models, distinct_names(models, conditions.names or ()), strict=True)):
+        model = Model.load(source)
+        feed = feed or conditions.feed(data, model)
+        batch = _fitting(next(iter(feed)), model, name)
+        file = _file(source, model, folder / f"{number}.onnx")
         types = low_types(model)
-        found.append(Candidate(number, name, model, file, batch, provider, types, threads=conditions.threads))
+        sides.append(Candidate(number, name, model, file, batch, provider, types, threads=conditions.threads))
         if number == 0 and provider == CUDA and not types:
-            found.append(replace(found[0], name=f"{name} with TF32", tf32=True))
-    return found
+            sides.append(replace(sides[0], name=f"{name} with TF32", tf32=True))
+    return sides
 
 
-def told_apart(models: Sequence[object], names: Sequence[str]) -> list[str]:
+def distinct_names(models: Sequence[object], names: Sequence[str]) -> list[str]:
     """Return distinct names of the models: the given ones, else file names, else paths; numbered if still equal."""
-    found = list(names) or [name_of(given, f"model {number}") for number, given in enumerate(models)]
-    if len(set(found)) < len(found):
-        pairs = zip(models, found, strict=True)
-        found = [str(given) if isinstance(given, (str, os.PathLike)) else name for given, name in pairs]
-    return [f"{name} ({found[:i].count(name) + 1})" if name in found[:i] else name for i, name in enumerate(found)]
+    names = list(names) or [name_of(source, f"model {number}") for number, source in enumerate(models)]
+    if len(set(names)) < len(names):
+        pairs = zip(models, names, strict=True)
+        names = [str(source) if isinstance(source, (str, os.PathLike)) else name for source, name in pairs]
+    return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
 def _fitting(batch: Batch, model: Model, name: str) -> Batch:
@@ -115,9 +93,9 @@ def _fitting(batch: Batch, model: Model, name: str) -> Batch:
         raise FeedError(f"{name}: {error}") from error
 
 
-def _file(given: object, model: Model, spare: Path) -> Path:
+def _file(source: object, model: Model, spare: Path) -> Path:
     """Return the model's own file, or write one."""
-    if isinstance(given, (str, os.PathLike)):
-        return Path(given)
+    if isinstance(source, (str, os.PathLike)):
+        return Path(source)
     model.save(spare)
     return spare

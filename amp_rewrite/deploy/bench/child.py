@@ -20,7 +20,10 @@ from amp_rewrite.deploy.bench.batches import Batch
 from amp_rewrite.deploy.bench.device import GpuMemory, resident, resident_peak
 from amp_rewrite.deploy.bench.profile import OpTime, read_profile
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, has_provider
+from amp_rewrite.evidence.conditions import session_on
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import CUDA, Runner, has_provider
 from amp_rewrite.runtime.subprocess import command
 
 _SKIPPED, _RUNS = 3, 10  # runs of a profile
@@ -67,8 +70,8 @@ def apart(model: Path, batch: Batch, provider: str, **more: Any) -> Outcome:
         result = folder / "outcome.json"
         if not result.exists():
             return Outcome(fault=_ending(ended.returncode, ended.stderr))
-        told = json.loads(result.read_text("utf-8"))
-        return Outcome(told["memory"], tuple(OpTime(**op) for op in told["ops"]), told["fault"])
+        fields = json.loads(result.read_text("utf-8"))
+        return Outcome(**fields | {"ops": tuple(OpTime(**op) for op in fields["ops"])})
 
 
 def _ending(code: int, stderr: str) -> str:
@@ -80,8 +83,8 @@ def _ending(code: int, stderr: str) -> str:
 # -- in the process ----------------------------------------------------------------------------------
 
 
-def found(job: Job, folder: Path) -> Outcome:
-    """Measure what the job requests; a model that does not run gives an outcome with a fault."""
+def outcome_of(job: Job, folder: Path) -> Outcome:
+    """Do a job; a model that does not run gives an outcome with a fault."""
     try:
         return _profiled(job, folder) if job.profile else _weighed(job)
     except (AmpRewriteError, OSError) as error:
@@ -105,14 +108,7 @@ def _profiled(job: Job, folder: Path) -> Outcome:
 
 
 def _opened(job: Job, profile: str | None = None) -> Runner:
-    from amp_rewrite.files.model import Model
-
-    providers = tuple(dict.fromkeys((job.provider, CPU)))
-    options = {job.provider: dict(job.options)}
-    model = Model.load(job.model)
-    return Runner.open(
-        model, SessionOptions(providers=providers, provider_options=options, threads=job.threads, profile=profile)
-    )
+    return Runner.open(Model.load(job.model), session_on(job.provider, job.threads, job.options, profile))
 
 
 def _run(runner: Runner, batch: Batch, times: int) -> None:
@@ -122,14 +118,11 @@ def _run(runner: Runner, batch: Batch, times: int) -> None:
 
 
 def _batch(job: Job) -> Batch:
-    from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.files.model import Model
-
     return next(iter(Feed.of(job.batch, Model.load(job.model), allow_nonfinite=True)))
 
 
 def main(file: str) -> None:
     """Do the job in a file, and write its outcome beside it."""
     path = Path(file)
-    outcome = found(Job(**json.loads(path.read_text("utf-8"))), path.parent)
+    outcome = outcome_of(Job(**json.loads(path.read_text("utf-8"))), path.parent)
     (path.parent / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")

@@ -14,7 +14,8 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats, read
 from amp_rewrite.evidence.instrument.lazy_weights import casting_in_graph
 from amp_rewrite.evidence.instrument.pairing import Pairing
@@ -27,9 +28,7 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.runtime.runner import Runner, SessionOptions
-
-Progress = Callable[[int, int], None]
+from amp_rewrite.runtime.runner import Given, Runner, SessionOptions
 
 CHUNK = 256
 """Values measured in one session. More of them make larger graphs; fewer repeat the reference more often."""
@@ -41,7 +40,7 @@ def local_errors(
     feed: Feed,
     *,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
@@ -58,14 +57,12 @@ def local_errors(
     ModelError if no value of the two models matches.
     """
     bench = Bench.of(reference, low)
-    apart = bench.local_errors(feed, chunk=chunk, progress=progress)
-    names = bench.pairing.reference.ops
-    found: dict[str, float] = {}
-    for value, measured in apart.items():
-        theirs = bench.pairing.reference.values[bench.pairing.measured[value]].producer
-        name = names[theirs].name if theirs is not None else ""
-        found[name] = max(found.get(name, 0.0), measured.error(bench.floor))
-    return found
+    errors: dict[str, float] = {}
+    for value, stats in bench.local_errors(feed, Conditions(chunk=chunk, progress=progress)).items():
+        op = bench.pairing.reference.producer(bench.pairing.measured[value])
+        name = op.name if op is not None else ""
+        errors[name] = max(errors.get(name, 0.0), stats.error(bench.low.tiny))
+    return errors
 
 
 @dataclass(frozen=True)
@@ -85,11 +82,6 @@ class Bench:
         if not pairing.measured:
             raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
         return cls(pairing)
-
-    @property
-    def floor(self) -> float:
-        """Return the smallest normal number of the candidate's low type."""
-        return self.low.tiny
 
     @cached_property
     def low(self) -> DType:
@@ -150,9 +142,7 @@ class Bench:
     def of_one_shape(self, feed: Feed) -> Bench:
         """Return the bench without pairs whose shapes differ on the first batch. Raise ModelError if none is left."""
         values = tuple(self.pairing.measured)
-        runner = _opened(_rounding(with_shapes(self.pairing, self.low, values)))
-        known = {port.name for port in runner.inputs}
-        shapes = runner.run({name: array for name, array in next(iter(feed)).items() if name in known})
+        shapes = _run(_opened(_rounding(with_shapes(self.pairing, self.low, values))), next(iter(feed)))
         mine, theirs = (list(shapes.values())[i::2] for i in (0, 1))
         other = {
             self.pairing.measured[value]
@@ -168,42 +158,35 @@ class Bench:
 
     # -- measuring -----------------------------------------------------------------------------------
 
-    def local_errors(
-        self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None
-    ) -> dict[ValueId, ErrorStats]:
+    def local_errors(self, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
         """Return the local error of each value in `shadowed`: its shadow against the reference."""
-        return self._measured(self.shadowed, with_shadows, feed, chunk, progress)
+        return self._measured(self.shadowed, with_shadows, feed, conditions)
 
-    def accumulated_errors(
-        self, feed: Feed, *, chunk: int = CHUNK, progress: Progress | None = None
-    ) -> dict[ValueId, ErrorStats]:
+    def accumulated_errors(self, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
         """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
-        return self._measured(tuple(self.pairing.measured), with_candidate, feed, chunk, progress)
+        return self._measured(tuple(self.pairing.measured), with_candidate, feed, conditions)
 
     def _measured(
         self,
         values: Sequence[ValueId],
         build: Callable[[Pairing, DType, Sequence[ValueId]], Measuring],
         feed: Feed,
-        chunk: int,
-        progress: Progress | None,
+        conditions: Conditions,
     ) -> dict[ValueId, ErrorStats]:
-        chunks = [values[i : i + chunk] for i in range(0, len(values), chunk)]
-        total = len(chunks) * len(feed) if progress else 0
-        found = dict.fromkeys(values, ErrorStats())
-        done = 0
-        for part in chunks:
+        size = conditions.chunk or CHUNK
+        starts = range(0, len(values), size)
+        per_session = len(feed) if conditions.progress else 0
+        stats = dict.fromkeys(values, ErrorStats())
+        for number, start in enumerate(starts):
+            part = values[start : start + size]
             measuring = build(self.pairing, self.low, part)
             runner = _opened(measuring.on(_rounding(measuring.model)))
-            known = {port.name for port in runner.inputs}
-            for batch in feed:
-                packed = runner.run({name: array for name, array in batch.items() if name in known})
-                for value, apart in zip(part, read(*packed.values()), strict=True):  # type: ignore[arg-type]
-                    found[value] = found[value].merge(apart)
-                done += 1
-                if progress:
-                    progress(done, total)
-        return found
+            for done, batch in enumerate(feed, 1):
+                packed = _run(runner, batch)
+                for value, more in zip(part, read(*packed.values()), strict=True):  # type: ignore[arg-type]
+                    stats[value] = stats[value].merge(more)
+                conditions.tell(number * per_session + done, len(starts) * per_session)
+        return stats
 
 
 def _rounding(model: Model) -> Model:
@@ -213,6 +196,12 @@ def _rounding(model: Model) -> Model:
 def _opened(model: Model) -> Runner:
     """Open a model without graph optimizations, because fusion depends on the rest of the graph."""
     return Runner.open(model, SessionOptions(optimized=False, planned=False, spinning=False))
+
+
+def _run(runner: Runner, batch: Batch) -> dict[str, Given]:
+    """Run on the arrays of a batch that the model reads."""
+    inputs = {port.name for port in runner.inputs}
+    return runner.run({name: array for name, array in batch.items() if name in inputs})
 
 
 def _inlined(model: Model) -> Model:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-import onnx
-import onnx.helper
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
@@ -22,7 +21,7 @@ from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.builder import new_cast, new_constant, new_node
+from amp_rewrite.ir.builder import declared, new_cast, new_constant, new_node
 from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
@@ -30,7 +29,6 @@ from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 
 # Ops whose result has the same magnitudes as their first input, equally often.
 _COPIES = PERMUTES | {"Abs", "Neg"}
-_MEASURED_IN = {DType.DOUBLE: DType.DOUBLE}  # every other type in FLOAT, which holds all of its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,10 @@ class Taps:
         constants: list[ValueId] = []
         untapped: dict[str, str] = {}
         for value in view.values:
-            found = view.types[value.id]
-            if found is not None and found.dtype is not None and not found.dtype.floating:
+            type_ = view.types[value.id]
+            if type_ is not None and type_.dtype is not None and not type_.dtype.floating:
                 continue
-            reason = _unfit(found) or closed.get(value.scope, "")
+            reason = _unfit(type_) or closed.get(value.scope, "")
             if reason:
                 untapped[key(view, value.id)] = reason
             elif view.constant(value.id) is not None:
@@ -72,32 +70,30 @@ class Taps:
 
     def only(self, values: Iterable[ValueId]) -> Taps:
         """Return the taps restricted to these values; the source of a copy may lie outside."""
-        wanted = frozenset(values)
-        copies = {copy: of for copy, of in self.copies.items() if copy in wanted}
-        taps, constants = (tuple(filter(wanted.__contains__, part)) for part in (self.taps, self.constants))
+        kept = frozenset(values)
+        copies = {copy: of for copy, of in self.copies.items() if copy in kept}
+        taps, constants = (tuple(v for v in part if v in kept) for part in (self.taps, self.constants))
         return Taps(taps, copies, constants, {})
 
 
-def _unfit(found: ValueType | None) -> str:
+def _unfit(type_: ValueType | None) -> str:
     """Return the reason why a value of this type is not measured, or ""."""
-    if found is None or (found.dtype is None and found.container == TENSOR):
+    if type_ is None or (type_.dtype is None and type_.container == TENSOR):
         return "its element type is not known"
-    if found.container != TENSOR:
-        return f"it is not a tensor but {found}; tensors taken out of it are tapped"
-    return ""
+    return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken out of it are tapped"
 
 
 def _closed(view: View) -> dict[ScopeId, str]:
     """Return the graphs that cannot return rows, each with the reason."""
-    found: dict[ScopeId, str] = {}
+    closed: dict[ScopeId, str] = {}
     for scope in view.scopes:
         owner = view.ops[scope.owner] if scope.owner is not None else None
-        if scope.parent in found:
-            found[scope.id] = found[scope.parent]
+        if scope.parent in closed:
+            closed[scope.id] = closed[scope.parent]
         elif owner is not None and _carrier(owner) is None:
             since = f"-{owner.signature.since}" if owner.signature else ""
-            found[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {owner.kind}{since}"
-    return found
+            closed[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {owner.kind}{since}"
+    return closed
 
 
 def _copied(view: View, value: ValueId) -> ValueId | None:
@@ -113,8 +109,7 @@ def _copied(view: View, value: ValueId) -> ValueId | None:
 # -- the model with taps -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Tapped:
+class Tapped(NamedTuple):
     """A model with taps: a run gives the rows of `values`, in that order, as the output named `rows`."""
 
     model: Model
@@ -144,16 +139,15 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     builder = _Builder(view, taps, to)
     rows = builder.graph(proto.graph, view.scopes[MAIN])
     used = {builder.measured_in(value) for value in taps}
-    constants = [node for dtype in DType if dtype in used for node in builder.range_nodes[dtype].constants()]
+    constants = [node for dtype, nodes in builder.range_nodes.items() if dtype in used for node in nodes.constants()]
     refill(proto.graph, "node", [*constants, *builder.starts, *proto.graph.node])
     name = f"{builder.stem}rows"
     proto.graph.node.append(new_node("Identity", [rows.name], name))
-    proto.graph.output.append(onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, [WIDTH * len(rows.values)]))
+    proto.graph.output.append(declared(name, DType.DOUBLE, [WIDTH * len(rows.values)]))
     return Tapped(replace(view.model, proto=proto), rows.values, name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(NamedTuple):
     """The name of a vector with the rows of these values."""
 
     name: str
@@ -173,15 +167,14 @@ class _Builder:
         for value in taps:
             self.taps.setdefault(view.values[value].scope, []).append(value)
         self.starts: list[NodeProto] = []
-        self.made = 0
+        self._numbers = count(1)
 
     def measured_in(self, value: ValueId) -> DType:
-        dtype = self.view.dtype(value)
-        return _MEASURED_IN.get(dtype, DType.FLOAT) if dtype else DType.FLOAT
+        """Return the type of the measuring nodes; float32 holds all numbers of the other types."""
+        return DType.DOUBLE if self.view.dtype(value) is DType.DOUBLE else DType.FLOAT
 
     def fresh(self) -> str:
-        self.made += 1
-        return f"{self.stem}{self.made}"
+        return f"{self.stem}{next(self._numbers)}"
 
     def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
         """Add taps to a copied graph and its bodies, in place."""
@@ -194,9 +187,9 @@ class _Builder:
             ]
             carry = _carrier(op)
             if carry is not None and any(rows.values for rows in inner):
-                found, nodes = carry(self, node, inner)
-                parts.append(found)
-                after.extend(nodes)
+                carried, nodes = carry(self, node, inner)
+                parts.append(carried)
+                after += nodes
         own: list[list[NodeProto]] = []
         for value in self.taps.get(scope.id, ()):
             name = self.fresh()
@@ -206,20 +199,29 @@ class _Builder:
         graph.node.extend(node for nodes in reversed(own) for node in nodes)
         if not parts:
             return _Rows("", ())
-        together = self.fresh()
-        graph.node.append(new_node("Concat", [part.name for part in parts], together, axis=0))
-        return _Rows(together, tuple(value for part in parts for value in part.values))
+        return _Rows(self.joined(graph, [part.name for part in parts]), _values(parts))
+
+    def joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
+        """Append a Concat of rows to a graph; return its name."""
+        name = self.fresh()
+        graph.node.append(new_node("Concat", rows, name, axis=0))
+        return name
 
     def _measured(self, value: ValueId, row: str) -> list[NodeProto]:
         name, dtype = self.view.value_name(value), self.measured_in(value)
         if self.view.dtype(value) is dtype:
-            maker = self.view.producer(value)
-            return self.range_nodes[dtype].row(name, row, rectified=maker is not None and maker.kind == "Relu")
+            op = self.view.producer(value)
+            return self.range_nodes[dtype].row(name, row, rectified=op is not None and op.kind == "Relu")
         cast = new_cast(name, f"{row}_wide", dtype)
         return [cast, *self.range_nodes[dtype].row(f"{row}_wide", row)]
 
 
 # -- out of bodies -----------------------------------------------------------------------------------
+
+
+def _values(parts: Sequence[_Rows]) -> tuple[ValueId, ...]:
+    return tuple(value for part in parts for value in part.values)
+
 
 _Carrier = Callable[[_Builder, NodeProto, list[_Rows]], tuple[_Rows, list[NodeProto]]]
 
@@ -248,11 +250,9 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
             elif rows.values:
                 parts.append(builder.fresh())
                 graph.node.append(new_constant(parts[-1], neutral(len(rows.values))))
-        together = builder.fresh()
-        graph.node.append(new_node("Concat", parts, together, axis=0))
-        graph.output.append(onnx.helper.make_tensor_value_info(together, TensorProto.DOUBLE, None))
+        graph.output.append(declared(builder.joined(graph, parts), DType.DOUBLE, None))
     node.output.append(out)
-    return _Rows(out, tuple(value for rows in inner for value in rows.values)), []
+    return _Rows(out, _values(inner)), []
 
 
 def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
@@ -288,10 +288,8 @@ def _as_state(
     start, before, after, out = (builder.fresh() for _ in range(4))
     size = [WIDTH * len(rows.values)]
     body.node.extend(merging(f"{after}_", before, rows.name, len(rows.values), after))
-    for name, at_port, side in ((before, entry, "input"), (after, gives, "output")):
-        formals = list(getattr(body, side))
-        formals.insert(at_port, onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, size))
-        refill(body, side, formals)
+    body.input.insert(entry, declared(before, DType.DOUBLE, size))
+    body.output.insert(gives, declared(after, DType.DOUBLE, size))
     node.output.extend([""] * (at - len(node.output)))
     node.output.insert(at, out)
     node.input.insert(read, start)
@@ -303,20 +301,18 @@ def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows])
     """Add a sequence of the rows of each element; a neutral element keeps it nonempty."""
     (rows,), ((_, body),) = inner, bodies(node)
     each, none, some, stacked, total, most, out = (builder.fresh() for _ in range(7))
-    width = [WIDTH * len(rows.values)]
-    body.output.append(onnx.helper.make_tensor_value_info(rows.name, TensorProto.DOUBLE, width))
+    body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
     node.output.append(each)
     axis = f"{out}_axis"
     by_input = builder.view.opsets.get("", 0) >= FIRST_REDUCTION_AXES_INPUT
+    axes, stated = ([axis], {}) if by_input else ([], {"axes": [0]})
     return _Rows(out, rows.values), [
         new_constant(none, neutral(len(rows.values))),
         new_constant(axis, np.array([0])),
         new_node("SequenceInsert", [each, none], some),
         new_node("ConcatFromSequence", [some], stacked, axis=0, new_axis=1),
         new_node("ReduceSum", [stacked, axis], total, keepdims=0),
-        new_node("ReduceMax", [stacked, axis], most, keepdims=0)
-        if by_input
-        else new_node("ReduceMax", [stacked], most, keepdims=0, axes=[0]),
+        new_node("ReduceMax", [stacked, *axes], most, keepdims=0, **stated),
         *chosen(f"{out}_", total, most, len(rows.values), out),
     ]
 

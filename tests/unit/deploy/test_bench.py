@@ -19,8 +19,8 @@ import amp_rewrite
 from amp_rewrite import AmpRewriteError, FeedError, Model, ModelError, PolicyError, ReportError
 from amp_rewrite.deploy.bench.batches import BatchAxis, batch_axis
 from amp_rewrite.deploy.bench.bench import parse_sizes
-from amp_rewrite.deploy.bench.candidate import Candidate, told_apart
-from amp_rewrite.deploy.bench.child import Job, Outcome, apart, found
+from amp_rewrite.deploy.bench.candidate import Candidate, distinct_names
+from amp_rewrite.deploy.bench.child import Job, Outcome, apart, outcome_of
 from amp_rewrite.deploy.bench.device import GpuMemory
 from amp_rewrite.deploy.bench.memory import largest, parse_bytes
 from amp_rewrite.deploy.bench.plot import check_plot, plot
@@ -369,7 +369,7 @@ def test_ops_are_summed_by_type() -> None:
 def test_the_profile_that_onnxruntime_writes_is_read(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=X)
-    outcome = found(Job(str(tmp_path / "m.onnx"), str(tmp_path / "x.npz"), CPU, profile=True), tmp_path)
+    outcome = outcome_of(Job(str(tmp_path / "m.onnx"), str(tmp_path / "x.npz"), CPU, profile=True), tmp_path)
     assert [(op.name, op.op, op.place, op.dtype) for op in outcome.ops] == [
         ("up", "Mul", "CPU", "float32"),
         ("down", "Neg", "CPU", "float32"),
@@ -539,10 +539,10 @@ def test_a_provider_that_does_not_open_is_an_error_not_a_run_elsewhere() -> None
 
 
 def test_models_are_called_by_file_by_path_or_by_number() -> None:
-    assert told_apart(["a/m.onnx", "b/n.onnx"], ()) == ["m.onnx", "n.onnx"]
-    assert told_apart(["a/m.onnx", "b/m.onnx"], ()) == ["a/m.onnx", "b/m.onnx"]
-    assert told_apart(["m.onnx", "m.onnx", "m.onnx"], ()) == ["m.onnx", "m.onnx (2)", "m.onnx (3)"]
-    assert told_apart([b"", b""], ()) == ["model 0", "model 1"]
+    assert distinct_names(["a/m.onnx", "b/n.onnx"], ()) == ["m.onnx", "n.onnx"]
+    assert distinct_names(["a/m.onnx", "b/m.onnx"], ()) == ["a/m.onnx", "b/m.onnx"]
+    assert distinct_names(["m.onnx", "m.onnx", "m.onnx"], ()) == ["m.onnx", "m.onnx (2)", "m.onnx (3)"]
+    assert distinct_names([b"", b""], ()) == ["model 0", "model 1"]
 
 
 # -- what people and machines read ---------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes, ErrorStats, read
 from amp_rewrite.evidence.instrument.shadow import Bench, local_errors
@@ -115,7 +116,7 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     assert located.matched == located.matchable
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
     bench = Bench.of(Model.load(path), converted)
-    drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)))
+    drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)), Conditions())
     theirs = {bench.pairing.reference.value_name(w): drift[v] for v, w in bench.pairing.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
@@ -131,7 +132,7 @@ def test_chunks_change_nothing() -> None:
     bench = Bench.of(model, converted)
     runs: list[tuple[int, int]] = []
     for measure in (bench.local_errors, bench.accumulated_errors):
-        assert measure(feed, chunk=3) == measure(feed, progress=lambda *done: runs.append(done))
+        assert measure(feed, Conditions(chunk=3)) == measure(feed, Conditions(progress=lambda *done: runs.append(done)))
     assert runs == [(1, 1), (1, 1)]
 
 

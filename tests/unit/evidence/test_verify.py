@@ -14,7 +14,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
-from amp_rewrite.evidence import verify as module
+from amp_rewrite.evidence import conditions
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import Difference, Tolerance
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
@@ -291,8 +291,8 @@ def test_a_provider_that_does_not_open_is_an_error_and_not_a_verdict() -> None:
 
 def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     opens = Runner.open
-    monkeypatch.setattr(module, "cuda_opens", lambda: True)  # and yet it does not
-    monkeypatch.setattr(module.Runner, "open", lambda model, _options: opens(model))
+    monkeypatch.setattr(conditions, "cuda_opens", lambda: True)  # and yet it does not
+    monkeypatch.setattr(conditions.Runner, "open", lambda model, _options: opens(model))
     with pytest.raises(ModelError) as refused:
         verify(RELU, RELU, X, rtol=1.0)
     assert str(refused.value) == (
@@ -301,7 +301,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
 
 
 def test_emulation_is_the_default_only_where_no_cuda_provider_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cuda_opens", lambda: True)
+    monkeypatch.setattr(conditions, "cuda_opens", lambda: True)
     verdict = verify(SCALED_HALF, SCALED_HALF, X, rtol=0.0, provider=CPU)
     assert verdict.candidate.as_ == f"float16 on {CPU}"
 

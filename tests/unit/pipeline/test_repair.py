@@ -136,7 +136,9 @@ def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatc
 
 def test_a_set_that_fails_in_the_real_model_gives_way_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        MODULE, "verdict_of", lambda reference, result, feed, comparison: denied if low_types(result) else accepted
+        MODULE,
+        "verdict_of",
+        lambda reference, result, feed, comparison, conditions: denied if low_types(result) else accepted,
     )
 
     found = repaired(needy())

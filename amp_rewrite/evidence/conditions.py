@@ -1,0 +1,70 @@
+"""Conditions of a measurement: the keywords that `verify`, `calibrate`, `locate` and `bench` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.files.model import Model
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions under which models run on data.
+
+    `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
+    `chunk`: values measured in one session; None: a default. `progress(done, total)` counts runs.
+    """
+
+    allow_nonfinite: bool = False
+    names: Sequence[str] | None = None
+    emulate: bool | None = None
+    provider: str | None = None
+    threads: int = 0
+    chunk: int | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    @property
+    def chosen_provider(self) -> str:
+        """Return the provider that must open."""
+        return (CUDA if cuda_opens() else CPU) if self.provider is None else self.provider
+
+    @property
+    def emulates(self) -> bool:
+        """True if low-precision ops run as float32 ops that round."""
+        return not cuda_opens() if self.emulate is None else self.emulate
+
+    def feed(self, data: object, model: Model) -> Feed:
+        """Return the data as batches for a model."""
+        return Feed.of(data, model, allow_nonfinite=self.allow_nonfinite)
+
+    def tell(self, done: int, total: int) -> None:
+        """Report progress."""
+        if self.progress:
+            self.progress(done, total)
+
+
+def session_on(
+    provider: str, threads: int = 0, options: Mapping[str, str] | None = None, profile: str | None = None
+) -> SessionOptions:
+    """Return the options of a session on a provider, with options of that provider."""
+    providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
+    return SessionOptions(providers=providers, provider_options=own, threads=threads, profile=profile)
+
+
+def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
+    """Open a model on the first provider. Raise ModelError, naming the model, if it does not open there."""
+    provider = options.providers[0]
+    try:
+        runner = Runner.open(model, options)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    if runner.provider != provider:
+        raise ModelError(
+            f"{name} was to run on {provider}, and only {runner.provider} opens here; ask for that, or install what"
+            f" {provider} needs"
+        )
+    return runner
