@@ -36,7 +36,7 @@ _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """Pins of ops that stay float32, the caller's pins first, and findings for the report."""
+    """Pins of ops that stay float32, and findings for the report."""
 
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -56,11 +56,10 @@ def guard(
     ranges: Ranges,
     to: DType,
     *,
-    pins: Sequence[Pin] = (),
     headroom: float = HEADROOM,
     saturate: Collection[ValueId] = (),
 ) -> Guarded:
-    """Return the pins and findings that follow from ranges, on top of `pins`.
+    """Return the pins and findings that follow from ranges.
 
     `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low. There is
     one finding for each value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite"
@@ -74,7 +73,7 @@ def guard(
     if ranges.to != to.spelling:
         raise PolicyError(f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with --to {to.spelling}")
     faults = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
-    held = {pin.op: pin for pin in pins}
+    held: dict[OpId, Pin] = {}
     unfit: dict[ValueId, Fault] = {}
     while True:
         coloring = paint(tuple(held.values()))
@@ -91,23 +90,19 @@ def guard(
     )
 
 
-# -- values ------------------------------------------------------------------------------------------
-
-
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, Fault]]:
     """Yield the fault of every floating value that depends on data and does not fit."""
-    seen = _seen(view, ranges)
-    magnified = _magnified(view)
-    picks = Flow.of(view, _PICKS)
+    seen, magnified, picks = _seen(view, ranges), _magnified(view), Flow.of(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating or view.constant(value.id) is not None:
             continue
         if value.id in seen:
             fault = _fault(seen[value.id], to, headroom, value.id in magnified)
-        elif _unmeasured(view, ranges, value.id) and _of_constants(view, picks, value.id):
-            continue
         else:
+            sources = list(picks.sources(value.id)) if _unmeasured(view, ranges, value.id) else []
+            if sources and all(view.constant(source) is not None for source in sources):
+                continue  # selected from constants only, which are checked themselves
             fault = Fault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
         if fault is not None and (fault.rule != reasons.NONFINITE or _arises(view, value.id, seen)):
             yield value.id, fault
@@ -150,12 +145,6 @@ def _unmeasured(view: View, ranges: Ranges, value: ValueId) -> bool:
     """True if the measured model does not contain the value, neither tapped nor listed as untapped."""
     name = key(view, value)
     return name not in ranges.values and name not in ranges.untapped
-
-
-def _of_constants(view: View, picks: Flow, value: ValueId) -> bool:
-    """True if a value is selected from constants only, which are checked themselves."""
-    sources = list(picks.sources(value))
-    return bool(sources) and all(view.constant(source) is not None for source in sources)
 
 
 def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | None:
@@ -203,9 +192,6 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
     return True
 
 
-# -- ops ---------------------------------------------------------------------------------------------
-
-
 def _unfit(
     view: View, coloring: Coloring, faults: Mapping[ValueId, Fault], unfit: dict[ValueId, Fault]
 ) -> Iterator[Pin]:
@@ -247,9 +233,6 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
     return dtype is not None and dtype.low
 
 
-# -- holes -------------------------------------------------------------------------------------------
-
-
 def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[Pin]:
     """Yield pins on low ops next to pinned ones if float32 needs fewer Casts and no option lowered them."""
     for group, edge in _movable(view, coloring, held):
@@ -288,9 +271,7 @@ def _neighbours(view: View, op_id: OpId) -> Iterator[OpId]:
     """Yield the producers of an op's inputs and the readers of its outputs."""
     op = view.ops[op_id]
     yield from (maker.id for maker in map(view.producer, op.inputs) if maker is not None)
-    for value in op.outputs:
-        if value is not None:
-            yield from (use.op for use in view.uses[value])
+    yield from (use.op for value in op.outputs if value is not None for use in view.uses[value])
 
 
 def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId], low: bool) -> bool:

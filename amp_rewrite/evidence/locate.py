@@ -166,11 +166,12 @@ def _spots(
         named = reference.producer(bench.pairing.measured[values[0]]) or view.ops[op]
         stats = [accumulated[v] for v in values]
         own = [local[v] for v in values if v in local]
+        unmeasured = 0.0 if bench.is_low(op) and not bench.rounds(view.ops[op]) else None
         spots[op] = Spot(
             named.name,
             view.ops[op].kind,
             bench.low.spelling if bench.is_low(op) else "float32",
-            max((error.error(bench.low.tiny) for error in own), default=_unmeasured(bench, op)),
+            max((error.error(bench.low.tiny) for error in own), default=unmeasured),
             max(error.error(bench.low.tiny) for error in stats),
             max(error.max_abs for error in stats),
             max(error.absmax for error in stats),
@@ -179,19 +180,13 @@ def _spots(
     return spots
 
 
-def _unmeasured(bench: Bench, op: OpId) -> float | None:
-    """Return the local error of an op without a shadow: 0 if it is low and exact, else None for unknown."""
-    return 0.0 if bench.is_low(op) and not bench.rounds(bench.pairing.candidate.ops[op]) else None
-
-
 def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
     """True if the error of an op's outputs is more than JUMP times that of its inputs."""
     view = bench.pairing.candidate
-    error = max(
-        accumulated[v].error(bench.low.tiny) for v in view.ops[op].outputs if v is not None and v in accumulated
-    )
-    most = max((accumulated[v].error(bench.low.tiny) for v in _measured_above(bench, accumulated, op)), default=0.0)
-    return error > JUMP * max(most, bench.low.eps)
+    results = [accumulated[v] for v in view.ops[op].outputs if v is not None and v in accumulated]
+    operands = [accumulated[v] for v in _measured_above(bench, accumulated, op)]
+    before = max((stats.error(bench.low.tiny) for stats in operands), default=0.0)
+    return max(stats.error(bench.low.tiny) for stats in results) > JUMP * max(before, bench.low.eps)
 
 
 def _measured_above(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> Iterator[ValueId]:
@@ -200,12 +195,12 @@ def _measured_above(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op:
     pending, seen = [op], {op}
     while pending:
         for value in reads(view, view.ops[pending.pop()]):
-            made_by = view.values[value].producer
+            producer = view.values[value].producer
             if value in accumulated:
                 yield value
-            elif made_by is not None and made_by not in seen:
-                seen.add(made_by)
-                pending.append(made_by)
+            elif producer is not None and producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
 
 
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")

@@ -57,9 +57,7 @@ class Tolerance:
 
     def weigh(self, a: Array, b: Array) -> Array:
         """Return |a - b| of each element in units of the allowed error."""
-        error, allowed = np.abs(a - b), self.atol + self.rtol * np.abs(a)
-        weights: Array = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
-        return weights
+        return _ratio(np.abs(a - b), self.atol + self.rtol * np.abs(a))
 
     def score(self, a: Array, b: Array, finite: Array) -> float:
         return float(self.weigh(a[finite], b[finite]).max(initial=0.0))
@@ -108,8 +106,7 @@ class Bound:
 
     def weigh(self, a: Array, b: Array) -> Array:
         """Return |a - b| of each element."""
-        error: Array = np.abs(a - b)
-        return error
+        return np.abs(a - b)  # type: ignore[no-any-return]
 
     def score(self, a: Array, b: Array, finite: Array) -> float:
         return float(self.measure.function(*((a, b) if self.measure.whole else (a[finite], b[finite]))))
@@ -126,9 +123,6 @@ def worse(criterion: Criterion, first: float, second: float) -> bool:
     if math.isnan(first) or math.isnan(second):
         return math.isnan(first) and not math.isnan(second)
     return first < second if criterion.higher else first > second
-
-
-# -- measures ------------------------------------------------------------------------------------------
 
 
 def cosine(a: Array, b: Array) -> float:
@@ -240,9 +234,6 @@ def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> 
     return MEASURES[metric]
 
 
-# -- comparing -----------------------------------------------------------------------------------------
-
-
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
     """Return the difference of `b` from the reference `a`. O(elements).
 
@@ -320,10 +311,15 @@ def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
     if not x.size:
         return Difference(a.size, True, "")
     error = np.abs(x - y)
-    relative = np.divide(error, np.abs(x), out=np.where(error > 0, np.inf, 0.0), where=x != 0)
     at = int(np.flatnonzero(finite.reshape(-1))[by.weigh(x, y).argmax()])
-    numbers = (x.size, float(error.max()), float(relative.max()), scaled(x, y))
+    numbers = (x.size, float(error.max()), float(_ratio(error, np.abs(x)).max()), scaled(x, y))
     return _at(Difference(a.size, True, "", *numbers), a, b, at)
+
+
+def _ratio(error: Array, allowed: Array) -> Array:
+    """Return error / allowed; without any allowance 0 for no error, else infinity."""
+    ratio: Array = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
+    return ratio
 
 
 def _not_finite(a: Array, b: Array, odd: Array) -> str:

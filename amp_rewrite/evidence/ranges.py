@@ -102,15 +102,13 @@ class Ranges:
             tool=_joined(self.tool, other.tool),
         )
 
-    # -- files ---------------------------------------------------------------------------------------
-
     def to_json(self) -> str:
         """Return JSON with one value per line; the same ranges give the same text."""
         head = {"schema": SCHEMA, **{name: getattr(self, name) for name in _HEAD}}
-        fields = {name: json.dumps(value) for name, value in head.items()}
-        fields["values"] = _lines({name: asdict(range_) for name, range_ in self.values.items()})
-        fields["untapped"] = _lines(self.untapped)
-        return "{\n" + ",\n".join(f' "{name}": {value}' for name, value in fields.items()) + "\n}\n"
+        lines = {name: json.dumps(value) for name, value in head.items()}
+        lines["values"] = _lines({name: asdict(range_) for name, range_ in self.values.items()})
+        lines["untapped"] = _lines(self.untapped)
+        return "{\n" + ",\n".join(f' "{name}": {value}' for name, value in lines.items()) + "\n}\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
@@ -152,8 +150,6 @@ class Ranges:
         if len(content) > MAX_BYTES:
             raise EvidenceError(f"{file}: larger than {MAX_BYTES >> 20} MiB, so not a file of ranges")
         return cls.from_json(content, str(file))
-
-    # -- text ----------------------------------------------------------------------------------------
 
     def text(self, *, top: int | None = None) -> str:
         """Return a summary and a table of `top` rows: values with infinity or NaN first, then by absmax."""
@@ -213,8 +209,6 @@ def _lines(entries: Mapping[str, object]) -> str:
     rows = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
     return "{\n" + ",\n".join(rows) + "\n }" if rows else "{}"
 
-
-# -- a table -----------------------------------------------------------------------------------------
 
 _COLUMNS = ("absmax", "headroom", "smallest", "overflow", "subnormal", "flushed", "nonfinite", "elements", "value")
 

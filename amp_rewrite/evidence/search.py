@@ -81,15 +81,15 @@ def _shortest(ask: _Tests, everyone: tuple[int, ...]) -> int:
     return passes
 
 
-def _needed(ask: _Tests, given: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the suspects that are needed besides the given ones, if all of them together are enough."""
-    if ask(given) or not suspects:
+def _needed(ask: _Tests, held: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the suspects that are needed besides the held ones, if all of them together are enough."""
+    if ask(held) or not suspects:
         return ()
     if len(suspects) == 1:
         return suspects
     more, less = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-    of_less = _needed(ask, given + more, less)
-    return _needed(ask, given + of_less, more) + of_less
+    of_less = _needed(ask, held + more, less)
+    return _needed(ask, held + of_less, more) + of_less
 
 
 def _each_needed(ask: _Tests, chosen: tuple[int, ...]) -> None:

@@ -46,24 +46,24 @@ def verify(
     names: tuple[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
-    """Whether `b`, the candidate, gives what `a`, the reference, gives: a Verdict, with every number and why.
+    """Return the verdict on the outputs of the candidate `b` against those of the reference `a`, with every number.
 
     `a`, `b`: what `Model.load` takes. `data`: what `Feed.of` takes, or a Feed (`Feed.randomly`); both models get it,
-    each input in the type that it has there. What decides has no default: `rtol` and/or `atol`, or a `metric` (a name
-    in `metric.MEASURES`, or a callable) with `at_least` or `at_most`. `outputs` alone are compared, if given. NaN on
-    both sides passes only with `equal_nan`; the data may hold NaN and infinity only with `allow_nonfinite`.
+    each input in its own type there. The criterion has no default: `rtol` and/or `atol`, or a `metric` (a name in
+    `metric.MEASURES`, or a callable) with `at_least` or `at_most`. `outputs`: the only ones to compare. NaN on both
+    sides passes only with `equal_nan`; the data may hold NaN and infinity only with `allow_nonfinite`.
 
-    `emulate`: low-precision ops run as float32 ops that round (`amp_rewrite.emulate`); None: where no CUDA provider
-    opens, because onnxruntime's CPU provider does not round. `provider`: the one that must open; None: CUDA where
-    it opens, else the CPU. `names` are what the verdict calls the models. `progress(done, total)` counts batches.
+    `emulate`: low-precision ops run as float32 ops that round (`amp_rewrite.emulate`); None: unless a CUDA provider
+    opens, because onnxruntime's CPU provider does not round. `provider`: the one that must open; None: CUDA where it
+    opens, else the CPU. `names` of the models in the verdict. `progress(done, total)` counts batches.
 
-    One batch is in memory at a time. ModelError, FeedError and PolicyError say what is wrong with what was given;
-    a candidate with other outputs is no error but a verdict that is not ok.
+    One batch is in memory at a time. Raise ModelError, FeedError or PolicyError for invalid arguments; a candidate with
+    other outputs gives a verdict that is not ok.
     """
     by = criterion(rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
-    alone = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
-    return verdict_of(a, b, data, Comparison(by, alone, equal_nan), conditions)
+    return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,6 @@ def _draws(view: View, op: Op) -> bool:
     mode = op.inputs[2] if len(op.inputs) > 2 else None
     tensor = view.constant(mode)
     return mode is not None and (tensor is None or bool(view.model.array(tensor).any()))
-
-
-# -- what is compared ----------------------------------------------------------------------------------
 
 
 def _compared(reference: _Side, candidate: _Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -53,12 +53,12 @@ def check_weights(
     """
     low = low_type(to)
     view = model if isinstance(model, View) else View.of(Model.load(model))
-    found = []
+    fits = []
     for value in view.values if values is None else [view.values[v] for v in sorted(values)]:
         dtype = view.dtype(value.id)
         if value.tensor is not None and dtype is not None and dtype.floating and dtype is not low:
-            found.append(_fit(view.model, value.tensor, value.name, view.scopes[value.scope].path, dtype, low))
-    return tuple(sorted(found, key=lambda w: (-w.fit.overflow, -w.flushed, -w.error)))
+            fits.append(_fit(view.model, value.tensor, value.name, view.scopes[value.scope].path, dtype, low))
+    return tuple(sorted(fits, key=lambda w: (-w.fit.overflow, -w.flushed, -w.error)))
 
 
 def _fit(model: Model, tensor: TensorProto, name: str, scope: str, dtype: DType, low: DType) -> WeightFit:
@@ -66,8 +66,8 @@ def _fit(model: Model, tensor: TensorProto, name: str, scope: str, dtype: DType,
     for chunk in model.chunks(tensor):
         values = chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
         fit = fit.merge(Fit.of([values], low))
-        exact = values[np.isfinite(values) & (values != 0)].astype(np.float64)
-        rounded = cast(values, low).astype(np.float64)[np.isfinite(values) & (values != 0)]
+        counted = np.isfinite(values) & (values != 0)
+        exact, rounded = values[counted].astype(np.float64), cast(values, low)[counted].astype(np.float64)
         lost = np.abs(rounded - exact)
         worst = max(worst, float((lost / np.abs(exact)).max(initial=0.0)))
         noise += float(lost @ lost)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_rewrite.deploy.bench.device import main_memory
 from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.instrument.lazy_weights import main_memory
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.reports.render import size as in_words
 from amp_rewrite.runtime.ports import Port
@@ -45,11 +45,11 @@ class BatchAxis:
             raise FeedError(
                 f"the inputs of {size} items take {in_words(needed)}, and this machine has {in_words(there)}"
             )
-        found = dict(batch)
+        arrays = dict(batch)
         for name, axis in self.places:
-            array = found[name]
-            found[name] = np.ascontiguousarray(np.take(array, np.arange(size) % array.shape[axis], axis=axis))
-        return found
+            array = arrays[name]
+            arrays[name] = np.ascontiguousarray(np.take(array, np.arange(size) % array.shape[axis], axis=axis))
+        return arrays
 
 
 def batch_axis(ports: Sequence[Port], batch: Batch) -> BatchAxis | None:

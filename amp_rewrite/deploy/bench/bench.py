@@ -69,8 +69,12 @@ def bench(
     fit.
     """
     often = _Often(rounds, runs, warm)
-    _check(models, names, sizes, {"rounds": rounds, "runs": runs, "warm": warm, "limit": limit})
-    _check_amount(often, threads)
+    _check(models, names, {**often._asdict(), "limit": limit, "a batch size": min(sizes, default=None)})
+    if max(rounds * (runs or MOST_RUNS), warm) > _MOST:
+        amount = f"{rounds} rounds of {runs or MOST_RUNS} runs after {warm}"
+        raise PolicyError(f"{amount} are more than {_MOST} runs; give fewer")
+    if threads > MOST_THREADS:
+        raise PolicyError(f"threads is {threads}; give at most {MOST_THREADS}, or leave it out for one per core")
     conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
     tell = progress or _untold
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
@@ -78,8 +82,11 @@ def bench(
         pairs = [(side, side.opened()) for side in sides]
         first = sides[0]
         axis = batch_axis(pairs[0][1].inputs, first.batch)
-        if sizes or limit:
-            _check_axis(axis, first.name)
+        if (sizes or limit) and axis is None:
+            raise FeedError(
+                f"no input of {first.name} has a free first dimension, so that its batch has one size; export the model"
+                " with a free batch dimension, or ask for no other sizes"
+            )
         entries, per_round = _timed(pairs, often, seed, tell)
         notes = [note for pair in pairs for note in _nonfinite(*pair)]
         if axis is not None and sizes:
@@ -119,14 +126,16 @@ class _Often(NamedTuple):
     warm: int
 
 
-# -- time --------------------------------------------------------------------------------------------
-
-
 def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, tell: Tell) -> tuple[list[Entry], int]:
     """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
-    latencies = [_warmed(name, call, often.warm) for name, call in (*bound.items(), *copying.items())]
+    latencies = []
+    for name, call in (*bound.items(), *copying.items()):
+        try:
+            latencies.append(warm_up(call, often.warm))
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
     runs = often.runs or runs_per_round(latencies)
     seconds = interleaved(bound, rounds=often.rounds, runs=runs, progress=partial(tell, "latency"))
     copies = interleaved(copying, rounds=often.rounds, runs=runs, progress=partial(tell, "latency with copies"))
@@ -138,13 +147,6 @@ def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Often, seed: int, 
         speed_ups = {name: speed_up(seconds[name], mine, seed=seed) for name in baselines}
         entries.append(Entry(candidate.name, candidate.types, candidate.tf32, *timings, speed_ups))
     return entries, runs
-
-
-def _warmed(name: str, call: Callable[[], object], times: int) -> float:
-    try:
-        return warm_up(call, times)
-    except ModelError as error:
-        raise ModelError(f"{name}: {error}") from error
 
 
 def _swept(
@@ -176,9 +178,6 @@ def _at_size(
     seconds = interleaved(calls, rounds=rounds, runs=runs_per_round(latencies)) if calls else {}
     timings = {name: Timing.of(taken) for name, taken in seconds.items()}
     return [Sized(items, timings.get(c.name), None, faults.get(c.name, "")) for c, _ in pairs]
-
-
-# -- ops, and what to know ---------------------------------------------------------------------------
 
 
 def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[Changed, ...]:
@@ -236,32 +235,11 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         raise PolicyError(f"{text!r} is not a list of batch sizes; write it as 1,8,64") from cause
 
 
-# -- checks ------------------------------------------------------------------------------------------
-
-
-def _check(
-    models: Sequence[object], names: Sequence[str], sizes: Sequence[int], counts: Mapping[str, int | None]
-) -> None:
+def _check(models: Sequence[object], names: Sequence[str], counts: Mapping[str, int | None]) -> None:
     if not models:
         raise PolicyError("no model given; give at least one")
     if names and len(names) != len(models):
         raise PolicyError(f"{len(names)} names are given for {len(models)} models; give as many, or none")
-    for name, number in (*counts.items(), *(("a batch size", size) for size in sizes)):
+    for name, number in counts.items():
         if number is not None and number < 1:
             raise PolicyError(f"{name} is {number}, which is too small; give at least 1")
-
-
-def _check_amount(often: _Often, threads: int) -> None:
-    rounds, runs, warm = often.rounds, often.runs or MOST_RUNS, often.warm
-    if max(rounds * runs, warm) > _MOST:
-        raise PolicyError(f"{rounds} rounds of {runs} runs after {warm} are more than {_MOST} runs; give fewer")
-    if threads > MOST_THREADS:
-        raise PolicyError(f"threads is {threads}; give at most {MOST_THREADS}, or leave it out for one per core")
-
-
-def _check_axis(axis: BatchAxis | None, name: str) -> None:
-    if axis is None:
-        raise FeedError(
-            f"no input of {name} has a free first dimension, so that its batch has one size; export the model with a"
-            " free batch dimension, or ask for no other sizes"
-        )

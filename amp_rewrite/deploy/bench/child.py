@@ -80,9 +80,6 @@ def _ending(code: int, stderr: str) -> str:
     return f"its process ended with {how}{f': {last[:200]}' if last else ''}"
 
 
-# -- in the process ----------------------------------------------------------------------------------
-
-
 def outcome_of(job: Job, folder: Path) -> Outcome:
     """Do a job; a model that does not run gives an outcome with a fault."""
     try:

@@ -18,17 +18,18 @@ _CPUS = Path("/proc/cpuinfo")
 
 def device_name(provider: str) -> str:
     """Return the GPU and its driver, or the processor and the cores that this process may use."""
-    found = hardware() if provider == CUDA else None
-    if found is not None and found.gpus:
-        return f"{found.gpus[0]}, driver {found.driver or 'unknown'}"
+    machine = hardware() if provider == CUDA else None
+    if machine is not None and machine.gpus:
+        return f"{machine.gpus[0]}, driver {machine.driver or 'unknown'}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
+    processor = _line_of(_CPUS, "model name").strip(" \t:") or platform.processor() or platform.machine()
+    return f"{processor}, {cores} cores"
 
 
-def _processor() -> str:
-    lines = _CPUS.read_text("utf-8").splitlines() if _CPUS.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+def _line_of(file: Path, start: str) -> str:
+    """Return the rest of the first line of a file that starts so; "" without a file or line."""
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
 
 
 class GpuMemory:
@@ -59,17 +60,9 @@ class GpuMemory:
             raise OSError(f"the NVIDIA driver refused {name} with error {code}")
 
 
-def main_memory() -> int:
-    """Return the bytes of main memory of this machine; 0 if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
-
-
 def resident() -> int:
     """Return the resident bytes of this process; 0 if unknown."""
-    return _of_status("VmRSS:")
+    return _status_bytes("VmRSS:")
 
 
 def resident_peak() -> int:
@@ -77,9 +70,9 @@ def resident_peak() -> int:
 
     `ru_maxrss` would not do, since a process inherits it from its parent.
     """
-    return _of_status("VmHWM:")
+    return _status_bytes("VmHWM:")
 
 
-def _of_status(word: str) -> int:
-    lines = _STATUS.read_text("ascii").splitlines() if _STATUS.exists() else []
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(word)), 0)
+def _status_bytes(word: str) -> int:
+    line = _line_of(_STATUS, word)
+    return int(line.split()[0]) << 10 if line else 0

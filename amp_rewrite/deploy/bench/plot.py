@@ -24,31 +24,31 @@ def check_plot(file: Path) -> None:
         raise ReportError("drawing needs matplotlib, which is not installed; pip install 'amp-rewrite[plot]'")
 
 
-def plot(found: Benchmark, file: Path) -> None:
+def plot(benchmark: Benchmark, file: Path) -> None:
     """Draw latency, and throughput if batches were swept, to a file in the format of its suffix."""
     check_plot(file)
     from matplotlib.figure import Figure
 
-    swept = [entry for entry in found.entries if any(row.timing for row in entry.sweep)]
+    swept = [entry for entry in benchmark.entries if any(row.timing for row in entry.sweep)]
     figure = Figure(figsize=(11 if swept else 6, 4), layout="constrained")
     axes = figure.subplots(1, 2 if swept else 1, squeeze=False)[0]
-    _latencies(axes[0], found)
+    _latencies(axes[0], benchmark)
     if swept:
         for entry in swept:
             rows = [row for row in entry.sweep if row.timing]
             axes[1].plot([row.items for row in rows], [row.throughput for row in rows], marker="o", label=entry.name)
         axes[1].set(xscale="log", yscale="log", xlabel="batch", ylabel="items / s", title="throughput")
         axes[1].legend()
-    figure.suptitle(f"{found.device}, {found.provider}", fontsize="small")
+    figure.suptitle(f"{benchmark.device}, {benchmark.provider}", fontsize="small")
     figure.savefig(file)
 
 
-def _latencies(axis: Any, found: Benchmark) -> None:
+def _latencies(axis: Any, benchmark: Benchmark) -> None:
     """Draw a bar per median, with a whisker from the 5th to the 95th percentile."""
-    timings = [entry.latency for entry in found.entries]
+    timings = [entry.latency for entry in benchmark.entries]
     medians = [1e3 * timing.median for timing in timings]
     below = [1e3 * (timing.median - timing.p5) for timing in timings]
     above = [1e3 * (timing.p95 - timing.median) for timing in timings]
-    axis.barh([entry.name for entry in found.entries], medians, xerr=[below, above], capsize=3)
+    axis.barh([entry.name for entry in benchmark.entries], medians, xerr=[below, above], capsize=3)
     axis.invert_yaxis()
     axis.set(xlabel="ms", title="latency, median and 5th to 95th percentile")

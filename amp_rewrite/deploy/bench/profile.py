@@ -55,13 +55,13 @@ def read_profile(file: Path, *, skip: int = 0) -> tuple[OpTime, ...]:
         events = json.loads(file.read_text(encoding="utf-8"))
         runs = sorted(e["ts"] for e in events if e["name"] == "model_run")
         nodes = [e for e in events if e.get("cat") == "Node" and e["name"].endswith(_SUFFIX)]
-        found = _ops(nodes, runs, skip)
+        ops = _ops(nodes, runs, skip)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
-        said = " ".join(str(cause).split())
-        raise ModelError(f"{file.name} is not a profile of onnxruntime: {said}; profile the model again") from cause
+        why = " ".join(str(cause).split())
+        raise ModelError(f"{file.name} is not a profile of onnxruntime: {why}; profile the model again") from cause
     if len(runs) <= skip:
         raise ModelError(f"{file.name} holds {len(runs)} runs, and {skip} do not count; run the model more often")
-    return found
+    return ops
 
 
 def _ops(events: Sequence[Mapping[str, Any]], runs: Sequence[int], skip: int) -> tuple[OpTime, ...]:
@@ -72,23 +72,19 @@ def _ops(events: Sequence[Mapping[str, Any]], runs: Sequence[int], skip: int) ->
         name = event["name"].removesuffix(_SUFFIX)
         run = bisect_right(runs, event["ts"]) - 1
         if run >= 0:
-            taken[name, args["op_name"], args.get("provider", ""), _dtype(args)][run] += event["dur"] * 1e-6
+            dtype = next(iter(next(iter(args.get("output_type_shape", ())), {})), "")  # "" if it is not a tensor
+            key = (name, args["op_name"], args.get("provider", ""), _TYPES.get(dtype, dtype))
+            taken[key][run] += event["dur"] * 1e-6
     counted = {key: seconds[skip:] for key, seconds in taken.items() if seconds[skip:].any()}
     return tuple(OpTime(*key, float(np.median(seconds))) for key, seconds in counted.items())
-
-
-def _dtype(args: Mapping[str, Any]) -> str:
-    """Return the element type of the first output; "" if it is not a tensor."""
-    first = next(iter(next(iter(args.get("output_type_shape", ())), {})), "")
-    return _TYPES.get(first, first)
 
 
 def changes(before: Sequence[OpTime], after: Sequence[OpTime]) -> tuple[OpChange, ...]:
     """Return the changes of ops paired by name and op type, unpaired ones included, the largest slowdown first."""
     left = {(op.name, op.op): op for op in before}
-    found = [OpChange(left.pop((op.name, op.op), None), op) for op in after]
-    found += [OpChange(op, None) for op in left.values()]
-    return tuple(sorted(found, key=lambda change: -change.seconds))
+    pairs = [OpChange(left.pop((op.name, op.op), None), op) for op in after]
+    pairs += [OpChange(op, None) for op in left.values()]
+    return tuple(sorted(pairs, key=lambda change: -change.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +103,5 @@ def by_type(changed: Sequence[OpChange]) -> tuple[TypeChange, ...]:
         for side, op in enumerate((change.before, change.after)):
             if op is not None:
                 sides[op.op][side].append(op.seconds)
-    found = [TypeChange(op, (len(a), len(b)), (sum(a), sum(b))) for op, (a, b) in sides.items()]
-    return tuple(sorted(found, key=lambda change: change.seconds[0] - change.seconds[1]))
+    sums = [TypeChange(op, (len(a), len(b)), (sum(a), sum(b))) for op, (a, b) in sides.items()]
+    return tuple(sorted(sums, key=lambda change: change.seconds[0] - change.seconds[1]))

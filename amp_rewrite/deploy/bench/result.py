@@ -96,64 +96,69 @@ class Benchmark:
 
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""
-        parts = (self._head(), self._latencies(), self._throughputs(), self._largest(), *map(_slower, self.changed))
+        largest = [
+            f"largest batch of {entry.name} within {size(entry.largest.limit)}: {_most(entry.largest)}"
+            for entry in self.entries
+            if entry.largest
+        ]
+        parts = (self._head(), self._latencies(), self._throughputs(), largest, *map(_slower, self.changed))
         lines = [line for part in parts if part for line in (*part, "")]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip("\n") + "\n"
 
     def _head(self) -> list[str]:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         each = f"{count(self.rounds, 'round')} of {count(self.runs, 'run')} of each"
-        measured = f"{each}, taking turns, after {self.warm_up} to warm up"
-        rows = (("runs on", self.provider), ("device", f"{self.device}; {versions}"), ("data", self.fed))
-        names = ", ".join(dict.fromkeys(entry.name for entry in self.entries))
-        return [names, *table((*rows, ("measured", measured)))]
+        rows = (
+            ("runs on", self.provider),
+            ("device", f"{self.device}; {versions}"),
+            ("data", self.fed),
+            ("measured", f"{each}, taking turns, after {self.warm_up} to warm up"),
+        )
+        return [", ".join(dict.fromkeys(entry.name for entry in self.entries)), *table(rows)]
 
     def _latencies(self) -> list[str]:
-        weighed = any(entry.memory is not None for entry in self.entries)
         head = ["latency, ms", "median", "p5", "p95", "with copies", *(f"vs {name}" for name in self.baselines)]
-        rows = [
-            [
-                entry.name,
-                *(_ms(x) for x in (entry.latency.median, entry.latency.p5, entry.latency.p95, entry.copies.median)),
-                *(_factor(entry.speed_ups.get(name), entry.name == name) for name in self.baselines),
-                *([_bytes(entry.memory)] if weighed else []),
-            ]
-            for entry in self.entries
-        ]
-        return table(rows, head=[*head, *(["peak memory"] if weighed else [])], right=" >>>>" + ">" * 9)
+        rows = [[entry.name, *_numbers(entry, self.baselines)] for entry in self.entries]
+        if any(entry.memory is not None for entry in self.entries):
+            head.append("peak memory")
+            rows = [[*row, _bytes(entry.memory)] for row, entry in zip(rows, self.entries, strict=True)]
+        return table(rows, head=head, right=" >>>>" + ">" * 9)
 
     def _throughputs(self) -> list[str]:
-        rows = [row for entry in self.entries for row in _swept(entry)]
+        rows = [_swept(entry, sized) for entry in self.entries for sized in entry.sweep]
         head = ("items/s", "batch", "throughput", "median ms", "peak memory", "")
         return table(rows, head=head, right=" >>>>") if rows else []
 
-    def _largest(self) -> list[str]:
-        return [
-            f"largest batch of {entry.name} within {size(entry.largest.limit)}: {_most(entry.largest)}"
-            for entry in self.entries
-            if entry.largest
-        ]
-
     def to_json(self) -> str:
         """Return JSON; `docs/how-to/bench.md` describes the fields. It ends with a newline."""
-        told = asdict(self)
-        for entry, row in zip(self.entries, told["entries"], strict=True):
+        fields = asdict(self)
+        for entry, row in zip(self.entries, fields["entries"], strict=True):
             for sized, swept in zip(entry.sweep, row["sweep"], strict=True):
                 swept["throughput"] = sized.throughput
-        return json.dumps({"schema": SCHEMA, **told}, indent=1, allow_nan=False) + "\n"
+        return json.dumps({"schema": SCHEMA, **fields}, indent=1, allow_nan=False) + "\n"
 
 
-def _swept(entry: Entry) -> Iterator[Sequence[str]]:
-    for sized in entry.sweep:
-        numbers = ("-", "-") if sized.timing is None else (f"{sized.throughput:.4g}", _ms(sized.timing.median))
-        yield (entry.name, str(sized.items), *numbers, _bytes(sized.memory), sized.fault)
+def _numbers(entry: Entry, baselines: Sequence[str]) -> Iterator[str]:
+    yield from map(_ms, (entry.latency.median, entry.latency.p5, entry.latency.p95, entry.copies.median))
+    for name in baselines:
+        speed_up = entry.speed_ups.get(name)
+        if speed_up is None or entry.name == name:
+            yield "-"
+        else:
+            interval = "" if speed_up.low is None else f" ({speed_up.low:.2f}–{speed_up.high:.2f})"
+            yield f"{speed_up.factor:.2f}×{interval}"
 
 
-def _most(found: Largest) -> str:
-    why = f"does not run: {found.fault}" if found.fault else "does not fit"
-    if not found.items:
-        return f"none: not one item fits; it {why}" if found.fault else "none: not one item fits"
-    return f"{found.items}" + (f" ({found.too_large} {why})" if found.too_large else ", the most that was tried")
+def _swept(entry: Entry, row: Sized) -> Sequence[str]:
+    numbers = ("-", "-") if row.timing is None else (f"{row.throughput:.4g}", _ms(row.timing.median))
+    return entry.name, str(row.items), *numbers, _bytes(row.memory), row.fault
+
+
+def _most(largest: Largest) -> str:
+    why = f"does not run: {largest.fault}" if largest.fault else "does not fit"
+    if not largest.items:
+        return "none: not one item fits" + (f"; it {why}" if largest.fault else "")
+    return f"{largest.items}" + (f" ({largest.too_large} {why})" if largest.too_large else ", the most that was tried")
 
 
 def _slower(changed: Changed) -> list[str]:
@@ -177,10 +182,10 @@ def _op_cells(change: OpChange) -> Sequence[str]:
     op = change.after or change.before
     assert op is not None
     numbers = (_us(change.before), _us(change.after), f"{change.seconds * 1e6:+.1f}")
-    return op.name or "(no name)", op.op, *numbers, _moved(change)
+    return op.name or "(no name)", op.op, *numbers, _differences(change)
 
 
-def _moved(change: OpChange) -> str:
+def _differences(change: OpChange) -> str:
     """Return other differences of an op: its type, its provider, or that it is new."""
     if change.before is None:
         return "new"
@@ -200,11 +205,3 @@ def _ms(seconds: float) -> str:
 
 def _bytes(number: int | None) -> str:
     return "-" if number is None else size(number)
-
-
-def _factor(found: SpeedUp | None, itself: bool) -> str:
-    if found is None or itself:
-        return "-"
-    if found.low is None:
-        return f"{found.factor:.2f}×"
-    return f"{found.factor:.2f}× ({found.low:.2f}–{found.high:.2f})"

@@ -75,15 +75,15 @@ def interleaved(
     Slow changes (clocks, heat, other load) thus affect all calls equally. Exceptions of a call propagate.
     """
     names = list(calls)
-    found = {name: np.empty((rounds, runs)) for name in names}
+    seconds = {name: np.empty((rounds, runs)) for name in names}
     with gc_paused():
         for number in range(rounds):
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
-                _fill(found[name][number], calls[name], clock)
+                _fill(seconds[name][number], calls[name], clock)
             if progress:
                 progress(number + 1, rounds)
-    return found
+    return seconds
 
 
 def _fill(seconds: Seconds, call: Callable[[], object], clock: Callable[[], float]) -> None:

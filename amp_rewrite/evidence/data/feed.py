@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ LIMIT = 1 << 32
 
 _DEFAULT_INTS = (0, 2)
 _SHOWN = 8  # names in an error
+_NO_BATCH = "no batch given; give at least one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +51,11 @@ class Feed:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch by input name, arrays in the input's type. Raise FeedError for one that does not fit."""
-        empty = True
+        number = -1
         for number, raw in enumerate(self._source()):
-            empty = False
             yield _checked(raw, self._ports, number, self._allow_nonfinite)[0]
-        if empty:
-            raise FeedError(f"{self.origin}: no batch given; give at least one")
+        if number < 0:
+            raise FeedError(f"{self.origin}: {_NO_BATCH}")
 
     def __len__(self) -> int:
         """Return the number of batches; for a function or an iterable without a length, by reading all of them once."""
@@ -113,7 +113,8 @@ class Feed:
             raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
         ports = tuple(port for port in input_ports(model) if port.required)
         shaped = _drawn_shapes(ports, shapes or {})
-        ranges = _drawn_ranges(ports, int_ranges or {})
+        ranges = int_ranges or {}
+        _check_ranges(ports, ranges)
 
         def source() -> Iterator[Raw]:
             generator = np.random.default_rng(seed)
@@ -129,12 +130,9 @@ def _checking(
     """Return a feed after checking its first batch."""
     first = next(source(), None)
     if first is None:
-        raise FeedError(f"{origin}: no batch given; give at least one")
+        raise FeedError(f"{origin}: {_NO_BATCH}")
     notes = _checked(first, ports, 0, allow_nonfinite)[1]
     return Feed(origin, random, notes, ports, allow_nonfinite, source, count)
-
-
-# -- checks ------------------------------------------------------------------------------------------
 
 
 def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool) -> tuple[Batch, tuple[str, ...]]:
@@ -146,11 +144,11 @@ def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite:
         if name not in known:
             fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is not an input"
             raise FeedError(f"{fact}; {_nearest(str(name), known)}; if it is for something else, leave it out")
-    missing = [port.name for port in ports if port.name not in raw and _must_be_fed(port)]
+    required = (port.name for port in ports if port.required and not port.container.startswith("optional"))
+    missing = [name for name in required if name not in raw]
     if missing:
-        raise FeedError(
-            f"{_batch(number, raw)} has nothing for input {missing[0]!r}; give all of {_named(missing)}{_held(raw)}"
-        )
+        fact = f"{_batch(number, raw)} has nothing for input {missing[0]!r}"
+        raise FeedError(f"{fact}; give all of {', '.join(map(repr, missing))}{_names_beside(raw)}")
     batch, notes = {}, []
     for name, port in known.items():
         if name in raw:
@@ -158,7 +156,8 @@ def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite:
             batch[name], note = _fitting(raw[name], port, where, allow_nonfinite)
             notes += [f"{name}: {note}"] if note else []
     if batch and not any(_elements(value) for value in batch.values()):
-        raise FeedError(f"{_batch(number, raw)} has no elements: {_shapes_of(batch)}; give at least one row")
+        shapes = ", ".join(f"{name} {list(np.shape(value))}" for name, value in batch.items())
+        raise FeedError(f"{_batch(number, raw)} has no elements: {shapes}; give at least one row")
     return batch, tuple(notes)
 
 
@@ -167,57 +166,39 @@ def _batch(number: int, raw: Raw, name: str | None = None) -> str:
     return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
 
 
-def _held(raw: Raw) -> str:
+def _names_beside(raw: Raw) -> str:
     """Return the names that a batch holds, at most _SHOWN of them."""
     named = [short(str(name)) for name in raw][:_SHOWN]
     more = f" and {len(raw) - _SHOWN} more" if len(raw) > _SHOWN else ""
     return f" beside {', '.join(named)}{more}" if named else ""
 
 
-def _must_be_fed(port: Port) -> bool:
-    return port.required and not port.container.startswith("optional")
-
-
-def _named(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
 def _nearest(name: str, known: Mapping[str, Port]) -> str:
     near = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"the inputs are {_named(known) or 'none'}"
+    return f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(map(repr, known)) or 'none'}"
 
 
 def _elements(value: Any) -> int:
     return sum(map(_elements, value)) if isinstance(value, list) else 0 if value is None else int(np.size(value))
 
 
-def _shapes_of(batch: Batch) -> str:
-    return ", ".join(f"{name} {list(np.shape(value))}" for name, value in batch.items())
-
-
 def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
     """Return the value for an input, and a note of its cast, or ""."""
     if port.container == TENSOR:
         array, note = _typed(_as_array(value, where), port, where)
-        _check_shape(array, port, where)
+        if port.shape is not None and not _admits(port.shape, array.shape):
+            raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {_dims(port.shape)}")
         _check_finite(array, value, where, allow_nonfinite)
         return array, note
     if value is None and port.container.startswith("optional"):
         return None, ""
+    element = replace(port, container=TENSOR)
     if "seq" in port.container:
         if not isinstance(value, (list, tuple)):
             raise FeedError(f"{where} is a sequence; give a list of arrays, not {type(value).__qualname__}")
-        parts = [
-            _fitting(part, _element_of(port), f"{where}, at {at},", allow_nonfinite) for at, part in enumerate(value)
-        ]
+        parts = [_fitting(part, element, f"{where}, at {at},", allow_nonfinite) for at, part in enumerate(value)]
         return [part for part, _ in parts], next((note for _, note in parts if note), "")
-    if port.container == "optional":
-        return _fitting(value, _element_of(port), where, allow_nonfinite)
-    return value, ""
-
-
-def _element_of(port: Port) -> Port:
-    return Port(port.name, port.dtype, TENSOR, port.shape, port.required)
+    return _fitting(value, element, where, allow_nonfinite) if port.container == "optional" else (value, "")
 
 
 def _as_array(value: object, where: str) -> Array:
@@ -231,9 +212,6 @@ def _as_array(value: object, where: str) -> Array:
     return array
 
 
-# -- types -------------------------------------------------------------------------------------------
-
-
 def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
     """Return the array in the type of the input, and a note if it was cast."""
     if port.dtype is None:
@@ -242,84 +220,71 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
         if array.dtype.kind not in "UO":
             raise FeedError(f"{where} is {array.dtype}, and the input takes strings; give an array of str")
         return array.astype(object), ""
-    wanted = port.dtype.numpy
+    to, taken = port.dtype.numpy, port.dtype.spelling
     if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # numpy reads its own bfloat16 files back as V2
-        return array.view(wanted), ""
+        return array.view(to), ""
     native = array.dtype.newbyteorder("=")
-    if native == wanted:
-        return np.ascontiguousarray(array, wanted).reshape(array.shape), ""
+    if native == to:
+        return np.ascontiguousarray(array, to).reshape(array.shape), ""
     if not _castable(native, port.dtype):
-        raise FeedError(f"{where} is {native}, and the input takes {port.dtype.spelling}; cast it with {_astype(port)}")
+        raise FeedError(f"{where} is {native}, and the input takes {taken}; cast it with .astype({str(to)!r})")
     with np.errstate(all="ignore"):  # overflow becomes infinity, which is checked below
-        return array.astype(wanted), f"{native} cast to {port.dtype.spelling}"
+        return array.astype(to), f"{native} cast to {taken}"
 
 
-def _castable(given: np.dtype[Any], to: DType) -> bool:
+def _castable(dtype: np.dtype[Any], to: DType) -> bool:
     """True if a cast is exact, or loses only digits that the input cannot hold."""
     if to.floating:
-        return given.kind == "f" or given == DType.BFLOAT16.numpy
-    return given.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(given, to.numpy, "safe")
+        return dtype.kind == "f" or dtype == DType.BFLOAT16.numpy
+    return dtype.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(dtype, to.numpy, "safe")
 
 
-def _astype(port: Port) -> str:
-    assert port.dtype is not None
-    return f".astype({str(port.dtype.numpy)!r})"
-
-
-def _check_shape(array: Array, port: Port, where: str) -> None:
-    if port.shape is None:
-        return
-    fits = array.ndim == len(port.shape) and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(port.shape, array.shape, strict=True)
+def _admits(shape: tuple[int | str | None, ...] | None, sizes: tuple[int, ...]) -> bool:
+    """True if an input of this shape takes an array of these sizes."""
+    return shape is None or (
+        len(shape) == len(sizes)
+        and all(dim == size for dim, size in zip(shape, sizes, strict=True) if isinstance(dim, int))
     )
-    if not fits:
-        raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {_dims(port.shape)}")
 
 
 def _dims(shape: tuple[int | str | None, ...]) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
-def _check_finite(array: Array, given: object, where: str, allow_nonfinite: bool) -> None:
+def _check_finite(array: Array, source: object, where: str, allow_nonfinite: bool) -> None:
     """Raise FeedError, naming the first position, for NaN and infinity, including those that a cast produced."""
     if allow_nonfinite or not (array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy):
         return
     finite = np.isfinite(array)
     if finite.all():
         return
+    original = np.asarray(source)
     at = tuple(int(i) for i in np.argwhere(~finite)[0])
-    before, after = np.asarray(given)[at], array[at]
-    if array.dtype != np.asarray(given).dtype and np.isfinite(before):
+    before, after = original[at], array[at]
+    if array.dtype != original.dtype and np.isfinite(before):
         raise FeedError(f"{where} has {before} at {list(at)}, which is {after} in {array.dtype}; scale the data")
     raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with --allow-nonfinite")
 
 
-# -- random ------------------------------------------------------------------------------------------
-
-
-def _drawn_shapes(ports: tuple[Port, ...], given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return the shape of the random array for each input."""
-    _check_known(given, ports, "shape")
-    found = {}
+    _check_known(chosen, ports, "shape")
+    shapes = {}
     for port in ports:
         if port.container != TENSOR or not _drawable(port.dtype):
             what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
             raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
-        shape = given.get(port.name, port.shape)
+        shape = chosen.get(port.name, port.shape)
         stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
             raise FeedError(f"input {port.name!r} has {stated}; give one with --shape {port.name}={_example(port)}")
-        fixed = port.shape is None or (
-            len(sizes) == len(port.shape)
-            and all(not isinstance(d, int) or d == s for d, s in zip(port.shape, sizes, strict=True))
-        )
-        if not fixed or any(size < 0 for size in sizes):
+        if not _admits(port.shape, sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if math.prod(sizes) * 8 > LIMIT:
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
-        found[port.name] = sizes
-    return found
+        shapes[port.name] = sizes
+    return shapes
 
 
 def _drawable(dtype: DType | None) -> bool:
@@ -333,22 +298,21 @@ def _example(port: Port) -> str:
     return ",".join(map(str, sizes))
 
 
-def _drawn_ranges(ports: tuple[Port, ...], given: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Return the given ranges after checking each against the integer type of its input."""
-    _check_known(given, ports, "range")
+def _check_ranges(ports: tuple[Port, ...], ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise FeedError for a range that does not fit the integer type of its input."""
+    _check_known(ranges, ports, "range")
     kinds = {port.name: port.dtype.numpy for port in ports if port.dtype is not None}
-    for name, (low, high) in given.items():
+    for name, (low, high) in ranges.items():
         if kinds[name].kind not in "iu":
             raise FeedError(f"a range of integers is given for input {name!r}, which is {kinds[name]}; leave it out")
         bounds = np.iinfo(kinds[name])
         if not bounds.min <= low < high <= bounds.max + 1:
             raise FeedError(f"the int range {low},{high} of input {name!r} is empty or does not fit {kinds[name]}")
-    return dict(given)
 
 
-def _check_known(given: Iterable[str], ports: tuple[Port, ...], what: str) -> None:
+def _check_known(names: Iterable[str], ports: tuple[Port, ...], what: str) -> None:
     known = {port.name: port for port in ports}
-    for name in given:
+    for name in names:
         if name not in known:
             raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {_nearest(name, known)}")
 
@@ -356,15 +320,12 @@ def _check_known(given: Iterable[str], ports: tuple[Port, ...], what: str) -> No
 def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int]) -> Array:
     """Return a random array for an input."""
     assert port.dtype is not None
-    wanted = port.dtype.numpy
+    dtype = port.dtype.numpy
     if port.dtype is DType.BOOL:
-        return generator.integers(0, 2, shape).astype(wanted)
-    if wanted.kind in "iu":
-        return generator.integers(*bounds, shape, dtype=wanted)
-    return generator.standard_normal(shape).astype(wanted)
-
-
-# -- options -----------------------------------------------------------------------------------------
+        return generator.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        return generator.integers(*bounds, shape, dtype=dtype)
+    return generator.standard_normal(shape).astype(dtype)
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -374,13 +335,13 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 def parse_int_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Parse ranges by input name from texts such as "input_ids=0,30522"."""
-    found = {}
+    ranges = {}
     for text in texts:
         name, numbers = _parsed(text, "int range", "input_ids=0,30522")
         if len(numbers) != 2:
             raise FeedError(f"the int range {text!r} is not of the form input_ids=0,30522")
-        found[name] = (numbers[0], numbers[1])
-    return found
+        ranges[name] = (numbers[0], numbers[1])
+    return ranges
 
 
 def _parsed(text: str, kind: str, example: str) -> tuple[str, list[int]]:

@@ -71,13 +71,13 @@ class Npz:
         total = sum(self._members[name].file_size for name in keys.values())
         if total > limit:
             raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
-        found = {}
+        arrays = {}
         with _opened(self.path) as file, zipfile.ZipFile(file) as archive:
             for key, name in keys.items():
                 member = self._members[name]
                 with archive.open(member) as stream:
-                    found[key] = _array(stream, member.file_size, limit, f"{self.path}: {short(name)}")
-        return found
+                    arrays[key] = _array(stream, member.file_size, limit, f"{self.path}: {short(name)}")
+        return arrays
 
 
 _SMALLER = "give smaller batches"
@@ -121,15 +121,11 @@ def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:
     if needed != (held := size - stream.tell()):
         raise FeedError(f"{where} declares {list(shape)} of {dtype}, {needed} bytes, but has {held}; save it again")
     flat = np.empty(math.prod(shape), dtype)
-    _fill(stream, flat.view(np.uint8).data if flat.nbytes else memoryview(b""), where)
-    return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _fill(stream: IO[bytes], target: memoryview, where: str) -> None:
-    done = 0
+    target, done = flat.view(np.uint8).data if flat.nbytes else memoryview(b""), 0
     while done < len(target):
         part = stream.read(min(_READ, len(target) - done))
         if not part:
             raise FeedError(f"{where} ends {len(target) - done} bytes early; save it again")
         target[done : done + len(part)] = part
         done += len(part)
+    return flat.reshape(shape, order="F" if fortran else "C")

@@ -17,7 +17,7 @@ from amp_rewrite.evidence.data.npy import Npz, of_npy, short
 from amp_rewrite.runtime.ports import Port
 
 Raw = Mapping[str, Any]
-"""A batch as it was given: nothing about it is known."""
+"""A batch before any check."""
 Source = Callable[[], Iterator[Raw]]
 
 
@@ -62,10 +62,10 @@ def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, S
 
 
 def _called(data: Callable[[], object]) -> Iterator[Raw]:
-    found = data()
-    if not isinstance(found, Iterable) or isinstance(found, Mapping):
-        raise FeedError(f"the function for batches gave {type(found).__qualname__}; let it yield mappings of arrays")
-    return iter(found)
+    batches = data()
+    if not isinstance(batches, Iterable) or isinstance(batches, Mapping):
+        raise FeedError(f"the function for batches gave {type(batches).__qualname__}; let it yield mappings of arrays")
+    return iter(batches)
 
 
 def _files(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
@@ -94,16 +94,18 @@ def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
     known = {port.name for port in ports}
     numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
     if known.issuperset(archive.names) or not all(numbered):
-        mixed = next((n for n, found in zip(archive.names, numbered, strict=True) if found and n not in known), None)
-        if mixed is not None:
-            raise FeedError(f"{path} mixes numbered names such as {short(mixed)} with others; number all or none")
+        for match in numbered:
+            if match and match[0] not in known:
+                raise FeedError(
+                    f"{path} mixes numbered names such as {short(match[0])} with others; number all or none"
+                )
         return [partial(archive.read, {name: name for name in archive.names}, limit)] if archive.names else []
     batches: dict[int, dict[str, str]] = {}
-    for found in filter(None, numbered):
-        batch = batches.setdefault(int(found[1]), {})
-        if found[2] in batch:
-            raise FeedError(f"{path} holds {short(found[2])} of batch {int(found[1])} twice; write it again")
-        batch[found[2]] = found[0]
+    for match in filter(None, numbered):
+        batch = batches.setdefault(int(match[1]), {})
+        if match[2] in batch:
+            raise FeedError(f"{path} holds {short(match[2])} of batch {int(match[1])} twice; write it again")
+        batch[match[2]] = match[0]
     return [partial(archive.read, batches[number], limit) for number in sorted(batches)]
 
 

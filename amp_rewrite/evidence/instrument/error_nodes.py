@@ -64,7 +64,7 @@ class ErrorNodes:
         """`low`: references below its smallest normal number count as that number."""
         self._prefix = prefix
         floats = {"zero": 0.0, "infinity": math.inf, "least": low.tiny}
-        for name, bound in (("low", _bound(low)), ("wide", _WIDEST)):
+        for name, bound in (("low", min(low.max, _WIDEST)), ("wide", _WIDEST)):
             floats |= {f"{name}/most": bound, f"{name}/lowest": -bound}
         self.initializers = (
             helper.make_tensor(f"{prefix}flat", TensorProto.INT64, [1], [-1]),
@@ -130,18 +130,9 @@ class ErrorNodes:
         yield new_node("Identity", [so_far], output, output)
 
 
-def _bound(dtype: DType) -> float:
-    return min(dtype.max, _WIDEST)
-
-
 def read(packed: NDArray[np.float32]) -> list[ErrorStats]:
     """Return the statistics of the rows in an output."""
-    found = []
-    for error, size, noise, signal, lost, unit in packed.astype(np.float64).reshape(-1, 6):
-        square = float(unit) ** 2
-        found.append(
-            ErrorStats(
-                max(0.0, float(error)), max(0.0, float(size)), float(noise) * square, float(signal) * square, int(lost)
-            )
-        )
-    return found
+    return [
+        ErrorStats(max(0.0, error), max(0.0, size), noise * unit**2, signal * unit**2, int(lost))
+        for error, size, noise, signal, lost, unit in packed.astype(np.float64).reshape(-1, 6).tolist()
+    ]

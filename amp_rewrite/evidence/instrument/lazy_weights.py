@@ -44,10 +44,10 @@ def opening(model: Model) -> Model:
     whole model is written to a temporary folder. This applies to models below a quarter of the machine's memory, since
     two may be open; a larger one is better in a file, whose pages the system can release.
     """
-    return casting_in_graph(model) if model.nbytes <= _memory() // 4 else model
+    return casting_in_graph(model) if model.nbytes <= main_memory() // 4 else model
 
 
-def _memory() -> int:
+def main_memory() -> int:
     """Return the bytes of memory of this machine; 0 if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -59,12 +59,10 @@ def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:
     """Return the weight as stored in its file if a Cast node can replace its pending cast, else None."""
     if not is_stub(tensor):
         return None
-    place, wanted = source(tensor), DType.of(tensor.data_type)
-    if wanted is None or place.dtype is wanted or not (wanted.floating and place.dtype.floating):
+    place, to = source(tensor), DType.of(tensor.data_type)
+    if to is None or place.dtype is to or not (to.floating and place.dtype.floating):
         return None
     stored = without_values(tensor)
     make_stub(stored, place)
     stored.name, stored.data_type = f"{tensor.name}/stored", place.dtype.code
-    if wanted.low and model.fit(stored, wanted).overflow:
-        return None
-    return stored
+    return None if to.low and model.fit(stored, to).overflow else stored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,16 +37,15 @@ class Pairing:
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
         """Return the pairs of floating results, one per value of the reference, in the candidate's order."""
-        found: dict[ValueId, ValueId] = {}
+        pairs: dict[ValueId, ValueId] = {}
         taken: set[ValueId] = set()
         for mine, theirs in self.values.items():
             op = self.candidate.producer(mine)
-            if op is None or casts_floats(self.candidate, op) or theirs in taken:
-                continue
-            if _floating(self.candidate, mine):
-                found[mine] = theirs
+            casts = op is None or casts_floats(self.candidate, op)
+            if not casts and theirs not in taken and _floating(self.candidate, mine):
+                pairs[mine] = theirs
                 taken.add(theirs)
-        return found
+        return pairs
 
     @cached_property
     def measurable(self) -> int:
@@ -61,42 +60,39 @@ class Pairing:
 
 
 def _floating(view: View, value: ValueId) -> bool:
-    found = view.types[value]
-    return found is not None and found.container == TENSOR and found.dtype is not None and found.dtype.floating
+    type_ = view.types[value]
+    return type_ is not None and type_.container == TENSOR and type_.dtype is not None and type_.dtype.floating
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
     """Return the pairs in the candidate's order: by matched ops, through Casts, then by name."""
     named = {v.name: v.id for v in reference.values if v.scope == MAIN and _pairable(reference, v.id)}
-    by_ops = dict(_of_ops(reference, candidate, ops))
-    spoken_for = set(by_ops.values())
-    found: dict[ValueId, ValueId] = {}
+    by_ops = {
+        mine: theirs
+        for j, i in ops.items()
+        for mine, theirs in zip(candidate.ops[j].outputs, reference.ops[i].outputs, strict=False)
+        if mine is not None and theirs is not None
+    }
+    paired_by_op = set(by_ops.values())
+    pairs: dict[ValueId, ValueId] = {}
     for value in candidate.values:
         if value.scope != MAIN or not _pairable(candidate, value.id):
             continue
         op = candidate.producer(value.id)
         other = by_ops.get(value.id)
-        if other is None and op is not None and casts_floats(candidate, op) and op.inputs[0] in found:
-            other = found[op.inputs[0]]
-        if other is None:
-            namesake = named.get(value.name)
-            other = namesake if namesake not in spoken_for else None
+        if other is None and op is not None and casts_floats(candidate, op):
+            other = pairs.get(op.inputs[0])  # type: ignore[arg-type]
+        if other is None and named.get(value.name) not in paired_by_op:
+            other = named.get(value.name)
         if other is not None and _alike(reference, other, candidate, value.id):
-            found[value.id] = other
-    return found
-
-
-def _of_ops(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> Iterator[tuple[ValueId, ValueId]]:
-    for j, i in ops.items():
-        for mine, theirs in zip(candidate.ops[j].outputs, reference.ops[i].outputs, strict=False):
-            if mine is not None and theirs is not None:
-                yield mine, theirs
+            pairs[value.id] = other
+    return pairs
 
 
 def _pairable(view: View, value: ValueId) -> bool:
     """True if a value depends on the input data: a result that is not a Constant, or an input."""
-    found = view.values[value]
-    return found.overridable or (found.role is not Role.INITIALIZER and found.tensor is None)
+    known = view.values[value]
+    return known.overridable or (known.role is not Role.INITIALIZER and known.tensor is None)
 
 
 def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> bool:
@@ -105,12 +101,10 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
         return False
     if not _floating(candidate, mine) and reference.types[theirs] != candidate.types[mine]:
         return False
-    made_by = reference.producer(theirs), candidate.producer(mine)
-    if None in made_by:
-        return made_by[0] is None
-    kinds = {op.kind for op in made_by if op is not None}
-    if len(kinds) == 1 or kinds & (CASTS | {"Identity"}):
+    a, b = reference.producer(theirs), candidate.producer(mine)
+    if a is None or b is None:
+        return a is None
+    if a.kind == b.kind or {a.kind, b.kind} & (CASTS | {"Identity"}):
         return True
     # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.
-    names = {op.node.name for op in made_by if op is not None}
-    return len(names) == 1 and names != {""}
+    return a.node.name == b.node.name != ""

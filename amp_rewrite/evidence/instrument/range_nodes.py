@@ -23,11 +23,11 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
-from amp_rewrite.ir.builder import new_constant, new_if, new_node
+from amp_rewrite.ir.builder import declared, new_cast, new_constant, new_if, new_node
 
 WIDTH = 9
 
@@ -112,12 +112,14 @@ class RangeNodes:
     def row(self, name: str, row: str, *, rectified: bool = False) -> list[NodeProto]:
         """Return nodes that write the row of the tensor `name` to `row`. `rectified`: it is the output of a Relu."""
         n = f"{row}_n"
-        flat = name if rectified else f"{row}_abs"
-        nodes = [] if rectified else [new_node("Abs", [name], flat)]
-        nodes += [new_node("Reshape", [flat, self._k("flat")], f"{row}_a")]
-        nodes += [new_node("Shape", [f"{row}_a"], n), new_node("Greater", [n, self._k("none")], f"{row}_any")]
-        nothing = new_constant(f"{row}_nothing", neutral(1))
-        return [*nodes, choice(f"{row}_any", row, self._of_some(row, rectified), [nothing])]
+        magnitudes = name if rectified else f"{row}_abs"
+        return [
+            *([] if rectified else [new_node("Abs", [name], magnitudes)]),
+            new_node("Reshape", [magnitudes, self._k("flat")], f"{row}_a"),
+            new_node("Shape", [f"{row}_a"], n),
+            new_node("Greater", [n, self._k("none")], f"{row}_any"),
+            choice(f"{row}_any", row, self._of_some(row, rectified), [new_constant(f"{row}_nothing", neutral(1))]),
+        ]
 
     def _k(self, name: str) -> str:
         return f"{self.stem}{self.dtype.spelling}_{name}"
@@ -128,18 +130,19 @@ class RangeNodes:
         Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably.
         """
         a, n, tame = f"{row}_a", f"{row}_n", f"{row}_tame"
-        nodes = [_reduced("ReduceSum", a, f"{row}_sum"), _reduced("ReduceMax", a, f"{row}_max")]
-        nodes += [new_node("Cast", [n], f"{row}_all", to=TensorProto.DOUBLE)]
-        facts = [
+        gapped = self._gapped(f"{row}_g", row)
+        quick = gapped if rectified else self._if_sure(a, f"{row}_q", row, gapped)
+        return [
+            _reduced("ReduceSum", a, f"{row}_sum"),
+            _reduced("ReduceMax", a, f"{row}_max"),
+            new_cast(n, f"{row}_all", DType.DOUBLE),
             new_node("Less", [f"{row}_sum", self._k("infinity")], f"{row}_finite"),
             new_node("Less", [f"{row}_max", self._k("overflows")], f"{row}_fits"),
             new_node("Less", [n, self._k("many")], f"{row}_few"),
             new_node("And", [f"{row}_finite", f"{row}_fits"], f"{row}_ordinary"),
             new_node("And", [f"{row}_ordinary", f"{row}_few"], tame),
+            choice(tame, f"{row}_some", quick, self._wild(f"{row}_w", row)),
         ]
-        gapped = self._gapped(f"{row}_g", row)
-        quick = gapped if rectified else self._if_sure(a, f"{row}_q", row, gapped)
-        return [*nodes, *facts, choice(tame, f"{row}_some", quick, self._wild(f"{row}_w", row))]
 
     def _if_sure(self, a: str, own: str, row: str, otherwise: list[NodeProto]) -> list[NodeProto]:
         """Return nodes for a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
@@ -199,14 +202,10 @@ class RangeNodes:
     def _above(self, a: str, name: str, own: str, counted_in: DType) -> list[NodeProto]:
         """Return nodes that write the number of magnitudes above a bound to `{own}_{name}`."""
         mask, ones = f"{own}_{name}_m", f"{own}_{name}_1"
+        total = _reduced("ReduceSum", ones, f"{own}_{name}")
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
-            indicator = [new_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1])]
-        else:
-            indicator = [
-                new_node("Greater", [a, self._k(name)], mask),
-                new_node("Cast", [mask], ones, to=counted_in.code),
-            ]
-        return [*indicator, _reduced("ReduceSum", ones, f"{own}_{name}")]
+            return [new_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1]), total]
+        return [new_node("Greater", [a, self._k(name)], mask), new_cast(mask, ones, counted_in), total]
 
     def _joined(self, own: str, first: list[str], counted: list[str], largest: str, smallest: str) -> list[NodeProto]:
         """Return nodes that join a row: float64 columns, counts in this element type, zeros, and both extremes."""
@@ -215,7 +214,7 @@ class RangeNodes:
         return [
             new_node("Neg", [smallest], f"{own}_minus"),
             new_node("Concat", rest, f"{own}_rest", axis=0),
-            new_node("Cast", [f"{own}_rest"], f"{own}_double", to=TensorProto.DOUBLE),
+            new_cast(f"{own}_rest", f"{own}_double", DType.DOUBLE),
             new_node("Concat", [*first, f"{own}_double"], f"{own}_row", axis=0),
         ]
 
@@ -250,9 +249,9 @@ def choice(condition: str, out: str, then: list[NodeProto], otherwise: list[Node
 
 def _branch(nodes: list[NodeProto]) -> GraphProto:
     name = nodes[-1].output[0]
-    return onnx.helper.make_graph(nodes, name, [], [onnx.helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)])
+    return onnx.helper.make_graph(nodes, name, [], [declared(name, DType.DOUBLE, None)])
 
 
 def _reduced(op_type: str, name: str, output: str) -> NodeProto:
-    """Over all elements, as a vector of one."""
+    """Return a reduction over all elements, to a vector of one."""
     return new_node(op_type, [name], output, keepdims=1)

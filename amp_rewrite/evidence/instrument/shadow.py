@@ -44,13 +44,12 @@ def local_errors(
 ) -> dict[str, float]:
     """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
-    `reference` is a float32 model (of a half model its widened twin), `low` a conversion of it; for a conversion by
-    this package that is `converted.view.model` and `converted.result`, so that the names are those of
-    `converted.view.ops`. Every op of the main graph that computes in a low type gets a *shadow*: it reads
-    the reference's float32 values, rounded to the op's types in `low`, with the op's weights there, computes in float32
-    and rounds its result. The error compares the shadow's outputs with the reference's:
-    sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf if a value is
-    finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
+    `reference`: a float32 model (of a half model its widened twin); `low`: a conversion of it. For a conversion by this
+    package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
+    Every op of the main graph that computes in a low type gets a *shadow*: it reads the reference's float32 values,
+    rounded to the op's types in `low`, with the op's weights there, computes in float32 and rounds its result. The
+    error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf if a
+    value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
     (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out.
 
     Only a few numbers per op leave the runtime. `chunk`: values per session; `progress(done, total)` counts runs. Raise
@@ -74,7 +73,10 @@ class Bench:
     @classmethod
     def of(cls, reference: Model, candidate: Model) -> Bench:
         """Pair two models. Raise ModelError for different opsets, for models without floats, or if no value matches."""
-        a, b = (View.of(_inlined(model)) for model in (reference, candidate))
+        a, b = (
+            View.of(inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions})))
+            for model in (reference, candidate)
+        )
         _check_opsets(a, b)
         pairing = Pairing.of(a, b)
         if not pairing.measurable:
@@ -115,29 +117,26 @@ class Bench:
     @cached_property
     def _low_ops(self) -> frozenset[OpId]:
         view = self.pairing.candidate
-        found: set[OpId] = set()
+        low: set[OpId] = set()
         for op in view.ops:
-            touched = [view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None]
-            within = any(inner in found for body in op.bodies for inner in view.scopes[body].ops)
-            if within or any(dtype is not None and dtype.low for dtype in touched):
-                found.add(op.id)
-        return frozenset(found)
+            dtypes = (view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None)
+            within = (inner in low for body in op.bodies for inner in view.scopes[body].ops)
+            if any(dtype is not None and dtype.low for dtype in dtypes) or any(within):
+                low.add(op.id)
+        return frozenset(low)
 
     @cached_property
     def _available(self) -> frozenset[OpId]:
         """Return ops of the main graph that depend only on paired values and the candidate's constants."""
-        view = self.pairing.candidate
-        had: set[OpId] = set()
+        view, paired = self.pairing.candidate, self.pairing.values
+        available: set[OpId] = set()
         for op in view.ops:
-            if op.scope == MAIN and all(self._had(v, had) for v in reads(view, op)):
-                had.add(op.id)
-        return frozenset(had)
-
-    def _had(self, value: ValueId, had: set[OpId]) -> bool:
-        found = self.pairing.candidate.values[value]
-        if value in self.pairing.values:
-            return True
-        return found.producer in had if found.producer is not None else found.role is Role.INITIALIZER
+            if op.scope != MAIN:
+                continue
+            unpaired = [view.values[v] for v in reads(view, op) if v not in paired]
+            if all(v.role is Role.INITIALIZER if v.producer is None else v.producer in available for v in unpaired):
+                available.add(op.id)
+        return frozenset(available)
 
     def of_one_shape(self, feed: Feed) -> Bench:
         """Return the bench without pairs whose shapes differ on the first batch. Raise ModelError if none is left."""
@@ -149,14 +148,12 @@ class Bench:
             for value, x, y in zip(values, mine, theirs, strict=True)
             if not np.array_equal(x, y)  # type: ignore[arg-type]
         }
-        kept = {v: w for v, w in self.pairing.values.items() if w not in other}
-        pairing = replace(self.pairing, values=kept)
+        pairing = replace(self.pairing, values={v: w for v, w in self.pairing.values.items() if w not in other})
         if not pairing.measured:
-            matching = count(len(values), "value")
-            raise ModelError(f"{matching} of the two models match by name, and none of them by shape")
+            raise ModelError(
+                f"{count(len(values), 'value')} of the two models match by name, and none of them by shape"
+            )
         return Bench(pairing)
-
-    # -- measuring -----------------------------------------------------------------------------------
 
     def local_errors(self, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
         """Return the local error of each value in `shadowed`: its shadow against the reference."""
@@ -202,10 +199,6 @@ def _run(runner: Runner, batch: Batch) -> dict[str, Given]:
     """Run on the arrays of a batch that the model reads."""
     inputs = {port.name for port in runner.inputs}
     return runner.run({name: array for name, array in batch.items() if name in inputs})
-
-
-def _inlined(model: Model) -> Model:
-    return inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions}))
 
 
 def _check_opsets(a: View, b: View) -> None:

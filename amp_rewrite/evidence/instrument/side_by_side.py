@@ -52,23 +52,23 @@ def with_shadows(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Mea
     Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
     inserted ops, inlined functions) are computed as in the candidate.
     """
-    merged = _Merged(pairing, low)
-    merged.shadows(values)
-    return merged.measuring(values)
+    graph = _Merged(pairing, low)
+    graph.add_shadows(values)
+    return graph.measuring(values)
 
 
 def with_candidate(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
     """Return a graph that measures the error of these values of the candidate as it runs."""
-    merged = _Merged(pairing, low)
-    merged.candidate()
-    return merged.measuring(values)
+    graph = _Merged(pairing, low)
+    graph.add_candidate()
+    return graph.measuring(values)
 
 
 def with_shapes(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Model:
     """Return a graph of both models that outputs the shapes of each value in the candidate and in the reference."""
-    merged = _Merged(pairing, low)
-    merged.candidate()
-    return merged.shaped(values)
+    graph = _Merged(pairing, low)
+    graph.add_candidate()
+    return graph.shaped(values)
 
 
 class _Merged:
@@ -76,113 +76,92 @@ class _Merged:
 
     def __init__(self, pairing: Pairing, low: DType) -> None:
         self.pairing, self.low = pairing, low
-        reference, candidate = pairing.reference, pairing.candidate
-        mark = "/" * (1 + max(len(n) - len(n.lstrip("/")) for view in (reference, candidate) for n in view.names))
-        self.theirs, self.mine = f"{mark}reference/", f"{mark}candidate/"
-        self.rounded = f"{mark}rounded/"
+        self.reference, self.view = pairing.reference, pairing.candidate
+        names = (*self.reference.names, *self.view.names)
+        mark = "/" * (1 + max(len(name) - len(name.lstrip("/")) for name in names))
+        self.theirs, self.mine, self.rounded = f"{mark}reference/", f"{mark}candidate/", f"{mark}rounded/"
         self.error_nodes = ErrorNodes(f"{mark}gauge/", low)
         self.result = f"{mark}{RESULT}"
-        self.inputs: dict[str, str] = {v.name: v.name for v in reference.model.proto.graph.input}
-        self.frame = clone(reference.model.proto.graph)
+        self.inputs = {v.name for v in self.reference.model.proto.graph.input}
+        self.frame = clone(self.reference.model.proto.graph)
         _rename(self.frame, {}, self.theirs, self.inputs)
         self.nodes: list[NodeProto] = list(self.frame.node)
         self.initializers: list[TensorProto] = list(self.frame.initializer)
         self.names: dict[ValueId, str] = {}
 
-    # -- the candidate's part ------------------------------------------------------------------------
-
-    def candidate(self) -> None:
+    def add_candidate(self) -> None:
         """Add the whole candidate, fed with the reference's inputs in its own types."""
-        view = self.pairing.candidate
+        view = self.view
         graph = clone(view.model.proto.graph)
         _rename(graph, {}, self.mine)
+        theirs = {self._name_of_reference(v): v for v in self.reference.scopes[MAIN].inputs}
         fed = {view.value_name(v): v for v in view.scopes[MAIN].inputs}
-        given = {name for name in fed if name in self.inputs}
         for name, value in fed.items():
-            if name in given:
-                self.nodes.append(self._entry(name, value))
+            if name in self.inputs:
+                self.nodes.append(self._in_type(name, self.mine + name, theirs[name], value))
             elif view.values[value].tensor is None:
                 raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
-        self.initializers += [t for t in graph.initializer if t.name.removeprefix(self.mine) not in given]
+        shared = {self.mine + name for name in fed if name in self.inputs}
+        self.initializers += [tensor for tensor in graph.initializer if tensor.name not in shared]
         self.frame.sparse_initializer.extend(graph.sparse_initializer)
         self.frame.value_info.extend(graph.value_info)
         self.nodes += graph.node
         self.names = {v.id: self.mine + v.name for v in view.values if v.scope == MAIN}
 
-    def _entry(self, name: str, value: ValueId) -> NodeProto:
-        """Add the node that passes an input on in the candidate's type."""
-        theirs = next(v for v in self.pairing.reference.scopes[MAIN].inputs if self._name_of_reference(v) == name)
-        return self._in_type(name, self.mine + name, theirs, value)
-
     def _in_type(self, source: str, target: str, theirs: ValueId, mine: ValueId) -> NodeProto:
-        is_, wanted = self.pairing.reference.types[theirs], self.pairing.candidate.types[mine]
-        if is_ == wanted or wanted is None or wanted.dtype is None:
+        before, after = self.reference.types[theirs], self.view.types[mine]
+        if before == after or after is None or after.dtype is None:
             return new_node("Identity", [source], target, target)
-        if wanted.container != TENSOR:
+        if after.container != TENSOR:
             raise ModelError(
-                f"{source!r} is {is_} in the reference and {wanted} in the candidate; no Cast converts between them"
+                f"{source!r} is {before} in the reference and {after} in the candidate; no Cast converts between them"
             )
-        return new_cast(source, target, wanted.dtype, name=target)
+        return new_cast(source, target, after.dtype, name=target)
 
-    # -- shadows -------------------------------------------------------------------------------------
-
-    def shadows(self, values: Sequence[ValueId]) -> None:
+    def add_shadows(self, values: Sequence[ValueId]) -> None:
         """Add shadows of the producers of these values, and of unpaired ops upstream."""
-        view = self.pairing.candidate
-        ops = self._with_feeders({view.values[v].producer for v in values})
-        for op in ops:
-            for value in reads(view, op):
+        for op in self._with_feeders({self.view.values[v].producer for v in values}):
+            for value in reads(self.view, op):
                 self._provide(value)
             self.nodes.append(self._shadow(op))
 
-    def _with_feeders(self, wanted: Iterable[OpId | None]) -> list[Op]:
+    def _with_feeders(self, ops: Iterable[OpId | None]) -> list[Op]:
         """Return the ops and the producers of their unpaired inputs, in topological order."""
-        view = self.pairing.candidate
-        found: set[OpId] = set()
-        pending = [op for op in wanted if op is not None]
+        feeders: set[OpId] = set()
+        pending = list(ops)
         while pending:
             op = pending.pop()
-            if op in found:
-                continue
-            found.add(op)
-            unpaired = (v for v in reads(view, view.ops[op]) if v not in self.pairing.values)
-            pending += [p for v in unpaired if (p := view.values[v].producer) is not None]
-        return [view.ops[op] for op in sorted(found)]
+            if op is not None and op not in feeders:
+                feeders.add(op)
+                inputs = reads(self.view, self.view.ops[op])
+                pending += [self.view.values[v].producer for v in inputs if v not in self.pairing.values]
+        return [self.view.ops[op] for op in sorted(feeders)]
 
     def _provide(self, value: ValueId) -> None:
         """Name an input of a shadow: the reference's value in the candidate's type, or a weight."""
         if value in self.names:
             return
-        view = self.pairing.candidate
-        name = view.value_name(value)
-        theirs = self.pairing.values.get(value)
-        if theirs is None:
-            # A weight; results of ops are named by their shadow.
-            tensor = view.values[value].tensor
+        name, theirs = self.view.value_name(value), self.pairing.values.get(value)
+        if theirs is None:  # a weight; results of ops are named by their shadow
+            tensor = self.view.values[value].tensor
             assert tensor is not None
             copy = clone(tensor)
             copy.name = self.names[value] = self.mine + name
             self.initializers.append(copy)
             return
-        source = self._name_of_reference(theirs)
-        if self.pairing.reference.types[theirs] == view.types[value]:
-            self.names[value] = source
-            return
-        self.names[value] = self.rounded + name
-        self.nodes.append(self._in_type(source, self.names[value], theirs, value))
+        source = self.names[value] = self._name_of_reference(theirs)
+        if self.reference.types[theirs] != self.view.types[value]:
+            self.names[value] = self.rounded + name
+            self.nodes.append(self._in_type(source, self.names[value], theirs, value))
 
     def _shadow(self, op: Op) -> NodeProto:
-        """Add a copy of the op that reads the provided inputs; only measuring nodes read its paired results."""
-        view = self.pairing.candidate
-        visible = {view.value_name(v): self.names[v] for v in reads(view, op)}
-        made = {view.value_name(v): self.mine + view.value_name(v) for v in op.outputs if v is not None}
+        """Return a copy of the op that reads the provided inputs; only measuring nodes read its paired results."""
+        visible = {self.view.value_name(v): self.names[v] for v in reads(self.view, op)}
+        results = {v: self.mine + self.view.value_name(v) for v in op.outputs if v is not None}
         node = clone(op.node)
-        _rename_node(node, {**visible, **made}, self.mine)
-        unpaired = (v for v in op.outputs if v is not None and v not in self.pairing.values)
-        self.names.update({v: self.mine + view.value_name(v) for v in unpaired})
+        _rename_node(node, {**visible, **{self.view.value_name(v): name for v, name in results.items()}}, self.mine)
+        self.names.update({v: name for v, name in results.items() if v not in self.pairing.values})
         return node
-
-    # -- the whole -----------------------------------------------------------------------------------
 
     def measuring(self, values: Sequence[ValueId]) -> Measuring:
         """Return the model reduced to the measured values, and its measuring nodes."""
@@ -198,7 +177,7 @@ class _Merged:
                     gauging.append(new_cast(name, target, DType.FLOAT, name=target))
                     name = target
                 names.append(name)
-            is_low = self.pairing.candidate.dtype(value) is self.low
+            is_low = self.view.dtype(value) is self.low
             gauging += self.error_nodes.nodes(number, *names, is_low=is_low)
             rows.append(self.error_nodes.row(number))
         gauging += self.error_nodes.packed(rows, self.result)
@@ -218,17 +197,16 @@ class _Merged:
 
     def _sides(self, value: ValueId) -> Iterator[tuple[str, str, DType | None]]:
         """Yield both sides of a pair: side, name in this graph, type."""
-        reference, candidate = self._views
         theirs = self.pairing.measured[value]
-        yield "candidate", self.mine + candidate.value_name(value), candidate.dtype(value)
-        yield "reference", self._name_of_reference(theirs), reference.dtype(theirs)
+        yield "candidate", self.mine + self.view.value_name(value), self.view.dtype(value)
+        yield "reference", self._name_of_reference(theirs), self.reference.dtype(theirs)
 
     def _assembled(self, nodes: Sequence[NodeProto], results: Sequence[ValueInfoProto]) -> Model:
         nodes = needed(nodes, [v.name for v in results])
         read = set(names_read(nodes))
-        source = self.pairing.reference.model
-        proto = ModelProto(ir_version=max(v.model.proto.ir_version for v in self._views))
-        for domain, version in _opsets(*self._views).items():
+        source = self.reference.model
+        proto = ModelProto(ir_version=max(source.proto.ir_version, self.view.model.proto.ir_version))
+        for domain, version in {**self.reference.opsets, **self.view.opsets}.items():
             proto.opset_import.add(domain=domain, version=version)
         graph = proto.graph
         graph.name = "measured"
@@ -240,29 +218,18 @@ class _Merged:
         graph.output.extend(results)
         return Model(proto, source.path)
 
-    @property
-    def _views(self) -> tuple[View, View]:
-        return self.pairing.reference, self.pairing.candidate
-
     def _name_of_reference(self, value: ValueId) -> str:
-        name = self.pairing.reference.value_name(value)
-        return self.inputs.get(name) or self.theirs + name
+        name = self.reference.value_name(value)
+        return name if name in self.inputs else self.theirs + name
 
 
 def reads(view: View, op: Op) -> Iterator[ValueId]:
-    """Return the values of the main graph that an op reads, in its bodies too."""
+    """Yield the values of the main graph that an op reads, in its bodies too."""
     yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
     for body in op.bodies:
         for inner in view.scopes[body].ops:
             yield from reads(view, view.ops[inner])
         yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
-
-
-def _opsets(a: View, b: View) -> Mapping[str, int]:
-    return {**a.opsets, **b.opsets}
-
-
-# -- names ---------------------------------------------------------------------------------------------
 
 
 def _rename(graph: GraphProto, outer: Mapping[str, str], prefix: str, fixed: Container[str] = ()) -> None:

@@ -8,7 +8,7 @@ is copied between branches. Trying other colors then takes one run with another 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.builder import new_cast, new_if, new_node
+from amp_rewrite.ir.builder import declared, new_cast, new_if, new_node
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import TENSOR
@@ -100,41 +100,34 @@ def switchable_model(
     return _Builder(view, frozenset(may), to, dict(io or {}), frozenset(saturate)).build()
 
 
+@dataclass
 class _Builder:
     """One walk over a copy of the model. `names` maps a value to the name that a reader reads instead."""
 
-    def __init__(
-        self,
-        view: View,
-        may: frozenset[Vertex],
-        to: DType,
-        io: Mapping[ValueId, DType],
-        saturate: frozenset[ValueId],
-    ) -> None:
-        self.view = view
-        self.may = may
-        self.to = to
-        self.io = io
-        self.saturate = saturate
-        self.taken = set(view.names)
-        self.switches: dict[Switch, str] = {}
-        self.names: dict[tuple[ValueId, Vertex | None], str] = {}
-        self.outputs: dict[str, str] = {}
-        self.new_initializers: list[TensorProto] = []
-        self.rounded: dict[ValueId, str] = {}
-        self.head: list[NodeProto] = []
+    view: View
+    may: frozenset[Vertex]
+    to: DType
+    io: Mapping[ValueId, DType]
+    saturate: frozenset[ValueId]
+    switches: dict[Switch, str] = field(default_factory=dict)
+    names: dict[tuple[ValueId, Vertex | None], str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    initializers: list[TensorProto] = field(default_factory=list)
+    rounded: dict[ValueId, str] = field(default_factory=dict)
+    head: list[NodeProto] = field(default_factory=list)
 
     def build(self) -> SwitchableModel:
+        self.taken = set(self.view.names)
         proto = clone(self.view.model.proto)
         proto.ClearField("training_info")
         name = self._fresh("low")
-        self._bounds()
+        self.limits = (self._fresh("low/least"), self._fresh("low/most"))
+        for limit, bound in zip(self.limits, (-self.to.max, self.to.max), strict=True):
+            self.initializers.append(onnx.helper.make_tensor(limit, TensorProto.FLOAT, (), [bound]))
         self._graph(proto.graph, self.view.scopes[MAIN])
         self._mask_input(proto.graph, name)
         model = replace(self.view.model, proto=proto)
         return SwitchableModel(model, name, tuple(self.switches), self.outputs, self.may)
-
-    # -- names ---------------------------------------------------------------------------------------
 
     def _fresh(self, name: str) -> str:
         return numbered(name, self.taken)
@@ -143,66 +136,52 @@ class _Builder:
         """Return the name of the boolean of a switch."""
         return self.switches.setdefault(switch, f"low/{len(self.switches)}")
 
-    # -- the extra input -----------------------------------------------------------------------------
-
-    def _bounds(self) -> None:
-        self.limits = (self._fresh("low/least"), self._fresh("low/most"))
-        for name, bound in zip(self.limits, (-self.to.max, self.to.max), strict=True):
-            self.new_initializers.append(onnx.helper.make_tensor(name, TensorProto.FLOAT, (), [bound]))
-
     def _mask_input(self, graph: GraphProto, name: str) -> None:
         """Add the boolean vector as an input, and its elements as values."""
         count = len(self.switches)
-        graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, [count]))
+        graph.input.append(declared(name, DType.BOOL, [count]))
         inputs = [name]
-        stated: dict[str, Any] = {}
+        stated: dict[str, Any] = {"axis": 0}
         if self.view.opsets.get("", 0) >= FIRST_AXES_INPUT:
-            sizes = self._fresh("low/sizes")
-            self.new_initializers.append(onnx.helper.make_tensor(sizes, TensorProto.INT64, (count,), [1] * count))
-            inputs.append(sizes)
+            inputs.append(self._fresh("low/sizes"))
+            self.initializers.append(onnx.helper.make_tensor(inputs[1], TensorProto.INT64, (count,), [1] * count))
         else:
-            stated = {"split": [1] * count}
-        split = onnx.helper.make_node("Split", inputs, list(self.switches.values()), name="low/split", axis=0, **stated)
+            stated["split"] = [1] * count
+        split = onnx.helper.make_node("Split", inputs, list(self.switches.values()), name="low/split", **stated)
         refill(graph, "node", [split, *self.head, *graph.node])
-        graph.initializer.extend(self.new_initializers)
-
-    # -- one graph -----------------------------------------------------------------------------------
+        graph.initializer.extend(self.initializers)
 
     def _graph(self, graph: GraphProto, scope: Scope) -> None:
         nodes: list[NodeProto] = []
         for value in self.view.values_of[scope.id]:
             if value.producer is None:
-                nodes.extend(self._versions(value))
+                nodes += self._versions(value)
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             op = self.view.ops[op_id]
-            nodes.extend(self._node(op, node))
+            nodes.append(self._node(op, node))
             for result in op.outputs:
                 if result is not None:
-                    nodes.extend(self._versions(self.view.values[result]))
+                    nodes += self._versions(self.view.values[result])
         for formal, value_id in zip(graph.output, scope.outputs, strict=True):
-            given = self.names.get((value_id, _OUT if scope.id == MAIN else None))
+            name = self.names.get((value_id, _OUT if scope.id == MAIN else None), formal.name)
             if scope.id == MAIN:
-                self.outputs[formal.name] = given or formal.name
-            formal.name = given or formal.name
+                self.outputs[formal.name] = name
+            formal.name = name
         refill(graph, "node", nodes)
 
-    def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+    def _node(self, op: Op, node: NodeProto) -> NodeProto:
         for slot, value in enumerate(op.inputs):
             if value is not None:
                 node.input[slot] = self.names.get((value, self._reader(Use(op.id, slot))), node.input[slot])
         for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
             self._graph(graph, self.view.scopes[body])
         weights = self._heavy(op)
-        if weights:
-            node = self._either(op, node, weights)
-        yield node
-
-    # -- versions of values --------------------------------------------------------------------------
+        return self._either(op, node, weights) if weights else node
 
     def _versions(self, value: Value) -> Iterator[NodeProto]:
         """Return the nodes between a value and readers that may read it rounded."""
-        found = self.view.types[value.id]
-        if found is None or found.dtype is not DType.FLOAT or found.container != TENSOR:
+        type_ = self.view.types[value.id]
+        if type_ is None or type_.dtype is not DType.FLOAT or type_.container != TENSOR:
             return
         readers = dict.fromkeys(self._reader(use) for use in self.view.uses[value.id])
         if self.view.constant(value.id) is not None:
@@ -212,21 +191,16 @@ class _Builder:
             readers[_OUT if value.public else None] = None
         for reader in readers:
             switch = self._when(value, reader)
-            if switch is not None:
-                name = self._fresh(f"{value.name}/low")
-                self.names[value.id, reader] = name
+            if switch.maker or switch.reader or switch.always:
+                name = self.names[value.id, reader] = self._fresh(f"{value.name}/low")
                 yield self._rounding(value, self._switch(switch), name)
 
-    def _when(self, value: Value, reader: Vertex | None) -> Switch | None:
-        """Return the switch for a reader of a value; None if it never reads it rounded."""
-        maker, told = self._maker(value)
-        if reader == _OUT:
-            low = self.io.get(value.id, DType.FLOAT).low
-            switch = Switch(maker, None, told, always=low)
-        else:
-            low = value.role is not Role.RESULT and value.public and self.io.get(value.id, DType.FLOAT).low
-            switch = Switch(maker, reader, told, always=low)
-        return switch if switch.maker or switch.reader or switch.always else None
+    def _when(self, value: Value, reader: Vertex | None) -> Switch:
+        """Return the switch for a reader of a value, which may be never on."""
+        port = reader == _OUT or (value.role is not Role.RESULT and value.public)
+        low = port and self.io.get(value.id, DType.FLOAT).low
+        maker, is_exact = self._maker(value)
+        return Switch(maker, None if reader == _OUT else reader, is_exact, always=low)
 
     def _maker(self, value: Value) -> tuple[Vertex | None, bool]:
         """Return the vertex that may produce a value in the low type, and True if it is then exact."""
@@ -249,8 +223,8 @@ class _Builder:
 
     def _rounding(self, value: Value, switch: str, name: str) -> NodeProto:
         """Return an If that rounds or copies."""
-        made_by = self.view.producer(value.id)
-        clamps = value.id in self.saturate or (made_by is not None and made_by.kind == "ConstantOfShape")
+        op = self.view.producer(value.id)
+        clamps = value.id in self.saturate or (op is not None and op.kind == "ConstantOfShape")
         source, nodes = value.name, list[NodeProto]()
         if clamps:
             source = self._fresh(f"{name}/clamped")
@@ -261,17 +235,13 @@ class _Builder:
         copy = new_node("Identity", [value.name], copied)
         return new_if(switch, name, _branch("low", nodes, [rounded]), _branch("high", [copy], [copied]))
 
-    # -- weights -------------------------------------------------------------------------------------
-
     def _constants(self, value: Value, readers: Iterable[Vertex]) -> Iterator[NodeProto]:
         """Add both versions of light constants; heavy ones are switched at their readers."""
         if self._is_heavy(value.id):
             return
         for reader in readers:
-            name = self._fresh(f"{value.name}/low")
-            self.names[value.id, reader] = name
-            condition = self._switch(Switch(None, reader))
-            yield new_node("Where", [condition, self._rounded(value.id), value.name], name)
+            name = self.names[value.id, reader] = self._fresh(f"{value.name}/low")
+            yield new_node("Where", [self._switch(Switch(None, reader)), self._rounded(value.id), value.name], name)
 
     def _is_heavy(self, value: ValueId) -> bool:
         tensor = self.view.constant(value)
@@ -290,17 +260,14 @@ class _Builder:
                 weight = baked(weight, DType.FLOAT, name=name, model=self.view.model)
             else:
                 self.head.append(new_cast(low, name, DType.FLOAT))
-            self.new_initializers.append(weight)
+            self.initializers.append(weight)
         return self.rounded[value]
 
     def _heavy(self, op: Op) -> dict[int, Vertex]:
         """Return the inputs of an op that are heavy weights and may be read in the low type."""
-        found = {}
-        for slot, value in enumerate(op.inputs):
-            vertex = self._reader(Use(op.id, slot)) if value is not None else None
-            if value is not None and vertex is not None and self._is_heavy(value):
-                found[slot] = vertex
-        return found
+        heavy = [slot for slot, value in enumerate(op.inputs) if value is not None and self._is_heavy(value)]
+        vertices = {slot: self._reader(Use(op.id, slot)) for slot in heavy}
+        return {slot: vertex for slot, vertex in vertices.items() if vertex is not None}
 
     def _either(self, op: Op, node: NodeProto, weights: Mapping[int, Vertex]) -> NodeProto:
         """Return an If around an op: with rounded weights, or with those of the model.
@@ -315,9 +282,8 @@ class _Builder:
                 assert value is not None
                 if word == "low":
                     inner.input[slot] = self._rounded(value)
-            given = [self._fresh(f"{name}/{word}_branch") if name else "" for name in node.output]
-            inner.output[:] = given
-            branches.append(_branch(word, [inner], [name for name in given if name]))
+            inner.output[:] = [self._fresh(f"{name}/{word}_branch") if name else "" for name in node.output]
+            branches.append(_branch(word, [inner], [name for name in inner.output if name]))
         condition = self._switch(Switch(None, next(iter(weights.values()))))
         outer = new_if(condition, "", *branches)
         outer.output[:] = [name for name in node.output if name]
@@ -326,7 +292,7 @@ class _Builder:
 
 
 _OUT: Vertex = (OpId(-1), "")
-"""Whoever asks for an output of the model."""
+"""The reader of an output of the model."""
 
 
 def _branch(name: str, nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:

@@ -106,9 +106,6 @@ def _copied(view: View, value: ValueId) -> ValueId | None:
     return source.id if same else None
 
 
-# -- the model with taps -----------------------------------------------------------------------------
-
-
 class Tapped(NamedTuple):
     """A model with taps: a run gives the rows of `values`, in that order, as the output named `rows`."""
 
@@ -305,14 +302,15 @@ def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows])
     node.output.append(each)
     axis = f"{out}_axis"
     by_input = builder.view.opsets.get("", 0) >= FIRST_REDUCTION_AXES_INPUT
-    axes, stated = ([axis], {}) if by_input else ([], {"axes": [0]})
     return _Rows(out, rows.values), [
         new_constant(none, neutral(len(rows.values))),
         new_constant(axis, np.array([0])),
         new_node("SequenceInsert", [each, none], some),
         new_node("ConcatFromSequence", [some], stacked, axis=0, new_axis=1),
         new_node("ReduceSum", [stacked, axis], total, keepdims=0),
-        new_node("ReduceMax", [stacked, *axes], most, keepdims=0, **stated),
+        new_node("ReduceMax", [stacked, axis], most, keepdims=0)
+        if by_input
+        else new_node("ReduceMax", [stacked], most, keepdims=0, axes=[0]),
         *chosen(f"{out}_", total, most, len(rows.values), out),
     ]
 

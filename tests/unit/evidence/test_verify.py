@@ -404,7 +404,7 @@ def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
     half.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(half, tmp_path / "half.onnx")
     made = []
-    monkeypatch.setattr("amp_rewrite.evidence.instrument.lazy_weights._memory", lambda: 1 << 40 if fits else 0)
+    monkeypatch.setattr("amp_rewrite.evidence.instrument.lazy_weights.main_memory", lambda: 1 << 40 if fits else 0)
     folder = tempfile.TemporaryDirectory
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **more: made.append(more) or folder(**more))
 
