@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.casting import Array
 
-Array = NDArray[Any]
 Index = tuple[int, ...]
 
 

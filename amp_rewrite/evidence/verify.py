@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
@@ -18,14 +17,13 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
-
-Array = NDArray[Any]
 
 
 def verify(
@@ -81,13 +79,18 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
     reference, candidate = (_Side.of(model, name, conditions) for model, name in zip((a, b), names, strict=True))
     feed = conditions.feed(data, reference.model)
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
-    runs = () if refusals else tuple(_rows(reference, candidate, feed, outputs, comparison, conditions))
+    total = len(feed) if conditions.progress and not refusals else 0
+    rows: list[Row] = []
+    for number, batch in enumerate(() if refusals else feed):
+        expected, results = (side.runner.run(_fed(side, batch), outputs) for side in (reference, candidate))
+        rows += rows_of(number, expected, results, outputs, comparison)
+        conditions.tell(number + 1, total)
     return Verdict(
         reference.ran,
         candidate.ran,
-        Fed(feed.origin, feed.random, len({row.batch for row in runs})),
+        Fed(feed.origin, feed.random, len({row.batch for row in rows})),
         comparison.by,
-        runs,
+        tuple(rows),
         refusals,
         (*_caveats(reference, candidate, feed, outputs, comparison), *reference.notes, *candidate.notes),
     )
@@ -181,21 +184,6 @@ def _compared(reference: _Side, candidate: _Side, chosen: Sequence[str]) -> tupl
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-def _rows(
-    reference: _Side,
-    candidate: _Side,
-    feed: Feed,
-    outputs: Sequence[str],
-    comparison: Comparison,
-    conditions: Conditions,
-) -> Iterator[Row]:
-    total = len(feed) if conditions.progress else 0
-    for number, batch in enumerate(feed):
-        expected, results = (side.runner.run(_fed(side, batch), outputs) for side in (reference, candidate))
-        yield from rows_of(number, expected, results, outputs, comparison)
-        conditions.tell(number + 1, total)
 
 
 def rows_of(

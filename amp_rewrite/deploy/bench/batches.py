@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.evidence.instrument.lazy_weights import main_memory
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.reports.render import size as in_words
 from amp_rewrite.runtime.ports import Port
-
-Array = NDArray[Any]
-Batch = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amp_rewrite.deploy.bench.batches import Batch
 from amp_rewrite.deploy.bench.child import Outcome, apart
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
-from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.verify import low_types, name_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.ports import input_ports

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.deploy.bench.batches import Batch
 from amp_rewrite.deploy.bench.device import GpuMemory, resident, resident_peak
 from amp_rewrite.deploy.bench.profile import OpTime, read_profile
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.conditions import session_on
-from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CUDA, Runner, has_provider
 from amp_rewrite.runtime.subprocess import command

@@ -13,17 +13,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.sources import Filed, Raw, Source, source_of
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.ports import Port, input_ports
 
-Array = NDArray[Any]
 Batch = Mapping[str, Array]
 
 LIMIT = 1 << 32

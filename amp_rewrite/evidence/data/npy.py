@@ -9,15 +9,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from amp_rewrite.errors import FeedError
-
-Array = NDArray[Any]
+from amp_rewrite.files.casting import Array
 
 _LONGEST_HEADER = 10_000  # characters; numpy's own bound
 _READ = 1 << 20  # bytes
