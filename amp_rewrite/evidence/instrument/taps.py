@@ -179,24 +179,19 @@ class _Builder:
         after: list[NodeProto] = []
         for op_id, node in zip(scope.ops, list(graph.node), strict=True):
             op = self.view.ops[op_id]
-            inner = [
-                self.graph(body, self.view.scopes[s]) for s, (_, body) in zip(op.bodies, bodies(node), strict=True)
-            ]
+            pairs = zip(op.bodies, bodies(node), strict=True)
+            inner = [self.graph(body, self.view.scopes[s]) for s, (_, body) in pairs]
             carry = _carrier(op)
             if carry is not None and any(rows.values for rows in inner):
                 carried, nodes = carry(self, node, inner)
                 parts.append(carried)
                 after += nodes
-        own: list[list[NodeProto]] = []
-        for value in self.taps.get(scope.id, ()):
-            name = self.fresh()
-            own.append(self._measured(value, name))
-            parts.append(_Rows(name, (value,)))
         graph.node.extend(after)
-        graph.node.extend(node for nodes in reversed(own) for node in nodes)
-        if not parts:
-            return _Rows("", ())
-        return _Rows(self.joined(graph, [part.name for part in parts]), _values(parts))
+        own = [_Rows(self.fresh(), (value,)) for value in self.taps.get(scope.id, ())]
+        for rows in reversed(own):
+            graph.node.extend(self._measured(rows.values[0], rows.name))
+        parts += own
+        return _Rows(self.joined(graph, [part.name for part in parts]) if parts else "", _values(parts))
 
     def joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
         """Append a Concat of rows to a graph; return its name."""
@@ -209,11 +204,7 @@ class _Builder:
         if self.view.dtype(value) is dtype:
             op = self.view.producer(value)
             return self.range_nodes[dtype].row(name, row, rectified=op is not None and op.kind == "Relu")
-        cast = new_cast(name, f"{row}_wide", dtype)
-        return [cast, *self.range_nodes[dtype].row(f"{row}_wide", row)]
-
-
-# -- out of bodies -----------------------------------------------------------------------------------
+        return [new_cast(name, f"{row}_wide", dtype), *self.range_nodes[dtype].row(f"{row}_wide", row)]
 
 
 def _values(parts: Sequence[_Rows]) -> tuple[ValueId, ...]:
@@ -255,17 +246,15 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
 def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last loop state: the rows so far."""
     (rows,), ((_, body),) = inner, bodies(node)
-    states = len(node.input) - 2
-    slots = _Slots(read=len(node.input), entry=2 + states, gives=1 + states, at=states)
-    return _as_state(builder, node, body, rows, slots)
+    read = len(node.input)
+    return _as_state(builder, node, body, rows, _Slots(read, entry=read, gives=read - 1, at=read - 2))
 
 
 def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last state, before the scanned inputs: the rows so far."""
     (rows,), ((_, body),) = inner, bodies(node)
-    scanned = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
-    states = len(node.input) - scanned
-    return _as_state(builder, node, body, rows, _Slots(read=states, entry=states, gives=states, at=states))
+    states = len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs")
+    return _as_state(builder, node, body, rows, _Slots(*[states] * 4))
 
 
 class _Slots(NamedTuple):
