@@ -1,4 +1,4 @@
-"""The guard: compare measured ranges with the low type, and pin ops to float32 whose values do not fit.
+"""Guard: compare measured ranges with the low type, and pin ops to float32 whose values do not fit.
 
 A value that does not fit stays out of the low type: its producer, every op that computes with it, and ops that only
 move it in between are pinned. The affected values depend on the colors, so the guard paints, pins, and paints again
@@ -116,7 +116,7 @@ def _seen(view: View, ranges: Ranges) -> dict[ValueId, Range]:
     """
     flow, picks = Flow.of(view, COPIES), Flow.of(view, _PICKS)
     seen: dict[ValueId, Range] = {}
-    for value in view.values:  # sources come first, but for the state that a loop carries
+    for value in view.values:  # sources come first, except for the state that a loop carries
         own = ranges.of(view, value.id)
         if own is None:
             walk = picks if _unmeasured(view, ranges, value.id) else flow

@@ -34,7 +34,7 @@ Outputs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """Reference, data and criterion of a search; `build` converts by a coloring where there is no twin."""
+    """Reference, data and criterion of a search; `build` converts by a coloring without a twin."""
 
     reference: Runner
     feed: Feed

@@ -76,7 +76,7 @@ def bench(
     if threads > MOST_THREADS:
         raise PolicyError(f"threads is {threads}; give at most {MOST_THREADS}, or leave it out for one per core")
     conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
-    tell = progress or _untold
+    tell = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         sides = candidates(models, data, conditions, Path(folder))
         pairs = [(side, side.opened()) for side in sides]
@@ -221,10 +221,6 @@ def _versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
-
-
-def _untold(stage: str, done: int, total: int) -> None:
-    """Ignore progress."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -97,8 +97,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except OSError as cause:
         raise FeedError(f"cannot read {path}: {cause.strerror or cause}") from cause
     except _DAMAGE as cause:
-        said = " ".join(str(cause).split())[:200] or type(cause).__name__
-        raise FeedError(f"{path} is damaged: {said}; write it again with numpy.save or numpy.savez") from cause
+        why = " ".join(str(cause).split())[:200] or type(cause).__name__
+        raise FeedError(f"{path} is damaged: {why}; write it again with numpy.save or numpy.savez") from cause
 
 
 def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:

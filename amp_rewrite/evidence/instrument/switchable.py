@@ -1,4 +1,4 @@
-"""The switchable twin: one float32 model that acts as any of a draft's mixed models, selected by an extra input.
+"""Switchable twin: one float32 model that acts as any of a draft's mixed models, selected by an extra input.
 
 Every possible rounding of a value to the low type, because its producer or reader may be low, is an If on one element
 of a boolean input. An op with heavy weights is inside an If as a whole, one branch with rounded weights, so no weight
