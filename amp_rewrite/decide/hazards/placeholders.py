@@ -1,6 +1,6 @@
-"""Placeholders: weights that are one number throughout, as they stand in models whose trained weights were left out.
+"""Placeholders: weights that are one number throughout, as in models without their trained weights.
 
-A layer of such weights c adds up K equal multiples of what it reads: what it gives is up to |c|·K times as large.
+A layer of weights c sums K equal multiples of its input, so its results are up to |c|·K times as large.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _FAR = 32  # of these in a row
 
 
 class Placeholder(NamedTuple):
-    """A layer of placeholders: by how much it multiplies which of its inputs."""
+    """A layer of placeholders: the gain on its input, and the slot of that input."""
 
     gain: float
     reads: int
 
 
 def placeholders(view: View, to: DType) -> dict[OpId, Placeholder]:
-    """The float32 layers whose weights are one number throughout, and of known shape.
+    """Return the float32 layers whose weights are one number throughout and have a known shape.
 
-    O(ops). Constants are read only where their magnitudes, known from `View.fit`, are all equal.
+    O(ops). Constants are read only if their magnitudes, known from `View.fit`, are all equal.
     """
     shapes = cache(lambda: shapes_of(view))
-    found = {op.id: _placeholder(view, to, op, shapes) for op in view.ops if op.kind in _TERMS}
-    return {op_id: layer for op_id, layer in found.items() if layer is not None}
+    layers = {op.id: _placeholder(view, to, op, shapes) for op in view.ops if op.kind in _TERMS}
+    return {op_id: layer for op_id, layer in layers.items() if layer is not None}
 
 
 def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) -> Placeholder | None:
@@ -54,15 +54,15 @@ def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) ->
 
 
 def number_throughout(view: View, value: ValueId, to: DType) -> float | None:
-    """The finite number that every element of a constant is, or of a ConstantOfShape; None where they differ."""
+    """Return the finite number that fills a constant or the result of a ConstantOfShape; None for other values."""
     value = origin(view, value, first_input_of(_MOVED), most=_FAR)
-    made_by = view.producer(value)
+    source = view.producer(value)
     if view.dtype(value) is not DType.FLOAT:
         return None
-    if made_by is not None and made_by.kind == "ConstantOfShape":
-        fill = attribute(made_by.node, "value")
-        held = view.model.array(fill.t) if fill is not None else np.zeros(1)
-        return float(held.item()) if held.size == 1 and np.isfinite(held).all() else None
+    if source is not None and source.kind == "ConstantOfShape":
+        fill = attribute(source.node, "value")
+        numbers = view.model.array(fill.t) if fill is not None else np.zeros(1)
+        return float(numbers.item()) if numbers.size == 1 and np.isfinite(numbers).all() else None
     tensor, fit = view.constant(value), view.fit(value, to)
     if tensor is None or not fit.count or fit.nonfinite or fit.absmin != fit.absmax:
         return None
@@ -76,15 +76,13 @@ def number_throughout(view: View, value: ValueId, to: DType) -> float | None:
     return float(first) if first is not None else None
 
 
-# -- how many products each result is the sum of, by the shape of the weights; None where that is not known --------
+# -- terms of each result of a layer, by the shape of its weights; None if unknown ------------------------------------
 
-
-def _of_conv(op: Op, shape: Shape) -> int | None:
-    return elements(shape[1:])
+_Terms = Callable[[Op, Shape], int | None]
 
 
 def _of_transposed_conv(op: Op, shape: Shape) -> int | None:
-    """A result is reached by every stride-th tap of the kernel, from all channels of its group."""
+    """Count every stride-th tap of the kernel, for all channels of a group."""
     strides = attribute(op.node, "strides")
     steps = list(strides.ints) if strides is not None else [1] * (len(shape) - 2)
     taps = [None if d is None else math.ceil(d / max(step, 1)) for d, step in zip(shape[2:], steps, strict=False)]
@@ -92,8 +90,8 @@ def _of_transposed_conv(op: Op, shape: Shape) -> int | None:
     return None if terms is None else terms // max(int_attribute(op.node, "group", 1), 1)
 
 
-def _axis(at: int, flag: str = "") -> Callable[[Op, Shape], int | None]:
-    """The length of an axis, of the other of two where the flag says that they change places."""
+def _axis(at: int, flag: str = "") -> _Terms:
+    """Count the length of an axis; of the other of two axes if the flag is set."""
 
     def terms(op: Op, shape: Shape) -> int | None:
         axis = 1 - at if flag and int_attribute(op.node, flag, 0) else at
@@ -102,10 +100,10 @@ def _axis(at: int, flag: str = "") -> Callable[[Op, Shape], int | None]:
     return terms
 
 
-_TERMS: Mapping[str, tuple[tuple[int, Callable[[Op, Shape], int | None]], ...]] = {
-    "Conv": ((1, _of_conv),),
+_TERMS: Mapping[str, tuple[tuple[int, _Terms], ...]] = {
+    "Conv": ((1, lambda op, shape: elements(shape[1:])),),
     "ConvTranspose": ((1, _of_transposed_conv),),
     "Gemm": ((1, _axis(0, "transB")), (0, _axis(1, "transA"))),
     "MatMul": ((1, _axis(-2)), (0, _axis(-1))),
 }
-"""By layer: the inputs that may be its weights."""
+"""The inputs of a layer that may be its weights, each with its count of terms."""

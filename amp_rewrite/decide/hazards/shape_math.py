@@ -8,7 +8,7 @@ from amp_rewrite.ir.view import OpId, View
 
 
 def numbers(view: View) -> frozenset[OpId]:
-    """Return the ops whose results depend on shapes and constants alone, so that no data makes them large. O(nodes + uses).
+    """Return the ops whose results depend on shapes and constants alone, not on data. O(nodes + uses).
 
     An example is an attention scale computed as `Pow(head size, -0.5)`. Pow is on the deny list, but this one is not a
     reason to keep the attention behind it in float32.
