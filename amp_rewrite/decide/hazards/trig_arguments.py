@@ -8,12 +8,12 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.snake import snakes
-from amp_rewrite.decide.hazards.walks import described, first_inputs, in_float32, results_of
+from amp_rewrite.decide.hazards.walks import described, first_inputs, in_float32, results_of, summed_length
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS
-from amp_rewrite.ir.schema import attribute, int_attribute
+from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -99,12 +99,9 @@ def _terms(view: View, op: Op, lengths: dict[ValueId, Shape]) -> int | None:
     for slot, value in enumerate(op.inputs[:2]):
         tensor = view.constant(value)
         shape: Shape = tuple(tensor.dims) if tensor is not None else lengths.get(value, ()) if value is not None else ()
-        if not shape:
-            continue
-        last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
-        axis = shape[-1] if last or len(shape) == 1 else shape[-2]
-        if axis is not None:
-            return axis
+        terms = summed_length(op, slot, shape) if shape else None
+        if terms is not None:
+            return terms
     return None
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import computes_float32
+from amp_rewrite.ir.schema import int_attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Cause = TypeVar("Cause")
@@ -40,6 +42,12 @@ def array_of(view: View, value: ValueId | None) -> Array | None:
 def in_float32(view: View, causes: Mapping[OpId, Cause]) -> dict[OpId, Cause]:
     """Return the ops that compute in float32, in their order: a pin on another op has no effect."""
     return {op_id: causes[op_id] for op_id in sorted(causes) if computes_float32(view, view.ops[op_id])}
+
+
+def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
+    """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand."""
+    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
+    return shape[-1] if last or len(shape) == 1 else shape[-2]
 
 
 def described(view: View, op_id: OpId) -> str:
