@@ -10,12 +10,11 @@ from amp_rewrite.decide.hazards.walks import in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, makers, multiples, origin, sums_squares
-from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, SUMS, Slots
+from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _PRODUCTS = PRODUCTS - {"Einsum"}
-_SCALES = AFFINE - SUMS
-_SUMS: Slots = {**COPIES, **dict.fromkeys(PAIR_SUMS | _SCALES, (0, 1)), "Gemm": (2,)}
+_SUMS: Slots = {**COPIES, **dict.fromkeys(AFFINE - {"Sum"}, (0, 1)), "Gemm": (2,)}
 _MEETING = PAIR_SUMS | {"Gemm"}
 
 

@@ -15,26 +15,20 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import (
+    AFFINE,
     ALL,
     COPIES,
     ELEMENTLESS,
-    PAIR_SUMS,
     REDUCTIONS,
     ROUNDS,
-    SCALINGS,
     SELECTIONS,
     SHAPE_SLOTS,
     SUMS,
-    Slots,
 )
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
-_COUNTING: Slots = {
-    **COPIES,
-    **dict.fromkeys((*PAIR_SUMS, *SCALINGS, "Neg", "Reciprocal", "ReduceProd"), range(2)),
-}
+_COUNTING = {**COPIES, **dict.fromkeys(AFFINE - {"Sum"} | {"Reciprocal", "ReduceProd"}, range(2))}
 _ROUNDING = ROUNDS | {"Equal", "Mod"}
 _SUMS = {**dict.fromkeys(SUMS, ALL), "Sub": (0,)}
 
@@ -53,8 +47,7 @@ def shape_taint(view: View, to: DType) -> Iterator[Pin]:
     sinks: dict[ValueId, Use] = {}
     for op in view.ops:
         for slot in SHAPE_SLOTS.get(op.kind, ()):
-            value = op.inputs[slot] if slot < len(op.inputs) else None
-            if value is not None:
+            if slot < len(op.inputs) and (value := op.inputs[slot]) is not None:
                 sinks.setdefault(value, Use(op.id, slot))
         if op.kind == "Range" and computes_float32(view, op):
             yield Pin(op.id, reasons.SHAPE_TAINT, None, "how many elements it gives depends on its arithmetic")
@@ -84,7 +77,7 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
     held = flow.forth(counted(view), float32(view))
     sinks: dict[ValueId, OpId] = {}
     for op in view.ops:
-        if op.kind in _ROUNDING or _casts_to_integer(op):
+        if op.kind in _ROUNDING or _casts_to_integer(view, op):
             read = [value for value in op.inputs if value is not None and value in held]
             sinks.update((value, op.id) for value in read if value not in sinks)
             if read:
@@ -104,9 +97,9 @@ def counted(view: View) -> dict[ValueId, OpId]:
     return {v: casts[v] for v, source in sources.items() if source is not None and view.dtype(source) in _INTEGERS}
 
 
-def _casts_to_integer(op: Op) -> bool:
-    to = attribute(op.node, "to") if op.kind == "Cast" else None
-    return to is not None and DType.of(to.i) in _INTEGERS
+def _casts_to_integer(view: View, op: Op) -> bool:
+    result = op.outputs[0] if op.kind == "Cast" else None
+    return result is not None and view.dtype(result) in _INTEGERS
 
 
 @rule(reasons.SHAPE_TAINT, "A number of elements stays finite as a divisor.", name="element_counts")

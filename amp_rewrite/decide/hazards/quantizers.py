@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,20 +17,9 @@ from amp_rewrite.ir.view import Op, OpId, View
 
 _QUANTIZERS = QUANTIZES | DEQUANTIZES
 _AS_LARGE: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("MaxPool", "Relu"), (0,))}
-_FLOATS: Mapping[DType, float] = {
-    DType.FLOAT8E4M3FN: 448.0,
-    DType.FLOAT8E4M3FNUZ: 240.0,
-    DType.FLOAT8E5M2: 57344.0,
-    DType.FLOAT8E5M2FNUZ: 57344.0,
-}
-"""The largest number of each type (ONNX, "Float stored in 8 bits"); their zero point is 0."""
-_INTEGERS: Mapping[DType, tuple[int, int]] = {
-    DType.INT8: (-(1 << 7), (1 << 7) - 1),
-    DType.UINT8: (0, (1 << 8) - 1),
-    DType.INT16: (-(1 << 15), (1 << 15) - 1),
-    DType.UINT16: (0, (1 << 16) - 1),
-}
-"""The ends of each type. Four bits are too small to matter, and no bias fills its int32."""
+_FLOATS = (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ)  # zero points are 0
+_INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
+"""Types that matter: four bits are too small, and no bias fills its int32."""
 
 
 @rule(reasons.QUANTIZER, "A quantizer with a scale beyond the type keeps float32 around it.")
@@ -71,17 +60,20 @@ def _beyond(view: View, op: Op, to: DType) -> str | None:
 
 def _farthest(view: View, op: Op, kind: DType) -> float | None:
     """Return the largest distance of a type's numbers from the op's zero point; None for other types."""
+    if kind in _FLOATS:
+        import ml_dtypes
+
+        return float(ml_dtypes.finfo(kind.numpy).max)
     if kind not in _INTEGERS:
-        return _FLOATS.get(kind)
-    least, most = _INTEGERS[kind]
-    zero = op.inputs[2] if len(op.inputs) > 2 else None
+        return None
+    limits, zero = np.iinfo(kind.numpy), op.inputs[2] if len(op.inputs) > 2 else None
     if zero is None:
-        return float(max(most, -least))
+        return float(max(limits.max, -limits.min))
     zeros = array_of(view, zero)
     if zeros is None:
-        return float(most)
+        return float(limits.max)
     zeros = zeros.astype(np.int64)
-    return float(max(most - zeros.min(initial=most), zeros.max(initial=least) - least))
+    return float(max(limits.max - zeros.min(initial=limits.max), zeros.max(initial=limits.min) - limits.min))
 
 
 def _neighbours(view: View, sure: Sequence[Op]) -> dict[OpId, OpId]:

@@ -75,12 +75,18 @@ def _private(view: View, value: ValueId) -> bool:
 
 
 def _angular(view: View, op: Op, positions: dict[ValueId, OpId], lengths: dict[ValueId, Shape]) -> bool:
+    """True for a product of positions and frequencies, by the marks that `angle` describes."""
     if any(v in positions for v in op.inputs[:2] if v is not None):
         return True
     if op.kind == "Einsum":
         return _outer(op)
-    terms = _terms(view, op, lengths)
-    return terms is not None and terms < _TENSOR_CORE_STEP
+    for slot, value in enumerate(op.inputs[:2]):
+        tensor = view.constant(value)
+        shape: Shape = tuple(tensor.dims) if tensor is not None else lengths.get(value, ()) if value is not None else ()
+        terms = summed_length(op, slot, shape) if shape else None
+        if terms is not None:
+            return terms < _TENSOR_CORE_STEP
+    return False
 
 
 def _outer(op: Op) -> bool:
@@ -89,20 +95,6 @@ def _outer(op: Op) -> bool:
     spelled = equation.s.decode().replace(" ", "") if equation is not None else ""
     operands, arrow, result = spelled.partition("->")
     return bool(arrow) and "," in operands and set(operands) - {",", "."} <= set(result)
-
-
-def _terms(view: View, op: Op, lengths: dict[ValueId, Shape]) -> int | None:
-    """Return the number of terms that an element of a MatMul or Gemm sums.
-
-    None if neither a constant nor the shape of an input tells.
-    """
-    for slot, value in enumerate(op.inputs[:2]):
-        tensor = view.constant(value)
-        shape: Shape = tuple(tensor.dims) if tensor is not None else lengths.get(value, ()) if value is not None else ()
-        terms = summed_length(op, slot, shape) if shape else None
-        if terms is not None:
-            return terms
-    return None
 
 
 def _input_shapes(view: View) -> dict[ValueId, Shape]:
