@@ -15,29 +15,22 @@ DOCS = "docs/rules"
 class Strength(IntEnum):
     """Tiers of reasons. Of two reasons that disagree about an op, the one of the higher tier decides."""
 
-    SPREAD = 1
-    LIST = 2
-    GROUP = 3
-    PIN = 4
-    SAFETY = 5
-    USER = 6
-    GATE = 7
+    words: str
+    """The name under "Precedence" in docs/architecture.md."""
 
-    @property
-    def words(self) -> str:
-        """Return the name of the tier under "Precedence" in docs/architecture.md."""
-        return _TIERS[self]
+    def __new__(cls, value: int, words: str) -> Strength:
+        """Make a member with words."""
+        member = int.__new__(cls, value)
+        member._value_, member.words = value, words
+        return member
 
-
-_TIERS = {
-    Strength.GATE: "schema and kernel gate",
-    Strength.USER: "keep and lower patterns",
-    Strength.SAFETY: "safety rules",
-    Strength.PIN: "pins from data or for training",
-    Strength.GROUP: "groups that share a type",
-    Strength.LIST: "lists and level",
-    Strength.SPREAD: "spreading and placement",
-}
+    SPREAD = 1, "spreading and placement"
+    LIST = 2, "lists and level"
+    GROUP = 3, "groups that share a type"
+    PIN = 4, "pins from data or for training"
+    SAFETY = 5, "safety rules"
+    USER = 6, "keep and lower patterns"
+    GATE = 7, "schema and kernel gate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,8 @@ def epsilon(view: View, to: DType) -> Iterator[Pin]:
     root, power, reciprocal, logarithm or division, and a product with such a reciprocal.
 
     What it protects: Divisors and arguments that an epsilon keeps away from zero.
-    Why: float16 loses precision below 6.1e-5 and rounds to 0 below 3e-8; GPUs may flush the range between to 0. Without
-        its epsilon the division gives infinity. A reciprocal of 1e12 overflows when a product reads it, and 0 · inf is
-        NaN.
+    Why: float16 loses precision below 6.1e-5 and rounds to 0 below 3e-8; GPUs may flush the range between to 0. The
+        division then gives infinity, and 0 · inf is NaN.
     Example: x / sqrt(mean(x²) + 1e-6), x / max(‖x‖, 1e-12).
     How to override: An epsilon of 1e-4 or more.
     Source: IEEE 754 binary16: smallest normal number 2⁻¹⁴, smallest subnormal 2⁻²⁴.

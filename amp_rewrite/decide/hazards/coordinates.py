@@ -33,9 +33,9 @@ def places(view: View, to: DType) -> Iterator[Pin]:
     """Pin sums of layer outputs and a grid of positions, which is a constant or counted by Range. O(nodes + uses).
 
     What it protects: Positions in pixels that a network predicts relative to a grid.
-    Why: At 640 the float16 spacing is half a pixel, that of bfloat16 four pixels. The offset itself is small and
-        accurate in half precision; the sum is not. float32 costs little, since only elementwise ops follow. A grid of
-        biases that feeds a softmax (ALiBi) is left alone: distant positions weigh nothing there.
+    Why: At 640 the float16 spacing is half a pixel, that of bfloat16 four pixels. float32 costs little, since only
+        elementwise ops follow. A grid of biases that feeds a softmax (ALiBi) is left alone: distant positions weigh
+        nothing there.
     Example: Anchor boxes of detectors, keypoints, optical flow.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """

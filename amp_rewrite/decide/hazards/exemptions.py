@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
-from amp_rewrite.decide.hazards.small_sums import MOST_TERMS, small_sums, terms_of
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, sums_squares
@@ -16,11 +15,12 @@ from amp_rewrite.ir.op_classes import COPIES, LAYERS
 from amp_rewrite.ir.patterns.activations import CUBIC
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
-from amp_rewrite.ir.shapes.onnx_shapes import Shapes, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shapes_of
 from amp_rewrite.ir.view import Op, OpId, View
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
-_SUM = f"a sum of at most {MOST_TERMS} numbers, as that many Adds give"
+_MOST_TERMS = 8
+_SUM = f"a sum of at most {_MOST_TERMS} numbers, as that many Adds give"
 _SNAKE = "of a snake activation: off by no more than the sum behind it rounds"
 _MEAN = "a mean, bounded by its input; of so few numbers, or in a type of such range, that their sum fits"
 _CUBES = Search.of(CUBIC)
@@ -37,7 +37,7 @@ def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, st
     shapes = cache(lambda: shapes_of(view))
     return {
         **dict.fromkeys(_cubes(view, groups), _CUBE),
-        **dict.fromkeys(small_sums(view, shapes), _SUM),
+        **dict.fromkeys(_small_sums(view, shapes), _SUM),
         **dict.fromkeys((op for pair in snakes(view).items() for op in pair), _SNAKE),
         **dict.fromkeys(_means(view, groups, to, shapes), _MEAN),
     }
@@ -57,6 +57,19 @@ def _cubes(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
                 yield op.id
 
 
+def _small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
+    """Yield every ReduceSum of a few terms by the known shapes, except sums of squares.
+
+    A long sum leaves the range; one of eight terms needs terms of 8190 for that. It accumulates in float32, whereas a
+    chain of Adds, which are on the gray list, rounds after each. Examples are sums over the chosen experts.
+    """
+    for op in view.ops:
+        if op.kind == "ReduceSum" and computes_float32(view, op) and sums_squares(view, op) is None:
+            terms = _terms(view, op, shapes())
+            if terms is not None and terms <= _MOST_TERMS:
+                yield op.id
+
+
 def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
     """Yield means of few terms, except those that are subtracted and variances: these need extra precision."""
     clustered = {op for group in groups for op in group.ops}
@@ -68,9 +81,18 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
         if any(reader.kind == "Sub" for reader in readers):
             continue
         pooled = bool(readers) and all(reader.kind in _POOLED_FOR for reader in readers)
-        terms = 0 if wide else terms_of(view, op, shapes())
+        terms = 0 if wide else _terms(view, op, shapes())
         if terms is not None and terms <= (_FEW_OF_MAPS if pooled else _FEW):
             yield op.id
+
+
+def _terms(view: View, op: Op, shapes: Shapes) -> int | None:
+    """Return the number of elements that each result of a reduction combines; None if it is unknown."""
+    value, axes = op.inputs[0], axes_of(view, op)
+    shape = shapes.get((view.values[value].scope, view.value_name(value)), ()) if value is not None else ()
+    if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
+        return None
+    return elements([shape[axis] for axis in axes])
 
 
 def _squares(view: View, op: Op) -> bool:

@@ -19,9 +19,8 @@ def logarithm(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops from a squeeze to a logarithm, and sums with constants before a logarithm. O(nodes + uses).
 
     What it protects: The argument of Log, and of Atanh, which is half the logarithm of (1 + x) / (1 − x).
-    Why: A logarithm turns a relative error into an absolute one, and zero into −inf. float16 rounds to 0 below 3e-8
-        and to 1 above 0.9998: the probability of an unlikely class vanishes, and so does 1 − p of a likely one, where
-        the float32 logarithm is −17 or −9. The scores before the softmax need no extra precision.
+    Why: A logarithm turns a relative error into an absolute one, and zero into −inf. float16 rounds small p to 0 below
+        3e-8 and large p to 1 above 0.9998, where the logarithms of p and 1 − p are −17 and −9.
     Example: log(softmax(x)), log(1 − sigmoid(x)), log(1 + x).
     How to override: LogSoftmax in the model; `--lower 'op=Log'`.
     Source: IEEE 754 binary16: smallest subnormal 2⁻²⁴, largest number below 1 is 1 − 2⁻¹¹.

@@ -25,10 +25,9 @@ _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
 def angle(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops that compute the argument of Sin and Cos. O(nodes + uses).
 
-    The walk goes up through copies, arithmetic, and products of positions and frequencies. Such a product differs from
-    a layer by one of three marks: it sums fewer than 8 terms (too few for tensor cores, which multiply in steps of 8),
-    it is an outer product, or an operand is computed from integers. Of a layer's results only those are pinned that
-    feed a single op, or sines alone.
+    The walk goes up through copies, arithmetic, and products of positions and frequencies. Unlike a layer, such a
+    product sums fewer than 8 terms (tensor cores multiply in steps of 8), is an outer product, or has an operand
+    computed from integers. Results of layers are pinned only if they feed a single op, or sines alone.
 
     What it protects: Rotary and sinusoidal positions. The sine of a snake activation is left alone.
     Why: Above 2048 the float16 spacing is 2, a third of a turn: the phase is lost.
