@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.walks import results_of
+from amp_rewrite.decide.hazards.steps import results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array

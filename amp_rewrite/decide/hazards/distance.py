@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.walks import in_float32
+from amp_rewrite.decide.hazards.steps import in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, makers, multiples, origin, sums_squares

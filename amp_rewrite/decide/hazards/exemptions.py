@@ -64,10 +64,9 @@ def _small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
     chain of Adds, which are on the gray list, rounds after each. Examples are sums over the chosen experts.
     """
     for op in view.ops:
-        if op.kind == "ReduceSum" and computes_float32(view, op) and sums_squares(view, op) is None:
-            terms = _terms(view, op, shapes())
-            if terms is not None and terms <= _MOST_TERMS:
-                yield op.id
+        plain = op.kind == "ReduceSum" and computes_float32(view, op) and sums_squares(view, op) is None
+        if plain and _combines(view, op, shapes(), _MOST_TERMS):
+            yield op.id
 
 
 def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
@@ -81,18 +80,18 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
         if any(reader.kind == "Sub" for reader in readers):
             continue
         pooled = bool(readers) and all(reader.kind in _POOLED_FOR for reader in readers)
-        terms = 0 if wide else _terms(view, op, shapes())
-        if terms is not None and terms <= (_FEW_OF_MAPS if pooled else _FEW):
+        if wide or _combines(view, op, shapes(), _FEW_OF_MAPS if pooled else _FEW):
             yield op.id
 
 
-def _terms(view: View, op: Op, shapes: Shapes) -> int | None:
-    """Return the number of elements that each result of a reduction combines; None if it is unknown."""
+def _combines(view: View, op: Op, shapes: Shapes, most: int) -> bool:
+    """True if each result of a reduction combines a known number of elements, `most` at most."""
     value, axes = op.inputs[0], axes_of(view, op)
     shape = shapes.get((view.values[value].scope, view.value_name(value)), ()) if value is not None else ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
-        return None
-    return elements([shape[axis] for axis in axes])
+        return False
+    terms = elements([shape[axis] for axis in axes])
+    return terms is not None and terms <= most
 
 
 def _squares(view: View, op: Op) -> bool:

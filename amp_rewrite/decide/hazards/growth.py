@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.placeholders import Placeholder, number_throughout, placeholders
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.walks import array_of, float32_constant
+from amp_rewrite.decide.hazards.steps import array_of, float32_constant
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -104,25 +105,17 @@ _Bound = Callable[[_Reading], float | None]
 # -- bounds on the results of an op, by the magnitudes of its inputs ---------------------------------------------------
 
 
-def _together(combine: Callable[[Sequence[float]], float], slots: Sequence[int] = ALL) -> _Bound:
-    """Combine the magnitudes of these inputs; unknown if one of them is."""
-
-    def most(reading: _Reading) -> float | None:
-        magnitudes = reading.each(slots)
-        known = [m for m in magnitudes if m is not None]
-        return combine(known) if known and len(known) == len(magnitudes) else None
-
-    return most
+def _together(combine: Callable[[Sequence[float]], float], slots: Sequence[int], reading: _Reading) -> float | None:
+    """Combine the magnitudes of these inputs; None if one of them is unknown."""
+    magnitudes = reading.each(slots)
+    known = [m for m in magnitudes if m is not None]
+    return combine(known) if known and len(known) == len(magnitudes) else None
 
 
-def _scaled(by: _Bound) -> _Bound:
+def _scaled(by: _Bound, reading: _Reading) -> float | None:
     """Multiply the magnitude of the first input by a factor from another input or an attribute."""
-
-    def most(reading: _Reading) -> float | None:
-        x, factor = reading.at(0), by(reading)
-        return None if x is None or factor is None else x * factor
-
-    return most
+    x, factor = reading.at(0), by(reading)
+    return None if x is None or factor is None else x * factor
 
 
 def _layer(reading: _Reading) -> float | None:
@@ -185,18 +178,18 @@ def _divisor(reading: _Reading) -> float | None:
 
 
 _BOUNDS: Mapping[str, _Bound] = {
-    **{kind: _together(max, slots) for kind, slots in {**COPIES, **SELECTIONS}.items()},
-    **dict.fromkeys(CONTRACTS, _together(max, (0,))),
-    **dict.fromkeys(SUMS, _together(sum)),
+    **{kind: partial(_together, max, slots) for kind, slots in {**COPIES, **SELECTIONS}.items()},
+    **dict.fromkeys(CONTRACTS, partial(_together, max, (0,))),
+    **dict.fromkeys(SUMS, partial(_together, sum, ALL)),
     **dict.fromkeys(BOUNDED, lambda reading: 1.0),
     **dict.fromkeys(LAYERS, _layer),
     "BatchNormalization": _normalized,
     "Clip": _clipped,
     "ConstantOfShape": _filled,
-    "Div": _scaled(_divisor),
+    "Div": partial(_scaled, _divisor),
     "LRN": _locally_normalized,
-    "LeakyRelu": _scaled(lambda reading: max(1.0, abs(float_attribute(reading.op.node, "alpha", 0.01)))),
-    "Mean": _together(max),
-    "Mul": _together(math.prod),
+    "LeakyRelu": partial(_scaled, lambda reading: max(1.0, abs(float_attribute(reading.op.node, "alpha", 0.01)))),
+    "Mean": partial(_together, max, ALL),
+    "Mul": partial(_together, math.prod, ALL),
 }
 """Bounds by op: exact for a sum of equal terms, an upper bound elsewhere."""

@@ -15,7 +15,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, reads_low, underflow
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.walks import array_of, described, first_inputs, in_float32
+from amp_rewrite.decide.hazards.steps import array_of, described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -77,19 +77,19 @@ def fills(view: View, to: DType, among: Container[ValueId] | None = None) -> dic
         result = op.outputs[0] if op.kind in _STATES else None
         if result is None or view.dtype(result) is not DType.FLOAT or (among is not None and result not in among):
             continue
-        stated = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
-        fit = max((view.model.fit(tensor, to) for tensor in stated), key=lambda fit: fit.absmax, default=Fit())
+        tensors = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
+        fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
         if fit.absmax >= to.max:
-            level = float(view.model.array(stated[0]).item()) if op.kind == "ConstantOfShape" else None
+            level = float(view.model.array(tensors[0]).item()) if op.kind == "ConstantOfShape" else None
             extreme[result] = Fill(level, fit.overflow > 0, fit.absmax)
     return extreme
 
 
-def _tensor(stated: AttributeProto) -> TensorProto:
+def _tensor(numbers: AttributeProto) -> TensorProto:
     """Return the numbers of an attribute as a tensor."""
-    if stated.type == AttributeProto.TENSOR:
-        return stated.t
-    return from_array(np.array(stated.floats or [stated.f], np.float32))
+    if numbers.type == AttributeProto.TENSOR:
+        return numbers.t
+    return from_array(np.array(numbers.floats or [numbers.f], np.float32))
 
 
 @rule(reasons.ADDITIVE_MASK, "A mask that is added to scores stays finite up to the softmax.")

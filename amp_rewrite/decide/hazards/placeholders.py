@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.decide.hazards.walks import summed_length
+from amp_rewrite.decide.hazards.steps import summed_length
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes_float32, first_input_of, origin
 from amp_rewrite.ir.op_classes import LAYERS, MOVES
@@ -37,14 +37,14 @@ def placeholders(view: View, to: DType) -> dict[OpId, Placeholder]:
     O(ops). Constants are read only if their magnitudes, known from `View.fit`, are all equal.
     """
     shapes = cache(lambda: shapes_of(view))
-    layers = ((op, _placeholder(view, to, op, shapes)) for op in view.ops if op.kind in LAYERS)
-    return {op.id: layer for op, layer in layers if layer is not None}
+    layers = (op for op in view.ops if op.kind in LAYERS and computes_float32(view, op))
+    return {op.id: layer for op in layers if (layer := _placeholder(view, to, op, shapes)) is not None}
 
 
 def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) -> Placeholder | None:
     for slot in (1,) if op.kind.startswith("Conv") else (1, 0):
         weight = op.inputs[slot]
-        number = number_throughout(view, weight, to) if weight is not None and computes_float32(view, op) else None
+        number = number_throughout(view, weight, to) if weight is not None else None
         if weight is None or number is None:
             continue
         shape = shapes().get((view.values[weight].scope, view.value_name(weight)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.walks import array_of, float32_constant, in_float32
+from amp_rewrite.decide.hazards.steps import array_of, float32_constant, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers

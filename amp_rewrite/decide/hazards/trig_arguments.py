@@ -8,7 +8,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.snake import snakes
-from amp_rewrite.decide.hazards.walks import described, first_inputs, in_float32, results_of, summed_length
+from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32, results_of, summed_length
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers
@@ -102,6 +102,6 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
     for scope in view.scopes:
         formal = {i.name: i.type.tensor_type for i in scope.graph.input if i.type.tensor_type.HasField("shape")}
         for value in scope.inputs:
-            if (stated := formal.get(view.value_name(value))) is not None:
-                shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in stated.shape.dim)
+            if (tensor := formal.get(view.value_name(value))) is not None:
+                shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
     return shapes
