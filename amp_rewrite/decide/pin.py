@@ -1,4 +1,4 @@
-"""Pins: ops that are held in float32."""
+"""Pins: ops that stay float32."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from amp_rewrite.ir.view import OpId
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """An op that stays float32: the rule that says so, the op that caused it, and one line for people.
+    """An op that stays float32, the rule that pins it, the op that caused it, and a one-line note for reports.
 
-    `raises`: what the op computes in a low type already becomes float32 as well. So it is with pins that data
-    asks for; a rule that only foresees trouble leaves alone what the model's author chose.
+    `raises`: results that the model computes in a low type become float32 too. Pins from data set it; rules that only
+    predict a problem respect a low type chosen by the model's author.
     """
 
     op: OpId

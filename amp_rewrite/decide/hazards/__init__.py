@@ -1,1 +1,1 @@
-"""Safety rules: what the numbers need beyond the lists. Each rule is a record with its models."""
+"""Safety rules: ops that must stay float32 whatever the lists say. Each rule is a record with its models."""

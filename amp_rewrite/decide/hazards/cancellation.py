@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
+from amp_rewrite.decide.hazards.steps import in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import axes_of, computes_float32, multiples, trail
+from amp_rewrite.ir.dataflow import axes_of, multiples, trail
 from amp_rewrite.ir.op_classes import PAIR_SUMS, SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -20,11 +21,11 @@ _FAR = 32  # copies and constant factors in a row
 
 @rule(reasons.CANCELLATION, "A variance written as E[x²] − E[x]² is computed in float32.")
 def cancellation(view: View, to: DType) -> Iterator[Pin]:
-    """Pin such a difference and all that computes it from x and y. O(nodes).
+    """Pin the difference and the ops that compute it from x and y. O(nodes).
 
-    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], with means or with convolutions.
-    Why: The result is small beside both terms. At x = 10 ± 0.1 a variance of 0.01 is the difference of two numbers
-        near 100, where neighbouring float16 numbers are 0.06 apart.
+    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means or by convolutions.
+    Why: The result is small compared with both terms. For x = 10 ± 0.1 the variance 0.01 is the difference of two
+        numbers near 100, where the float16 spacing is 0.06.
     Example: Norms written this way, structural similarity (SSIM), guided filters.
     How to override: `--lower 'op=Sub'` or a narrower pattern.
     Source: Catastrophic cancellation, Goldberg 1991, "What every computer scientist should know about floating-point
@@ -33,76 +34,73 @@ def cancellation(view: View, to: DType) -> Iterator[Pin]:
     pins: dict[OpId, OpId] = {}
     for op in view.ops:
         for minuend, subtrahend in _differences(view, op):
-            for op_id in _variance(view, minuend, subtrahend):
+            parts = _variance(view, minuend, subtrahend)
+            for op_id in (*parts, op.id) if parts else ():
                 pins.setdefault(op_id, op.id)
-                pins.setdefault(op.id, op.id)
-    for op_id, cause in sorted(pins.items()):
-        if computes_float32(view, view.ops[op_id]):
-            note = "a variance as a difference of means, which is small beside them"
-            yield Pin(op_id, reasons.CANCELLATION, cause, note)
+    for op_id, cause in in_float32(view, pins).items():
+        note = "a variance as a difference of means, which is small beside them"
+        yield Pin(op_id, reasons.CANCELLATION, cause, note)
 
 
 def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId | None]]:
-    """What an op subtracts from what, either way round: the sign of a variance does not matter."""
+    """Yield minuend and subtrahend of an op, in both orders: the sign of a variance does not matter."""
     if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
         return
-    first, second = op.inputs
-    if op.kind == "Sub":
-        yield from ((first, second), (second, first))
-        return
-    for kept, other in ((first, second), (second, first)):
+    for kept, other in (op.inputs, op.inputs[::-1]):
         negated = view.producer(other)
-        if negated is not None and negated.kind == "Neg":
+        if op.kind == "Sub":
+            yield kept, other
+        elif negated is not None and negated.kind == "Neg":
             yield kept, negated.inputs[0]
 
 
 def _variance(view: View, minuend: ValueId | None, subtrahend: ValueId | None) -> Collection[OpId]:
-    """The ops of E[x·y] and E[x]·E[y]; none where these are something else."""
-    mean, product = _made(view, minuend), _made(view, subtrahend)
-    factors, manner = _factors(product.op), None if mean.op is None else _manner(view, mean.op)
-    if mean.op is None or manner is None or not factors:
+    """Return the ops of E[x·y] and E[x]·E[y]; none if the values are something else."""
+    mean, product = _source(view, minuend), _source(view, subtrahend)
+    factors, averaging = _factors(product.op), _averaging(view, mean.op)
+    if mean.op is None or averaging is None or not factors:
         return ()
-    if mean.op.kind == "ReduceSumSquare":
-        inner, of = _Made((), None, mean.value), mean.op.inputs[:1] * 2
-    else:
-        inner = _made(view, mean.op.inputs[0])
-        of = _factors(inner.op)
-    means = [_made(view, value) for value in factors]
-    read = [m.op.inputs[0] for m in means if m.op is not None and _manner(view, m.op) == manner]
-    if len(of) != 2 or len(read) != 2 or {_made(view, v).value for v in of} != {_made(view, v).value for v in read}:
+    squares = mean.op.kind == "ReduceSumSquare"
+    inner = mean if squares else _source(view, mean.op.inputs[0])
+    terms = mean.op.inputs[:1] * 2 if squares else _factors(inner.op)
+    means = [_source(view, value) for value in factors]
+    read = [m.op.inputs[0] for m in means if m.op is not None and _averaging(view, m.op) == averaging]
+    if len(terms) != 2 or len(read) != 2:
         return ()
-    parts = (mean, inner, product, *means)
-    return {op_id for part in parts for op_id in part.ops}
+    if {_source(view, v).value for v in terms} != {_source(view, v).value for v in read}:
+        return ()
+    return {op_id for part in (mean, inner, product, *means) for op_id in part.ops}
 
 
-def _manner(view: View, op: Op) -> tuple[object, ...] | None:
-    """How an op makes means, or sums that a factor makes means of: the same for those over the same elements with the
-    same weights. None for an op that makes none."""
-    if op.kind in _REDUCTIONS:
+def _averaging(view: View, op: Op | None) -> tuple[object, ...] | None:
+    """Return a key that is equal for ops that average, or sum, the same elements by the same weights.
+
+    None for ops that do neither.
+    """
+    if op is not None and op.kind in _REDUCTIONS:
         return ("Reduce", *axes_of(view, op))
-    if op.kind in _WINDOWS:
+    if op is not None and op.kind in _WINDOWS:
         return (op.kind, op.inputs[1:], *sorted(a.SerializeToString() for a in op.node.attribute))
     return None
 
 
-class _Made(NamedTuple):
-    """What makes a value, copies and constant factors looked past: those and the op (none for inputs), and what that
-    gives."""
+class _Source(NamedTuple):
+    """A value behind copies and constant factors, the op that computes it (None for inputs), and all ops passed."""
 
     ops: tuple[OpId, ...]
     op: Op | None
     value: ValueId | None
 
 
-def _made(view: View, value: ValueId | None) -> _Made:
+def _source(view: View, value: ValueId | None) -> _Source:
     passed, source = trail(view, value, multiples(view), most=_FAR)
     op = view.producer(source)
     last = [op] if op is not None and len(passed) < _FAR else []
-    return _Made(tuple(step.id for step in (*passed, *last)), op, source)
+    return _Source(tuple(step.id for step in (*passed, *last)), op, source)
 
 
 def _factors(op: Op | None) -> tuple[ValueId | None, ...]:
-    """The two factors of a product or square."""
+    """Return the two factors of a product or square; none for other ops."""
     if op is None or op.kind not in SQUARES:
         return ()
     return op.inputs[:2] if op.kind == "Mul" else op.inputs[:1] * 2

@@ -1,8 +1,8 @@
-"""Arithmetic on constants alone, which a runtime does once, when it loads the model."""
+"""Arithmetic on constants, which a runtime computes once, at load time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
@@ -19,29 +19,36 @@ _NEVER_FOLDED = RANDOM | {kind for kind in QUANTIZES | DEQUANTIZES if "::" not i
 
 @rule(reasons.FOLDED, "Arithmetic on constants alone stays foldable at load time.")
 def folded(view: View, to: DType) -> Iterator[Pin]:
-    """Pin arithmetic whose inputs are constants, or computed from constants alone. O(nodes + uses).
+    """Pin arithmetic whose inputs are constants or computed from constants. O(nodes + uses).
 
-    What it protects: Constant folding in the runtime, and the digits of what is folded.
-    Why: onnxruntime folds constants with its CPU kernels. Those have half precision for ops that move data, but not
-        for arithmetic: lowered, such an op stays in the graph and runs again in every inference.
-    Example: A DeBERTa projects its table of relative positions by the weights of every layer, a product as large as
+    What it protects: Constant folding in the runtime, and the precision of the folded values.
+    Why: onnxruntime folds constants with its CPU kernels. Those support half precision for ops that move data, but not
+        for arithmetic: a lowered op stays in the graph and runs in every inference.
+    Example: DeBERTa multiplies its table of relative positions by the weights of every layer, a product as large as
         that of the layer's own keys.
     Source: onnxruntime, graph optimizations, "Constant Folding".
     """
-    known: set[OpId] = set()
-    for op in view.ops:
-        if op.bodies or op.signature is None or op.kind in _NEVER_FOLDED or not _fixed(view, op, known):
-            continue
-        known.add(op.id)
+    for op in constant_ops(view, _NEVER_FOLDED):
         if op.kind not in _MOVES and computes_float32(view, op):
             note = "reads constants alone: computed once, in float32, when a model is loaded"
             yield Pin(op.id, reasons.FOLDED, None, note)
 
 
-def _fixed(view: View, op: Op, known: set[OpId]) -> bool:
-    read = [value for value in op.inputs if value is not None]
-    return bool(read) and all(_constant(view, value, known) for value in read)
+def constant_ops(view: View, never: Container[str], sources: Container[str] = ()) -> Iterator[Op]:
+    """Yield the ops that read only constants, results of `sources`, and results of other such ops.
 
+    Kinds in `never`, ops with bodies and unknown ops do not count.
+    """
+    known: set[OpId] = set()
 
-def _constant(view: View, value: ValueId, known: set[OpId]) -> bool:
-    return view.values[value].producer in known or view.constant(value) is not None
+    def constant(value: ValueId) -> bool:
+        op = view.producer(value)
+        return (op is not None and (op.id in known or op.kind in sources)) or view.constant(value) is not None
+
+    for op in view.ops:
+        if op.bodies or op.signature is None or op.kind in never:
+            continue
+        read = [value for value in op.inputs if value is not None]
+        if read and all(map(constant, read)):
+            known.add(op.id)
+            yield op

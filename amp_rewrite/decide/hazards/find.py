@@ -1,4 +1,4 @@
-"""Safety rules: what may not be lowered whatever the lists say."""
+"""The safety rules, and their results on a model."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 
 @rule(reasons.CLUSTER, "A norm, softmax or activation written out op by op gets one type as a whole.")
 def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
-    """Find the groups of ops that compute one thing together. O(nodes).
+    """Find the groups of ops that compute one operator together. O(nodes).
 
-    What it protects: LayerNormalization, RMSNorm, L2 norm, softmax and GELU where an exporter decomposed them.
-    Why: Values are largest between the ops of such a group. If one of them stays float32, the others gain nothing from
-        a low type but Casts and rounding, and the runtime no longer fuses them into one kernel.
+    What it protects: LayerNormalization, RMSNorm, L2 norm, softmax and GELU that an exporter decomposed.
+    Why: Values are largest between the ops of such a group. If one op stays float32, a low type costs the others Casts
+        and rounding, and the runtime no longer fuses the group into one kernel.
     Example: A LayerNormalization at opset 13, whose square is on the deny list.
     Source: onnxruntime, graph optimizations, "Layer Normalization Fusion", "Gelu Fusion".
     """
     return clusters(view)
 
 
-PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
+PINNING: tuple[Rule[Iterator[Pin]], ...] = (
     shape_taint,
     index_taint,
     accumulators,
@@ -61,20 +61,20 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     products,
     growth,
 )
-"""The rules that pin ops to float32. Of several that pin one op the first speaks for it."""
-RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
-"""All rules that stand in a report, by reason or by finding."""
+"""The rules that pin ops to float32. If several pin one op, the first gives the reason."""
+RULES: tuple[Rule[Any], ...] = (*PINNING, cluster, saturated)
+"""All rules that a report can name, by reason or by finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hazards:
     """Results of the safety rules on a model.
 
-    pins: ops that stay float32, at most one pin per op, in order of the ops. clusters: ops that share one color.
-    saturate: values to clamp to the low type's finite range where they become low: constants where they are
-    baked, results where a Cast lowers them. numbers: ops that compute with shapes and constants alone, whose
-    denial need not spread. benign: ops on the deny list that are harmless where they stand, with the reason. findings:
-    what a person should know about all that.
+    `pins`: ops that stay float32, at most one pin per op, in order of the ops. `clusters`: groups of ops that share one
+    type. `saturate`: values to clamp to the low type's finite range when they are lowered; constants are clamped when
+    baked, results at their Cast. `numbers`: ops that compute with shapes and constants alone; their denial need not
+    spread. `benign`: ops on the deny list that are harmless in their context, with the reason. `findings`: notes for
+    the report.
     """
 
     pins: tuple[Pin, ...] = ()

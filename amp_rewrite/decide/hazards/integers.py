@@ -1,7 +1,7 @@
 """Shapes, sizes, indices and counters held in floats.
 
-Marks walk back from where such a number is used, through copies, arithmetic and small reductions only
-(`op_classes.CARRIERS`), so that a network's own products never become float32 because an index is made of them.
+Walks lead back from the ops that use such a number, through copies, arithmetic and small reductions only
+(`op_classes.CARRIERS`), so that an index computed from a network's products does not keep these float32.
 """
 
 from __future__ import annotations
@@ -10,41 +10,36 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
+from amp_rewrite.decide.hazards.steps import described, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import (
+    AFFINE,
     ALL,
     COPIES,
     ELEMENTLESS,
-    PAIR_SUMS,
     REDUCTIONS,
     ROUNDS,
-    SCALINGS,
     SELECTIONS,
     SHAPE_SLOTS,
     SUMS,
-    Slots,
 )
-from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
-INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
-_COUNTING: Slots = {
-    **COPIES,
-    **dict.fromkeys((*PAIR_SUMS, *SCALINGS, "Neg", "Reciprocal", "ReduceProd"), range(2)),
-}
+_INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
+_COUNTING = {**COPIES, **dict.fromkeys(AFFINE - {"Sum"} | {"Reciprocal", "ReduceProd"}, range(2))}
 _ROUNDING = ROUNDS | {"Equal", "Mod"}
 _SUMS = {**dict.fromkeys(SUMS, ALL), "Sub": (0,)}
 
 
 @rule(reasons.SHAPE_TAINT, "Shapes, sizes, axes and scales are computed in float32.")
 def shape_taint(view: View, to: DType) -> Iterator[Pin]:
-    """Pin ops that compute a shape, an axis, a size, a scale or a count. A truth value ends the walk.
+    """Pin ops that compute a shape, axis, size, scale or count; the walk stops at booleans.
 
-    What it protects: The inputs of ops that say a shape, axis, size, scale, count or position; and a Range of
-        floats, whose length depends on its own arithmetic.
-    Why: float16 counts exactly to 2048, bfloat16 to 256. A size beyond that changes silently.
+    What it protects: Inputs that state a shape, axis, size, scale, count or position; also a Range of floats, whose
+        length depends on its own arithmetic.
+    Why: float16 represents all integers to 2048, bfloat16 to 256. A larger size is rounded to another one silently.
     Example: The sizes of a Resize computed as floor(height · scale).
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
@@ -52,75 +47,67 @@ def shape_taint(view: View, to: DType) -> Iterator[Pin]:
     sinks: dict[ValueId, Use] = {}
     for op in view.ops:
         for slot in SHAPE_SLOTS.get(op.kind, ()):
-            value = op.inputs[slot] if slot < len(op.inputs) else None
-            if value is not None:
+            if slot < len(op.inputs) and (value := op.inputs[slot]) is not None:
                 sinks.setdefault(value, Use(op.id, slot))
         if op.kind == "Range" and computes_float32(view, op):
             yield Pin(op.id, reasons.SHAPE_TAINT, None, "how many elements it gives depends on its arithmetic")
     marked = flow.back(sinks, lambda value: view.dtype(value) is not DType.BOOL)
-    for op_id, use in makers(view, marked).items():
-        if flow.through(view.ops[op_id]) and computes_float32(view, view.ops[op_id]):
+    for op_id, use in in_float32(view, makers(view, marked)).items():
+        if flow.through(view.ops[op_id]):
             yield Pin(op_id, reasons.SHAPE_TAINT, use.op, f"feeds {_port(view, use)}")
 
 
 def _port(view: View, use: Use) -> str:
     op = view.ops[use.op]
     formal = op.signature.input(use.slot) if op.signature else None
-    return f"{formal.name if formal else f'input {use.slot}'!r} of {op.name!r} ({op.kind})"
+    return f"{formal.name if formal else f'input {use.slot}'!r} of {described(view, use.op)}"
 
 
 @rule(reasons.INDEX_TAINT, "An integer held in floats keeps its value until it is read as an integer.")
 def index_taint(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops between an integer and a place that reads it as one.
+    """Pin the ops from a Cast of an integer to float to the op that uses the integer.
 
-    What it protects: Integers that enter floats through a Cast and are read as integers by Floor, Ceil, Round, Mod,
-        Equal or a Cast. A Cast from bool, or one that reaches no such place (an attention mask), is left alone.
-    Why: Beyond 2048 float16 holds only every second integer, beyond 256 bfloat16.
-    Example: Token ids cast to float and compared with the id of the padding.
+    What it protects: Integers that a Cast makes floats and Floor, Ceil, Round, Mod, Equal or another Cast uses as
+        integers. A Cast from bool is left alone, and so is one that feeds no such op, as in an attention mask.
+    Why: Above 2048 float16 represents every second integer only, bfloat16 above 256.
+    Example: Token ids cast to float and compared with the padding id.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     flow = Flow.of(view)
     held = flow.forth(counted(view), float32(view))
     sinks: dict[ValueId, OpId] = {}
     for op in view.ops:
-        if op.kind in _ROUNDING or _casts_to_integer(op):
+        if op.kind in _ROUNDING or _casts_to_integer(view, op):
             read = [value for value in op.inputs if value is not None and value in held]
             sinks.update((value, op.id) for value in read if value not in sinks)
             if read:
                 cast = held[read[0]]
-                note = f"reads an integer that {_name(view, cast)} put into floats"
+                note = f"reads an integer that {described(view, cast)} put into floats"
                 yield Pin(op.id, reasons.INDEX_TAINT, cast, note)
-    path = flow.back(sinks, held.__contains__)
-    for op_id, sink in makers(view, path).items():
-        # If, Loop and Scan hand the number through without a type variable of their own.
-        if computes_float32(view, view.ops[op_id]):
-            yield Pin(op_id, reasons.INDEX_TAINT, sink, f"holds an integer that {_name(view, sink)} reads as one")
+    path = makers(view, flow.back(sinks, held.__contains__))  # may include If, Loop and Scan, without a type variable
+    for op_id, sink in in_float32(view, path).items():
+        note = f"holds an integer that {described(view, sink)} reads as one"
+        yield Pin(op_id, reasons.INDEX_TAINT, sink, note)
 
 
 def counted(view: View) -> dict[ValueId, OpId]:
-    """The float32 values that are integers by birth: results of a Cast from an integer type, with that Cast."""
-    return {
-        op.outputs[0]: op.id
-        for op in view.ops
-        if op.kind == "Cast"
-        and op.outputs[0] is not None
-        and op.inputs[0] is not None
-        and view.dtype(op.outputs[0]) is DType.FLOAT
-        and view.dtype(op.inputs[0]) in INTEGERS
-    }
+    """Return the float32 results of a Cast from an integer type, each with that Cast."""
+    casts = results_of(view, ("Cast",))
+    sources = {value: view.ops[op_id].inputs[0] for value, op_id in casts.items() if view.dtype(value) is DType.FLOAT}
+    return {v: casts[v] for v, source in sources.items() if source is not None and view.dtype(source) in _INTEGERS}
 
 
-def _casts_to_integer(op: Op) -> bool:
-    to = attribute(op.node, "to") if op.kind == "Cast" else None
-    return to is not None and DType.of(to.i) in INTEGERS
+def _casts_to_integer(view: View, op: Op) -> bool:
+    result = op.outputs[0] if op.kind == "Cast" else None
+    return result is not None and view.dtype(result) in _INTEGERS
 
 
 @rule(reasons.SHAPE_TAINT, "A number of elements stays finite as a divisor.", name="element_counts")
 def element_counts(view: View, to: DType) -> Iterator[Pin]:
-    """Pin ops that make or read a product of sizes in floats; none for types of float32's range.
+    """Pin ops that compute or read a product of sizes in floats; none for types with the range of float32.
 
-    What it protects: The number of elements that a sum is divided by. One size alone fits and is left alone.
-    Why: 256 × 256 is beyond float16, and a division by infinity gives 0.
+    What it protects: The number of elements by which a sum is divided. A single size fits and is left alone.
+    Why: 256 × 256 overflows float16, and a division by infinity gives 0.
     Example: A mean written as sum / cast(size(x)).
     Source: The largest number of IEEE 754 binary16 is 65504.
     """
@@ -129,8 +116,8 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
     sizes: set[ValueId] = set()
     counts: dict[ValueId, OpId] = {}
     for op in view.ops:
-        born = op.kind in ELEMENTLESS
-        if not born and sizes.isdisjoint(op.inputs):
+        measures = op.kind in ELEMENTLESS
+        if not measures and sizes.isdisjoint(op.inputs):
             continue
         slots = _COUNTING.get(op.kind, ())
         taken = [v for slot, v in enumerate(op.inputs) if slot in slots and v is not None]
@@ -139,7 +126,7 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
         product = op.kind in ("ReduceProd", "Size") or (op.kind == "Mul" and len(known) > 1)
         cause = next((counts[v] for v in op.inputs if v is not None and v in counts), op.id if product else None)
         results = [v for v in op.outputs if v is not None]
-        if born or whole:
+        if measures or whole:
             sizes.update(results)
         if cause is not None and (whole or op.kind == "Size"):
             counts.update(dict.fromkeys(results, cause))
@@ -150,10 +137,10 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
 
 @rule(reasons.INDEX_TAINT, "A loop counts and sums up in float32.", name="accumulators")
 def accumulators(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the additions by which a Loop or Scan counts or sums up in a float state.
+    """Pin the additions by which a Loop or Scan counts or accumulates in a float state.
 
     What it protects: Counters and running sums that a loop carries. A state that is multiplied or passes through a
-        layer forgets instead of counting, and is left alone.
+        layer does not accumulate, and is left alone.
     Why: A float16 counter stalls at 2048, a bfloat16 counter at 256.
     Example: A Loop that adds a step to a float state.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
@@ -166,18 +153,14 @@ def accumulators(view: View, to: DType) -> Iterator[Pin]:
     flow = Flow.of(view, {**COPIES, **SELECTIONS, **REDUCTIONS, **_SUMS})
     graph: nx.DiGraph[int] = nx.DiGraph()
     for value in flow.forth({into: None for _, into in states}, float32(view)):
-        graph.add_edges_from((value, made) for made in flow.results(value))
-    states_made = dict(states)
+        graph.add_edges_from((value, result) for result in flow.results(value))
+    state_of = dict(states)
     for component in nx.strongly_connected_components(graph):
         if len(component) < 2:
             continue
-        carries = [view.values[states_made[v]] for v in sorted(component) if v in states_made]
-        for op_id in makers(view, {ValueId(v): None for v in sorted(component)}):
-            op = view.ops[op_id]
-            if op.kind in _SUMS and computes_float32(view, op):
+        carries = [view.values[state_of[v]] for v in sorted(component) if v in state_of]
+        for op_id in in_float32(view, makers(view, {ValueId(v): None for v in sorted(component)})):
+            if view.ops[op_id].kind in _SUMS:
                 owner = view.scopes[carries[0].scope].owner if carries else None
-                yield Pin(op_id, reasons.INDEX_TAINT, owner, f"sums up over {_name(view, owner)}")
-
-
-def _name(view: View, op: OpId | None) -> str:
-    return f"{view.ops[op].name!r} ({view.ops[op].kind})" if op is not None else "the loop"
+                loop = described(view, owner) if owner is not None else "the loop"
+                yield Pin(op_id, reasons.INDEX_TAINT, owner, f"sums up over {loop}")

@@ -1,11 +1,11 @@
-"""Constants beyond the low type's range: fills that select, fills that are added, and real overflow.
+"""Constants beyond the low type's range: fills that select, fills that are added, and overflow.
 
-A constant with one extreme value is a fill, such as the −3.4e38 of an attention mask.
+A fill is a constant with a single extreme value, such as the −3.4e38 of an attention mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +15,19 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, reads_low, underflow
 from amp_rewrite.decide.hazards.rule import rule
+from amp_rewrite.decide.hazards.steps import array_of, described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.ir.dataflow import Flow, float32, makers
 from amp_rewrite.ir.op_classes import AFFINE, ALL, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
 _CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
-_SOFTMAX = SOFTMAXES | {"Exp"}  # written out
+_SOFTMAX = SOFTMAXES | {"Exp"}  # Exp: a softmax written out
 _SELECTING = {**SELECTIONS, "Clip": (1, 2), **dict.fromkeys(FILLS, (2,))}
 _BOUNDING = SELECTIONS.keys() - {"Where"}
 _ATTENTION_MASKS = {
@@ -35,47 +37,8 @@ _ATTENTION_MASKS = {
     "com.microsoft::GroupQueryAttention": (10,),
     "com.microsoft::MultiHeadAttention": (5,),
 }
-# Beyond this no quantity of a network lies: what does is there to win or lose every comparison.
 _SENTINEL = 1e30
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """A constant with values at or beyond the low type's last finite one. `level`: the one such value, or None
-    where there are several; `overflows`: whether it rounds to infinity."""
-
-    level: float | None
-    overflows: bool
-    absmax: float
-
-
-def fills(view: View, to: DType, among: Container[ValueId] | None = None) -> dict[ValueId, Fill]:
-    """The extreme constants of a model, results of ConstantOfShape and of LabelEncoder among them, whose numbers stand
-    in attributes. Reads each constant once; those that are not `among` the given values not at all."""
-    found = {}
-    for value in constants(view):
-        if among is not None and value not in among:
-            continue
-        fit = view.fit(value, to)
-        if fit.absmax >= to.max:
-            tensor = view.constant(value)
-            assert tensor is not None
-            values = view.model.array(tensor)
-            beyond = values[(abs(values) >= to.max) & (abs(values) < float("inf"))]
-            level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
-            found[value] = Fill(level, fit.overflow > 0, fit.absmax)
-    for op in view.ops:
-        result = op.outputs[0] if op.kind in _STATES else None
-        if result is None or view.dtype(result) is not DType.FLOAT or (among is not None and result not in among):
-            continue
-        for stated in filter(None, (attribute(op.node, name) for name in _STATES[op.kind])):
-            fit = view.model.fit(_tensor(stated), to)
-            if fit.absmax >= max(to.max, found[result].absmax if result in found else 0):
-                level = float(view.model.array(stated.t).item()) if op.kind == "ConstantOfShape" else None
-                found[result] = Fill(level, fit.overflow > 0, fit.absmax)
-    return found
-
-
+"""No quantity of a network is as large: a larger number is there to win or lose every comparison."""
 _STATES = {
     "ConstantOfShape": ("value",),
     "ai.onnx.ml::LabelEncoder": ("values_floats", "default_float", "values_tensor", "default_tensor"),
@@ -83,21 +46,59 @@ _STATES = {
 """Ops whose results are numbers that their attributes state."""
 
 
-def _tensor(stated: AttributeProto) -> TensorProto:
-    """The numbers of an attribute as a tensor."""
-    if stated.type == AttributeProto.TENSOR:
-        return stated.t
-    return from_array(np.array(stated.floats or [stated.f], np.float32))
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The extreme values of a constant, at or beyond the largest finite number of the low type.
+
+    `level`: the single such value, None if there are several. `overflows`: it rounds to infinity.
+    """
+
+    level: float | None
+    overflows: bool
+    absmax: float
+
+
+def fills(view: View, to: DType, among: Container[ValueId] | None = None) -> dict[ValueId, Fill]:
+    """Return the extreme constants of a model, and the extreme results of ConstantOfShape and LabelEncoder.
+
+    Each constant is read once, and only if it is `among` the given values.
+    """
+    extreme: dict[ValueId, Fill] = {}
+    for value in constants(view):
+        if among is not None and value not in among:
+            continue
+        fit = view.fit(value, to)
+        values = array_of(view, value) if fit.absmax >= to.max else None
+        if values is not None:
+            beyond = values[(abs(values) >= to.max) & (abs(values) < float("inf"))]
+            level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
+            extreme[value] = Fill(level, fit.overflow > 0, fit.absmax)
+    for op in view.ops:
+        result = op.outputs[0] if op.kind in _STATES else None
+        if result is None or view.dtype(result) is not DType.FLOAT or (among is not None and result not in among):
+            continue
+        tensors = [_tensor(a) for name in _STATES[op.kind] if (a := attribute(op.node, name)) is not None]
+        fit = max((view.model.fit(tensor, to) for tensor in tensors), key=lambda fit: fit.absmax, default=Fit())
+        if fit.absmax >= to.max:
+            level = float(view.model.array(tensors[0]).item()) if op.kind == "ConstantOfShape" else None
+            extreme[result] = Fill(level, fit.overflow > 0, fit.absmax)
+    return extreme
+
+
+def _tensor(numbers: AttributeProto) -> TensorProto:
+    """Return the numbers of an attribute as a tensor."""
+    if numbers.type == AttributeProto.TENSOR:
+        return numbers.t
+    return from_array(np.array(numbers.floats or [numbers.f], np.float32))
 
 
 @rule(reasons.ADDITIVE_MASK, "A mask that is added to scores stays finite up to the softmax.")
 def additive_mask(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops from a fill through the sums that it enters to the softmax, that one included. O(nodes + uses).
+    """Pin the ops from a fill through its sums to the softmax, which is pinned too. O(nodes + uses).
 
-    What it protects: Masks with a fill such as −3.4e38 that are added to scores. Where the mask is a selection, it is
-        rewritten as Where beforehand and needs no pin.
-    Why: Saturated at −65504 the fill leaves the range again when it is added, to −inf, and a softmax over a row that is
-        masked throughout gives NaN.
+    What it protects: Masks with a fill such as −3.4e38 that are added to scores. A mask that selects is rewritten as
+        Where beforehand and needs no pin.
+    Why: A fill saturated at −65504 overflows to −inf when it is added, and a softmax over a fully masked row gives NaN.
     Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers.
     How to override: A fill of −1e4 in the model.
     Source: masked_rows among the hard models of this project.
@@ -108,11 +109,11 @@ def additive_mask(view: View, to: DType) -> Iterator[Pin]:
 
 @rule(reasons.CONSTANT_RANGE, "An op that computes with a constant runs in a low type only if the constant fits.")
 def constant_range(view: View, to: DType) -> Iterator[Pin]:
-    """Pin readers of constants that overflow or vanish, with the copies between. O(nodes + uses).
+    """Pin readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
 
     What it protects: Arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
         bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type.
-    Why: Beyond 65504 float16 has only infinity. Below 6e-8 it has only zero, which erases a product and breaks a
+    Why: float16 overflows to infinity beyond 65504, and rounds to 0 below 3e-8, which erases a product and breaks a
         quotient.
     Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear.
     Source: IEEE 754 binary16.
@@ -122,21 +123,20 @@ def constant_range(view: View, to: DType) -> Iterator[Pin]:
 
 
 def overflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops that would compute with an overflowing constant, and the copies between it and them."""
+    """Pin the ops that would compute with an overflowing constant, and the copies between."""
     extreme = fills(view, to)
-    found = {value: fill for value, fill in extreme.items() if fill.overflows}
-    additive = _additive(view, extreme) if found else {}
-    for value, fill in found.items():
+    overflowing = {value: fill for value, fill in extreme.items() if fill.overflows}
+    additive = _additive(view, extreme) if overflowing else {}
+    for value, fill in overflowing.items():
         readers, between = _unfit_readers(view, to, value, fill)
         note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
-        made_by = view.values[value].producer
         for op_id in sorted({*readers, *between} - additive.keys()):
-            yield Pin(op_id, reasons.CONSTANT_RANGE, made_by, note)
+            yield Pin(op_id, reasons.CONSTANT_RANGE, view.values[value].producer, note)
 
 
 @rule("saturated", "A fill that only selects becomes the largest finite number, not infinity.")
 def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
-    """Return the values to clamp where they become low, and one finding for each that is a constant.
+    """Return the values to clamp when they are lowered, and a finding for each that is a constant.
 
     What it protects: Fills that only select (of a ConstantOfShape, its result), and the values that a fill reaches
         through copies, selections and products.
@@ -146,46 +146,52 @@ def saturated(view: View, to: DType) -> tuple[frozenset[ValueId], tuple[Finding,
     How to override: A smaller fill in the model.
     Source: masked_rows among the hard models of this project.
     """
-    found = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
-    pinned = _additive(view, found).keys()
+    overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
+    pinned = _additive(view, overflowing).keys()
     findings = []
-    for value, fill in found.items():
-        uses = [use for use in view.uses[value] if use.op not in pinned]
-        if uses and not _unfit_readers(view, to, value, fill)[0] - pinned:
+    for value, fill in overflowing.items():
+        free = any(use.op not in pinned for use in view.uses[value])
+        if free and not _unfit_readers(view, to, value, fill)[0] - pinned:
             level = fill.absmax if fill.level is None else fill.level
             note = f"fill value {level:g} becomes {to.max if level > 0 else -to.max:g}"
             findings.append(Finding("saturated", view.value_name(value), note))
-    selected = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": ALL, "Neg": (0,)})
-    filled = {value: value for value, fill in found.items() if fill.level is not None}
-    reached = selected.forth(filled, lambda v: view.dtype(v) is DType.FLOAT and not _bounds_only(view, v, filled))
-    return frozenset({*reached, *found}), tuple(findings)
+    flow = Flow.of(view, {**COPIES, **SELECTIONS, "Mul": ALL, "Neg": (0,)})
+    return frozenset({*_masked(flow, overflowing), *overflowing}), tuple(findings)
 
 
-def _additive(view: View, found: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpId, str]]:
-    """The ops of additive masks, each with the softmax behind it and one line for people."""
-    sources = {value: value for value, fill in found.items() if fill.level is not None}
-    if not sources:
-        return {}
-    softmaxes = {
-        op.inputs[0]: op.id
-        for op in reversed(view.ops)
-        if op.kind in _SOFTMAX and op.inputs[0] is not None and view.dtype(op.inputs[0]) is DType.FLOAT
-    }
-    ahead = Flow.of(view).back(softmaxes, float32(view))
+def _masked(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueId]:
+    """Return the float32 values that carry a fill, each with the fill.
+
+    A clamp whose bound is the fill does not carry it on.
+    """
+    view = flow.view
+    sources = {value: value for value, fill in extreme.items() if fill.level is not None}
+
+    def carried(value: ValueId) -> bool:
+        op = view.producer(value)
+        clamped = op is not None and op.kind in _BOUNDING and not sources.keys().isdisjoint(op.inputs)
+        return view.dtype(value) is DType.FLOAT and not clamped
+
+    return flow.forth(sources, carried)
+
+
+def _additive(view: View, extreme: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpId, str]]:
+    """Return the ops of additive masks, each with the softmax that it feeds and a note."""
     carries = Flow.of(view, _CARRIES)
-    masked = carries.forth(sources, lambda v: view.dtype(v) is DType.FLOAT and not _bounds_only(view, v, sources))
-    sites = {op.id: read for op in view.ops if (read := _added(view, op, masked)) and op.outputs[0] in ahead}
-    upstream = carries.back(
-        {value: op_id for op_id, read in sites.items() for value in read}, lambda value: value in masked
-    )
-    summed = {result: op_id for op_id in sites if (result := view.ops[op_id].outputs[0]) is not None}
-    downstream = Flow.of(view).forth(summed, ahead.__contains__)
+    masked = _masked(carries, extreme)
+    if not masked:
+        return {}
+    flow = Flow.of(view)
+    ahead = flow.back(first_inputs(view, _SOFTMAX), float32(view))
+    summands = {op.id: read for op in view.ops if (read := _summands(view, op, masked)) and op.outputs[0] in ahead}
+    upstream = carries.back({v: op_id for op_id, read in summands.items() for v in read}, masked.__contains__)
+    sums = {result: op_id for op_id in summands if (result := view.ops[op_id].outputs[0]) is not None}
+    downstream = flow.forth(sums, ahead.__contains__)
     pins: dict[OpId, tuple[OpId, str]] = {}
-    for op_id in makers(view, {**upstream, **downstream}):
-        op = view.ops[op_id]
-        reached = next((v for v in op.outputs if v in ahead), None)
-        if computes_float32(view, op) and op.op_type != "Constant" and reached is not None:
-            pins[op_id] = (ahead[reached], f"carries an additive mask to {_name(view, ahead[reached])}")
+    for op_id in in_float32(view, makers(view, {**upstream, **downstream})):
+        softmax = next((ahead[v] for v in view.ops[op_id].outputs if v in ahead), None)
+        if softmax is not None and view.ops[op_id].op_type != "Constant":
+            pins[op_id] = (softmax, f"carries an additive mask to {described(view, softmax)}")
     for value in downstream:
         for reader in view.readers(value):
             if reader.kind in _SOFTMAX:
@@ -193,18 +199,8 @@ def _additive(view: View, found: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpI
     return pins
 
 
-def _name(view: View, op_id: OpId) -> str:
-    return f"{view.ops[op_id].name!r} ({view.ops[op_id].kind})"
-
-
-def _bounds_only(view: View, value: ValueId, sources: Mapping[ValueId, ValueId]) -> bool:
-    """Whether a value is the result of a clamp whose fill is the bound: that carries no mask on."""
-    op = view.producer(value)
-    return op is not None and op.kind in _BOUNDING and any(v in sources for v in op.inputs if v is not None)
-
-
-def _added(view: View, op: Op, masked: Mapping[ValueId, ValueId]) -> list[ValueId]:
-    """The masked operands of a sum. The maximum that a decomposed softmax subtracts is no operand of this kind."""
+def _summands(view: View, op: Op, masked: Container[ValueId]) -> list[ValueId]:
+    """Return the masked operands of a sum; none where a softmax written out subtracts the maximum."""
     if op.kind not in SUMS:
         return []
     subtracted = view.producer(op.inputs[1]) if op.kind == "Sub" else None
@@ -213,8 +209,8 @@ def _added(view: View, op: Op, masked: Mapping[ValueId, ValueId]) -> list[ValueI
     return [value for value in op.inputs if value is not None and value in masked]
 
 
-def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[set[OpId], set[OpId]]:
-    """The ops that would compute with an overflowed constant, and the copies on the way to them."""
+def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[set[OpId], Collection[OpId]]:
+    """Return the ops that would compute with an overflowed constant, and the copies that they read."""
     copies = Flow.of(view, _PURE_COPIES)
     reached = copies.forth({value: value}, float32(view))
     readers = {
@@ -225,15 +221,14 @@ def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[s
         and reads_low(view, use, to)
         and not _selects(view.ops[use.op], use, fill)
     }
-    if not readers:
-        return set(), set()
     ends = {copy: None for copy in reached if any(use.op in readers for use in view.uses[copy])}
     between = makers(view, copies.back(ends, lambda v: v in reached and v != value))
-    return readers, {op_id for op_id in between if computes_float32(view, view.ops[op_id])}
+    return readers, in_float32(view, between).keys()
 
 
 def _selects(op: Op, use: Use, fill: Fill) -> bool:
+    """True if an op compares or selects with the fill and does not compute with it."""
     if use.slot in _ATTENTION_MASKS.get(op.kind, ()) or op.kind in _BOUNDING:
         return True
-    low = fill.level is not None and (fill.level < 0 or fill.level >= _SENTINEL)
-    return low and use.slot in _SELECTING.get(op.kind, ())
+    sentinel = fill.level is not None and (fill.level < 0 or fill.level >= _SENTINEL)
+    return sentinel and use.slot in _SELECTING.get(op.kind, ())

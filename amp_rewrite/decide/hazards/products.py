@@ -14,11 +14,11 @@ from amp_rewrite.ir.view import View
 
 @rule(reasons.PRODUCT, "A product over an axis is computed in float32.")
 def products(view: View, to: DType) -> Iterator[Pin]:
-    """Pin every product over an axis, where the low type reaches less far than float32. O(ops).
+    """Pin every product over an axis, unless the low type has the range of float32. O(ops).
 
     What it protects: ReduceProd.
-    Why: A sum grows with the number of terms, a product with its power: twelve numbers make 479001600 or 1e-12, beyond
-        float16 at either end. float32 costs the same, and a Cast of the small result.
+    Why: A sum grows linearly with the number of terms, a product exponentially: twelve factors can make 479001600 or
+        1e-12, beyond float16 at either end. float32 costs the same, plus a Cast of the small result.
     Example: 1 · 2 · … · 12, or the joint probability of independent events.
     How to override: `--lower 'op=ReduceProd'`.
     Source: IEEE 754 binary16: range 6e-8 to 65504.

@@ -7,39 +7,41 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, TypeVar
 
 from amp_rewrite.decide.reasons import DOCS
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.view import View
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 OVERRIDE = "How to override"
 HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
-"""Headings of a rule's docstring; the text about overriding ends with what holds for every rule."""
-_OVERRIDE = "Lower single ops by name or pattern with `--lower`; `--safety none` turns off all rules."
+"""Headings of a rule's docstring."""
+_ADVICE = "Lower single ops by name or pattern with `--lower`; `--safety none` turns off all rules."
+"""The end of each text on overriding."""
 MODELS = ("hit", "near")
-"""Of each rule the smallest model that needs it, and the nearest one that it leaves alone."""
+"""The ends of a rule: the smallest model that needs it, and the nearest one that it leaves alone."""
 _SECTION = re.compile(rf"^({'|'.join(HEADINGS)}): ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[P, R]):
-    """A safety rule. Its docstring is that of the function.
+class Rule(Generic[R]):
+    """A safety rule, documented by the docstring of its function.
 
-    `reason` is the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases` are names that the
-    rule had before, or those of rules that it subsumes.
+    `reason`: the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases`: earlier names of the
+    rule, and names of rules that it subsumes.
     """
 
     name: str
     reason: str
     promise: str
-    function: Callable[P, R]
+    function: Callable[[View, DType], R]
     aliases: tuple[str, ...] = ()
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, view: View, to: DType) -> R:
         """Run the rule."""
-        return self.function(*args, **kwargs)
+        return self.function(view, to)
 
     @property
     def docs(self) -> str:
@@ -51,17 +53,15 @@ class Rule(Generic[P, R]):
         """Return the text under each heading, as one line each."""
         _, *parts = _SECTION.split(inspect.getdoc(self.function) or "")
         texts = dict(zip(parts[::2], (" ".join(text.split()) for text in parts[1::2]), strict=True))
-        texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _OVERRIDE)))
+        texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
         return {head: texts[head] for head in HEADINGS if head in texts}
 
     def model(self, end: str) -> str:
-        """Return the ONNX text of the model that needs the rule ("hit") or of the one that does not ("near")."""
+        """Return the ONNX text of one of the `MODELS`."""
         file = resources.files("amp_rewrite").joinpath("decide", "hazards", "models", f"{self.name}.{end}.onnxtxt")
         return file.read_text("utf-8")
 
 
-def rule(
-    reason: str, promise: str, *, name: str = "", aliases: tuple[str, ...] = ()
-) -> Callable[[Callable[P, R]], Rule[P, R]]:
+def rule(reason: str, promise: str, *, name: str = "") -> Callable[[Callable[[View, DType], R]], Rule[R]]:
     """Make a function a rule; its name is its reason, unless another rule with this reason has that name."""
-    return lambda function: Rule(name or reason, reason, promise, function, aliases)
+    return lambda function: Rule(name or reason, reason, promise, function)

@@ -8,14 +8,14 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.snake import snakes
+from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32, results_of, summed_length
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.dataflow import Flow, float32, makers
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS
 from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-
-Shape = tuple[int | None, ...]
 
 _TENSOR_CORE_STEP = 8
 _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
@@ -25,65 +25,42 @@ _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
 def angle(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops that compute the argument of Sin and Cos. O(nodes + uses).
 
-    The walk goes up through copies, arithmetic and products of positions and frequencies. Such a product differs from a
-    layer by one of three marks: it sums fewer than 8 terms (too few for tensor cores, which multiply in steps of 8),
-    it is an outer product, or an operand is an integer by birth. An activation is pinned no further than to values
-    that only the sine reads.
+    The walk goes up through copies, arithmetic, and products of positions and frequencies. Unlike a layer, such a
+    product sums fewer than 8 terms (tensor cores multiply in steps of 8), is an outer product, or has an operand
+    computed from integers. Results of layers are pinned only if they feed a single op, or sines alone.
 
     What it protects: Rotary and sinusoidal positions. The sine of a snake activation is left alone.
-    Why: Above 2048 neighbouring float16 numbers are 2 apart, a third of a turn: no phase survives.
+    Why: Above 2048 the float16 spacing is 2, a third of a turn: the phase is lost.
     Example: sin(position · frequency) in a rotary embedding at position 8191.
     Source: Su et al. 2021, "RoFormer"; Vaswani et al. 2017; far_rotary among the hard models of this project.
     """
-    activations = snakes(view)
-    starts = {
-        op.inputs[0]: op.id
-        for op in reversed(view.ops)
-        if op.kind in PERIODIC
-        and op.id not in activations
-        and op.inputs[0] is not None
-        and view.dtype(op.inputs[0]) is DType.FLOAT
-    }
+    starts = first_inputs(view, PERIODIC, but=snakes(view))
     if not starts:
         return
-    plain = Flow.of(view)
-    positions = plain.forth(_positions(view), float32(view))
-    lengths = _input_shapes(view)
+    flow, lengths = Flow.of(view), _input_shapes(view)
+    positions = flow.forth({**counted(view), **results_of(view, ("Range", "CumSum"))}, float32(view))
     products = {op.id for op in view.ops if op.kind in PRODUCTS and _angular(view, op, positions, lengths)}
-    learned = plain.forth(dict.fromkeys(_learned(view, plain, products)), float32(view))
+    learned = flow.forth(dict.fromkeys(_learned(view, flow, products)), float32(view))
     marked: dict[ValueId, OpId] = {}
 
     def enter(value: ValueId) -> bool:
-        return view.dtype(value) is DType.FLOAT and (value not in learned or _private(view, value))
+        if value in marked or view.dtype(value) is not DType.FLOAT:
+            return False
+        return value not in learned or _private(view, value)
 
     # A product is crossed as a whole; a walk resumes above it until there is no more to cross.
     while starts:
-        found = plain.back(starts, lambda value: value not in marked and enter(value))
-        marked.update(found)
-        starts = {
-            read: cause
-            for op_id, cause in makers(view, found).items()
-            if op_id in products
-            for read in view.ops[op_id].inputs
-            if read is not None
-        }
-    for op_id, cause in makers(view, marked).items():
-        op = view.ops[op_id]
-        if (plain.through(op) or op_id in products) and computes_float32(view, op):
-            sine = view.ops[cause]
-            yield Pin(op_id, reasons.ANGLE, cause, f"computes the angle of {sine.name!r} ({sine.kind})")
-
-
-def _positions(view: View) -> dict[ValueId, OpId]:
-    made = counted(view)
-    for op in view.ops:
-        if op.kind in ("Range", "CumSum") and op.outputs[0] is not None:
-            made.setdefault(op.outputs[0], op.id)
-    return made
+        reached = flow.back(starts, enter)
+        marked.update(reached)
+        crossed = {op_id: cause for op_id, cause in makers(view, reached).items() if op_id in products}
+        starts = {v: cause for op_id, cause in crossed.items() for v in view.ops[op_id].inputs if v is not None}
+    for op_id, cause in in_float32(view, makers(view, marked)).items():
+        if op_id in products or flow.through(view.ops[op_id]):
+            yield Pin(op_id, reasons.ANGLE, cause, f"computes the angle of {described(view, cause)}")
 
 
 def _learned(view: View, flow: Flow, products: set[OpId]) -> Iterator[ValueId]:
-    """What layers give: the results of every op that is neither crossed nor a source of constants."""
+    """Yield the results of layers: of every op that the walk does not cross and that does not generate constants."""
     for op in view.ops:
         if op.id in products or op.op_type in _SOURCES or op.bodies or flow.through(op) or op.kind in PERIODIC:
             continue
@@ -91,49 +68,40 @@ def _learned(view: View, flow: Flow, products: set[OpId]) -> Iterator[ValueId]:
 
 
 def _private(view: View, value: ValueId) -> bool:
-    """Whether sines alone read a value, or one op alone."""
+    """True if only sines, or only one op, read a value."""
     readers = {op.id: op.kind in PERIODIC for op in view.readers(value)}
     return value not in view.yielded and (all(readers.values()) or len(readers) == 1)
 
 
 def _angular(view: View, op: Op, positions: dict[ValueId, OpId], lengths: dict[ValueId, Shape]) -> bool:
+    """True for a product of positions and frequencies, by the marks that `angle` describes."""
     if any(v in positions for v in op.inputs[:2] if v is not None):
         return True
     if op.kind == "Einsum":
         return _outer(op)
-    terms = _terms(view, op, lengths)
-    return terms is not None and terms < _TENSOR_CORE_STEP
-
-
-def _outer(op: Op) -> bool:
-    """Whether an Einsum sums nothing: every label of its inputs stands in its output."""
-    equation = attribute(op.node, "equation")
-    spelled = equation.s.decode().replace(" ", "") if equation is not None else ""
-    given, arrow, result = spelled.partition("->")
-    return bool(arrow) and "," in given and set(given) - {",", "."} <= set(result)
-
-
-def _terms(view: View, op: Op, lengths: dict[ValueId, Shape]) -> int | None:
-    """How many products each element of a MatMul or Gemm sums, where a constant or an input's shape says it."""
     for slot, value in enumerate(op.inputs[:2]):
         tensor = view.constant(value)
         shape: Shape = tuple(tensor.dims) if tensor is not None else lengths.get(value, ()) if value is not None else ()
-        if not shape:
-            continue
-        turned = attribute(op.node, "transA" if slot == 0 else "transB")
-        last = (slot == 0) is not bool(turned is not None and turned.i)
-        axis = shape[-1] if last or len(shape) == 1 else shape[-2]
-        if axis is not None:
-            return axis
-    return None
+        terms = summed_length(op, slot, shape) if shape else None
+        if terms is not None:
+            return terms < _TENSOR_CORE_STEP
+    return False
+
+
+def _outer(op: Op) -> bool:
+    """True for an Einsum without a sum: every label of its inputs is in its output."""
+    equation = attribute(op.node, "equation")
+    spelled = equation.s.decode().replace(" ", "") if equation is not None else ""
+    operands, arrow, result = spelled.partition("->")
+    return bool(arrow) and "," in operands and set(operands) - {",", "."} <= set(result)
 
 
 def _input_shapes(view: View) -> dict[ValueId, Shape]:
-    """The shapes of formal inputs; None where a length is not fixed."""
-    found: dict[ValueId, Shape] = {}
+    """Return the shapes of formal inputs; None stands for a length that is not fixed."""
+    shapes: dict[ValueId, Shape] = {}
     for scope in view.scopes:
         formal = {i.name: i.type.tensor_type for i in scope.graph.input if i.type.tensor_type.HasField("shape")}
         for value in scope.inputs:
-            if (stated := formal.get(view.value_name(value))) is not None:
-                found[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in stated.shape.dim)
-    return found
+            if (tensor := formal.get(view.value_name(value))) is not None:
+                shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+    return shapes

@@ -46,7 +46,7 @@ def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
 
 
 @pytest.mark.parametrize("rule", RECORDS, ids=[record.name for record in RECORDS])
-def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[..., Any] | FusionRule) -> None:
+def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule[Any] | FusionRule) -> None:
     text = run(rule.name).stdout
     assert text.startswith(f"{rule.name}: {rule.promise}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)

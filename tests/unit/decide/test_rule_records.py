@@ -30,20 +30,20 @@ def report_of(text: str) -> Report:
     return convert(model).report
 
 
-def speaks(rule: Rule[..., Any], report: Report) -> bool:
+def speaks(rule: Rule[Any], report: Report) -> bool:
     """Whether a rule speaks in a report, in a row or by a finding."""
     return rule.reason in {row.rule for row in report.rows} | {finding.kind for finding in report.findings}
 
 
 @named
-def test_a_rule_has_its_promise_and_something_under_each_heading(rule: Rule[..., Any]) -> None:
+def test_a_rule_has_its_promise_and_something_under_each_heading(rule: Rule[Any]) -> None:
     assert rule.promise.endswith(".") and "\n" not in rule.promise
     assert tuple(rule.sections) == HEADINGS
     assert all(text[-1] in ".;" for text in rule.sections.values())
 
 
 @named
-def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule[..., Any]) -> None:
+def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule[Any]) -> None:
     assert speaks(rule, report_of(rule.model("hit")))
     assert not speaks(rule, report_of(rule.model("near")))
 
