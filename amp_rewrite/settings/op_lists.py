@@ -19,20 +19,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import Color, Condition, Entry, check_known, parse_name, spell
+from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name, spell
 from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
-
-__all__ = [
-    "Color",
-    "Condition",
-    "Edit",
-    "Entry",
-    "Level",
-    "OpLists",
-    "environment_edits",
-    "lists_folder",
-    "load_lists",
-]
 
 Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
@@ -69,17 +57,20 @@ class OpLists:
 
         `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
         """
-        entries = self.entries_of(domain, op_type)
         domain = normal_domain(domain)
-        for entry in entries:
+        for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
                 return entry
-        because = "none of its conditions holds" if entries else "stands on no list"
-        return Entry(domain, op_type, Color.UNLISTED, because, self.name)
+        return self.otherwise(domain, op_type)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
         """Return the entries of an op in order of precedence."""
         return self.entries.get((normal_domain(domain), op_type), ())
+
+    def otherwise(self, domain: str, op_type: str) -> Entry:
+        """Return the entry of a node that passes no condition of its op, or of an op on no list."""
+        because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
+        return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def ops(self, color: Color) -> tuple[str, ...]:
         """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import textwrap
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import options, terminal
+from amp_rewrite.errors import PatternError, advice
 
 _HEAD = ("rule", "tier", "says")
 _WIDTH = 110
@@ -44,13 +44,10 @@ def described(name: str) -> dict[str, Any]:
     PatternError, with the nearest name, for an unknown name.
     """
     from amp_rewrite.decide.reasons import KINDS, REASONS
-    from amp_rewrite.errors import PatternError
 
     known = records()
     if name not in (names := {*known, *REASONS, *KINDS}):
-        near = difflib.get_close_matches(name, sorted(names), 1)
-        advice = f"did you mean {near[0]!r}?" if near else "`amp-rewrite rule` lists all"
-        raise PatternError(f"no rule or reason {name!r}; {advice}")
+        raise PatternError(f"no rule or reason {name!r}; {advice(name, sorted(names), '`amp-rewrite rule` lists all')}")
     record = known.get(name)
     spoken = record.reason if record is not None else name
     reason = REASONS.get(spoken)
