@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,8 @@ def _gpu(library: Any, index: int) -> Gpu:
     library.cuDeviceGetName(name, _NAME, device)
     memory = ctypes.c_size_t()
     known = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
-    capability = (
-        _asked(library.cuDeviceGetAttribute, _MAJOR, device),
-        _asked(library.cuDeviceGetAttribute, _MINOR, device),
-    )
-    return Gpu(name.value.decode(errors="replace"), capability, memory.value if known else None)
+    major, minor = (_asked(library.cuDeviceGetAttribute, kind, device) for kind in (_MAJOR, _MINOR))
+    return Gpu(name.value.decode(errors="replace"), (major, minor), memory.value if known else None)
 
 
 def _asked(function: Any, *arguments: Any) -> int:
@@ -108,7 +106,7 @@ def _asked(function: Any, *arguments: Any) -> int:
 def driver_version(load: Loader = ctypes.CDLL) -> str | None:
     """Return the version of the NVIDIA driver ("580.65.06"); None if unknown."""
     text = ctypes.create_string_buffer(_NAME)
-    with _Nvml(load) as nvml:
+    with _nvml(load) as nvml:
         if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _NAME):
             return None
     return text.value.decode(errors="replace") or None
@@ -116,7 +114,7 @@ def driver_version(load: Loader = ctypes.CDLL) -> str | None:
 
 def listed_gpus(load: Loader = ctypes.CDLL) -> tuple[Gpu, ...]:
     """Return all GPUs of the machine, without initializing CUDA, which does not survive a fork."""
-    with _Nvml(load) as nvml:
+    with _nvml(load) as nvml:
         return () if nvml is None else tuple(_listed(nvml, i) for i in range(_asked(nvml.nvmlDeviceGetCount_v2)))
 
 
@@ -130,6 +128,7 @@ def _listed(nvml: Any, index: int) -> Gpu:
 
 
 _NVML_ASKED = (
+    "nvmlInit_v2",
     "nvmlShutdown",
     "nvmlSystemGetDriverVersion",
     "nvmlDeviceGetCount_v2",
@@ -139,26 +138,17 @@ _NVML_ASKED = (
 )
 
 
-class _Nvml:
-    """NVIDIA's management library, open while the body runs; None if it is missing."""
-
-    def __init__(self, load: Loader) -> None:
-        try:
-            self._library = load(_NVML)
-            self._init = self._library.nvmlInit_v2
-            for name in _NVML_ASKED:
-                getattr(self._library, name)
-        except (OSError, AttributeError):  # AttributeError: a different or a very old library
-            self._library = None
-
-    def __enter__(self) -> Any:
-        opened = self._library is not None and self._init() == 0
-        self._open = opened
-        return self._library if opened else None
-
-    def __exit__(self, *_: object) -> None:
-        if self._open:
-            self._library.nvmlShutdown()
+@contextmanager
+def _nvml(load: Loader) -> Iterator[Any]:
+    """Open NVIDIA's management library while the body runs; yield None if it is missing, different or very old."""
+    library: Any = load(_NVML) if loads(_NVML, load) else None
+    if not all(hasattr(library, name) for name in _NVML_ASKED) or library.nvmlInit_v2():
+        yield None
+        return
+    try:
+        yield library
+    finally:
+        library.nvmlShutdown()
 
 
 # -- advice on float16 and bfloat16 --------------------------------------------------------------------

@@ -29,7 +29,7 @@ from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
-from amp_rewrite.runtime.subgraph import check_names, reduced, size, written_to
+from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -297,7 +297,8 @@ def _opened(
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
     settings.intra_op_num_threads = options.threads
-    settings.enable_mem_reuse = options.planned and size(proto.graph) <= _MOST_PLANNED_NODES
+    nodes = list(all_nodes(proto.graph.node))
+    settings.enable_mem_reuse = options.planned and len(nodes) <= _MOST_PLANNED_NODES
     settings.enable_mem_pattern = options.pooled
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimized else level.ORT_DISABLE_ALL
@@ -308,7 +309,7 @@ def _opened(
     if options.profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
     # onnxruntime 1.31's NchwcTransformer ends the process on float16 graphs with an LSTM before a Transpose.
-    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in all_nodes(proto.graph.node)) else None
+    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in nodes) else None
     by_provider = {
         p: {**_PROVIDER_OPTIONS.get(p, {}), **options.provider_options.get(p, {})} for p in options.providers
     }

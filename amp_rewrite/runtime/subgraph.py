@@ -22,10 +22,6 @@ def reduced(model: Model, names: Sequence[str]) -> Model:
     return Model(proto, model.path)
 
 
-def size(graph: GraphProto) -> int:
-    return sum(1 for _ in all_nodes(graph.node))
-
-
 def written_to(graph: GraphProto) -> frozenset[str]:
     """Inputs that onnxruntime may write into: a BatchNormalization in training mode updates its statistics in place."""
     names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
