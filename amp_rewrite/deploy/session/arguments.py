@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.dtypes import DType
@@ -62,18 +63,14 @@ def resolved_providers(providers: Sequence[Provider] | None) -> tuple[tuple[str,
     return tuple(_pair(provider) for provider in named)
 
 
-def _pair(provider: object) -> tuple[str, Mapping[str, str]]:
-    name, options = (provider, {}) if isinstance(provider, str) else _split(provider)
+def _pair(provider: Any) -> tuple[str, Mapping[str, str]]:
+    pair = isinstance(provider, (tuple, list)) and len(provider) == 2
+    name, options = provider if pair else (provider, {})
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise PolicyError(
             f"{provider!r} is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"
         )
     return name, {key: str(value) for key, value in options.items()}
-
-
-def _split(provider: object) -> tuple[object, object]:
-    """Split a pair into name and options; return any other object as the name, to be refused."""
-    return (provider[0], provider[1]) if isinstance(provider, (tuple, list)) and len(provider) == 2 else (provider, {})
 
 
 def provider_settings(

@@ -77,7 +77,8 @@ def _identity(model: Model) -> str | None:
     """Return a sha256 of everything but the weights in files, and of the states of these files; None without such
     weights, or if a file is missing or was changed a moment ago."""
     stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
-    light = wire.pieces(model.proto, lambda tensor: [_place(tensor)] if is_stub(tensor) else None)
+    # a stub is serialized with its source, which includes the stamp of the loaded file
+    light = wire.pieces(model.proto, lambda t: [t.SerializeToString(deterministic=True)] if is_stub(t) else None)
     if not stubs or light is None:
         return None
     digest = hashlib.sha256()
@@ -96,12 +97,6 @@ def _identity(model: Model) -> str | None:
         state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         digest.update(f"{path}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def _place(stub: onnx.TensorProto) -> bytes:
-    """Serialize a stub with its source, which includes the stamp of the loaded file."""
-    whole: bytes = stub.SerializeToString(deterministic=True)
-    return whole
 
 
 def _content(model: Model) -> Iterator[bytes | memoryview]:
@@ -124,5 +119,4 @@ def _raw(tensor: onnx.TensorProto) -> bool:
 def _head(tensor: onnx.TensorProto) -> bytes:
     bare = tensors.without_values(tensor)
     bare.ClearField("data_location")
-    head: bytes = bare.SerializeToString(deterministic=True)
-    return head
+    return bytes(bare.SerializeToString(deterministic=True))

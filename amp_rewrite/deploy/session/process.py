@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.runtime.gpu import Gpu, device_advice, listed_gpus
+from amp_rewrite.runtime.gpu import device_advice, listed_gpus
 from amp_rewrite.settings.policy import Policy
 
 
@@ -112,10 +112,5 @@ def _check_devices(blamed: int) -> None:
     if _process.devices_checked:
         return
     _process.devices_checked = True
-    advice = device_advice(_gpus())
-    if advice is not None:
+    if advice := device_advice(listed_gpus()):
         warnings.warn(advice, UserWarning, stacklevel=blamed)
-
-
-def _gpus() -> tuple[Gpu, ...]:
-    return listed_gpus()

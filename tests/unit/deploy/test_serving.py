@@ -221,7 +221,7 @@ def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatc
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
     machine.setenv(IGNORE_PERFORMANCE, "1")
-    machine.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    machine.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
         with pytest.raises(

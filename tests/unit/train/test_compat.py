@@ -28,7 +28,7 @@ from amp_rewrite.train.update.optimizers import SGD, Adam
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(process, "_process", process._Process())
-    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 
 

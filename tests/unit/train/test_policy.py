@@ -26,7 +26,7 @@ F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No policy, no rewrite, and a fast GPU."""
     monkeypatch.setattr(process, "_process", process._Process())
-    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 
 
@@ -244,7 +244,7 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
 
 
 def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "these GPUs have less: P100, compute capability 6.0 \\(x2\\)$"
     with pytest.warns(UserWarning, match=message) as said:
@@ -254,7 +254,7 @@ def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.M
 
 
 def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_gpus", lambda: ())
+    monkeypatch.setattr(process, "listed_gpus", lambda: ())
     with pytest.warns(UserWarning, match="^no NVIDIA GPU was found here") as said, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in said] == [__file__]
