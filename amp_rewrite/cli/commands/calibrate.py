@@ -12,9 +12,9 @@ from amp_rewrite.cli.commands.ranges import WRITING, write
 from amp_rewrite.cli.data import Feeding
 
 _RUNNING = (
-    options.option("--to", metavar="float16|bfloat16|POLICY", help="Type that values must fit.  [default: float16]"),
-    options.option("--chunk", type=int, metavar="N", help="Values to measure in one session.  [default: 2000]"),
-    options.option("--threads", type=int, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
+    options.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]"),
+    options.option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
+    options.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
 )
 
 

@@ -17,13 +17,13 @@ from amp_rewrite.settings.options import OUTPUT
     *options.PAIR,
     options.ROWS["fail_on"],
     options.option(
-        "--format",
-        "form",
-        heading=OUTPUT,
+        "--format form",
+        None,
+        "How to print it; github: annotations of a workflow.",
+        OUTPUT,
         type=click.Choice(["text", "json", "markdown", "github"]),
         default="text",
         show_default=True,
-        help="How to print it; github: annotations of a workflow.",
     ),
     options.config,
 )

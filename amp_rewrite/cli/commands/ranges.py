@@ -17,12 +17,12 @@ _SHOWN = 20  # rows
 
 WRITING = (
     options.output("stdout", "FILE", "File for the ranges.  "),
-    options.option("--overwrite", heading=OUTPUT, is_flag=True, help="Replace an existing output."),
+    options.flag("--overwrite", "Replace an existing output.", OUTPUT),
     options.quiet("errors, and ranges that go to stdout"),
 )
 """Options of a command that writes ranges."""
 
-_TOP = options.option("--top", type=click.IntRange(min=1), metavar="N", help="Show the N largest.  [default: all]")
+_TOP = options.option("--top", "N", "Show the N largest.  [default: all]", type=click.IntRange(min=1))
 
 
 @click.group(no_args_is_help=False)

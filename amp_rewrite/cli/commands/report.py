@@ -16,4 +16,5 @@ def report(model: Path, as_json: bool, verbose: bool) -> None:
 
     MODEL may be a report, too.
     """
-    terminal.show(reports.printed(reports.report_in(model), as_json=as_json, verbose=verbose))
+    report = reports.report_in(model)
+    terminal.show(report.to_json() if as_json else report.text(verbose=verbose))
