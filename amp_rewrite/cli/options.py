@@ -63,7 +63,6 @@ def take(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _of(row: Option) -> Callable[[Any], Any]:
-    """Return the option of a row of the table."""
     names = f"--{row.key}"
     more: dict[str, Any] = {"type": float if row.kind is Kind.NUMBER else None}
     if row.separator:

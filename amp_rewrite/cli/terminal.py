@@ -79,8 +79,6 @@ def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], Non
 
 @dataclass(frozen=True)
 class _Bars:
-    """Bars on a terminal, each under a title."""
-
     drawing: Drawing
     tasks: dict[str, TaskID]
 

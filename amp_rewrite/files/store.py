@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -99,10 +99,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
-    """Raise ModelError if a model cannot be written to `path`, and say why.
-
-    `read`: the source model, whose data files are never replaced, even with `overwrite`.
-    """
+    """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     if not path.parent.is_dir():
@@ -191,7 +188,7 @@ class _Replace:
             streamed = wire.Streamed(count, partial(payload, tensor, self.sources))
             return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
         if tensor.ByteSize() > _LARGEST_SHAPE:
-            return [wire.Streamed(tensor.ByteSize(), partial(_whole, tensor))]
+            return [wire.Streamed(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
         return None
 
     def _place(self, tensor: TensorProto, layout: list[Placed]) -> bytes:
@@ -211,10 +208,6 @@ class _Replace:
         for name, value in (("location", ""), ("offset", str(offset)), ("length", str(count))):
             bare.external_data.add(key=name, value=value)
         return bytes(bare.SerializeToString(deterministic=True))
-
-
-def _whole(tensor: TensorProto) -> Iterable[bytes]:
-    yield tensor.SerializeToString(deterministic=True)
 
 
 def _movable(tensor: TensorProto) -> bool:
@@ -362,7 +355,6 @@ def foreign_data(path: Path) -> list[Path]:
 
 
 def _own(path: Path) -> re.Pattern[str]:
-    """Pattern of data file names that this module writes."""
     return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
 
 

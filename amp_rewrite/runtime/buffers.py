@@ -68,10 +68,7 @@ class DoubleBuffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferedRunner:
-    """An open model that takes its state from a `DoubleBuffer`. Made by `Runner.buffered`.
-
-    `told`: the outputs that every run returns on the host.
-    """
+    """An open model with its state in a `DoubleBuffer`, made by `Runner.buffered`. `told`: outputs that runs return."""
 
     buffer: DoubleBuffer
     told: tuple[str, ...]
@@ -146,7 +143,6 @@ class BufferedRunner:
 
 
 def _room(ort: Any, array: Array, place: tuple[str, int]) -> Any:
-    """Allocate memory on a device for a tensor of an array's shape and type."""
     like = from_array(ort, array)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 

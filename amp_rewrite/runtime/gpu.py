@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +190,14 @@ class Library:
     """A shared library that onnxruntime's CUDA provider uses.
 
     `requirement`: its pip requirement. `beside`: its folder below site-packages. `needed`: the provider does not load
-    without it; other libraries are opened on first use.
+    without it; other libraries are opened on first use. `where`: "system" if the loader has it, "pip", or None.
     """
 
     name: str
     requirement: str
     beside: str
     needed: bool
+    where: str | None = None
 
 
 # Names, folders and versions: onnxruntime's own preload_dlls and the extras of its wheel (onnxruntime-gpu 1.31.1).
@@ -222,23 +223,12 @@ _LIBRARIES: Mapping[int, tuple[Library, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A library and its origin: found by the loader ("system"), installed by pip ("pip"), or missing (None)."""
-
-    library: Library
-    where: str | None
-
-
-def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Found, ...]:
-    """Find the libraries of a CUDA release, opening each; () for an unknown release or system.
-
-    `site`: the folders of Python packages, sys.path by default.
-    """
+def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Library, ...]:
+    """Find the libraries of a CUDA release, below `site` (sys.path) too; () for an unknown release or system."""
     if not sys.platform.startswith("linux"):
         return ()
     folders = [Path(entry) for entry in (sys.path if site is None else site) if entry]
-    return tuple(Found(library, _where(library, load, folders)) for library in _LIBRARIES.get(cuda, ()))
+    return tuple(replace(library, where=_where(library, load, folders)) for library in _LIBRARIES.get(cuda, ()))
 
 
 def _where(library: Library, load: Loader, folders: Iterable[Path]) -> str | None:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
@@ -214,12 +213,10 @@ class Runner:
 @cache
 def cuda_opens() -> bool:
     """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
-    from onnx import helper
+    import onnx.parser
 
-    node = new_node("Neg", ["x"], "y")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([node], "probe", [x], [y])
-    probe = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    header = '<ir_version: 8, opset_import: ["" : 13]>'
+    probe = onnx.parser.parse_model(f"{header} probe (float[1] x) => (float[1] y) {{ y = Neg(x) }}")
     try:
         return Runner.open(Model(probe), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
@@ -242,10 +239,7 @@ def cuda_release() -> int | None:
 
 
 def probe() -> dict[str, Any]:
-    """Describe this onnxruntime as JSON: its CUDA release, its providers, and if CUDA opens.
-
-    A broken installation may crash the process; use a subprocess.
-    """
+    """Describe this onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
     import onnxruntime as ort
 
     return {

@@ -15,10 +15,7 @@ from amp_rewrite.settings.selectors import closest
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type for inputs and outputs that a glob matches; `dtype` None is the low type of the conversion.
-
-    `side` is "in", "out", or "" for both. A `strict` rule must match a value.
-    """
+    """A type (None: the low one) for inputs ("in"), outputs ("out") or both (""). `strict`: the glob must match."""
 
     text: str
     side: str
@@ -28,10 +25,7 @@ class IoRule:
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """Return the rules in order: "keep", "low" or "GLOB=TYPE", each with an optional prefix "in:" or "out:".
-
-    PatternError for other text.
-    """
+    """Return the rules "keep", "low" or "GLOB=TYPE", with or without "in:" or "out:"; PatternError for other text."""
     texts = [] if rules is None else [rules] if isinstance(rules, str) else rules
     return tuple(_io_rule(text.strip()) for text in texts)
 

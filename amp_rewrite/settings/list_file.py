@@ -31,11 +31,7 @@ class ListFile:
 
 
 def read_file(path: Path, known: Known | None) -> ListFile:
-    """Return the statements of a YAML file.
-
-    Op names and attribute names are checked against onnx and what `known` adds to it; `None` trusts the file.
-    ListError names file and line.
-    """
+    """Return the statements of a YAML file, names checked against onnx and `known` (None: not at all)."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)

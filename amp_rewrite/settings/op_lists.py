@@ -78,11 +78,7 @@ class OpLists:
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists as a level sees them.
-
-        tensor-cores-only empties all but the allow list, treat-gray-as-deny moves gray to deny; the other
-        levels change the painting, not the lists.
-        """
+        """Return the lists as a level sees them; those that change only the painting leave them as they are."""
         if level not in _LEVEL_CHANGES:
             return self
         colors, now = _LEVEL_CHANGES[level]
@@ -183,7 +179,6 @@ def _shipped_file(folder: Path, name: str) -> Table:
 
 
 def _shipped_ops() -> Iterable[Key]:
-    """Return every op that the shipped lists name."""
     return _shipped("float16", DType.FLOAT16)
 
 

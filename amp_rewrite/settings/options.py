@@ -389,10 +389,7 @@ def takes_options(function: F) -> F:
 
 
 def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
-    """Values of options from their environment variables; lists are separated as PATH is, empty variables ignored.
-
-    Variables that edit the lists are read by `op_lists.environment_edits`. ConfigError for an illegal value.
-    """
+    """Return values from environment variables; lists are separated as PATH is. ConfigError for an illegal value."""
     stated: dict[str, object] = {}
     for option in OPTIONS:
         if option.environment and (text := environ.get(option.environment)):
@@ -402,10 +399,7 @@ def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
 
 
 class Request:
-    """A conversion's options, read from keywords and environment and checked.
-
-    `keep`, `lower` and `io` are patterns as `convert` takes them.
-    """
+    """A conversion's options, read from keywords and environment and checked; patterns are as `convert` takes them."""
 
     to: DType
     lists: OpLists

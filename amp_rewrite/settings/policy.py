@@ -122,7 +122,6 @@ def low_type(to: str | DType | Policy) -> DType:
 
 
 def _named(text: str) -> DType | Policy:
-    """Return the element type or the policy of a text."""
     try:
         return Policy(text.strip()) if text.strip().startswith("mixed_") or "=" in text else DType.parse(text)
     except PolicyError:

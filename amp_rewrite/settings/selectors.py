@@ -57,10 +57,7 @@ Before = Callable[[], View]
 
 
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
-    """Return the ops that a pattern matches, in order. PatternError if it matches none, or is malformed.
-
-    O(nodes + uses) per term.
-    """
+    """Return the ops that a pattern matches, in order. PatternError for none. O(nodes + uses) per term."""
     terms = parse_pattern(pattern)
     by_term = [_CRITERIA[term.key](view, term.expression) for term in terms]
     chosen = frozenset.intersection(*by_term)
@@ -72,10 +69,7 @@ def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId
 def overrides(
     view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
 ) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops that `keep` and `lower` patterns name, each with the first pattern that names it.
-
-    PatternError if an op is named by both, or a pattern matches nothing.
-    """
+    """Return the ops that `keep` and `lower` name, each with its first pattern; PatternError if both name an op."""
     kept, lowered = _first_pattern(view, keep, before), _first_pattern(view, lower, before)
     for op in kept:
         if op in lowered:

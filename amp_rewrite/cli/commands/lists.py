@@ -40,10 +40,7 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 
 def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
-    """Return the entries of `Op` or `domain::Op`, and last the one that holds where no condition does.
-
-    ListError, with the nearest name, for an op that does not exist.
-    """
+    """Return the entries of an op by name, and the one where no condition holds; ListError for an unknown op."""
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:

@@ -39,10 +39,7 @@ def records() -> dict[str, Any]:
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return all facts about a rule, fusion, reason or kind of finding.
-
-    PatternError, with the nearest name, for an unknown name.
-    """
+    """Return all facts about a rule, fusion, reason or kind of finding; PatternError for an unknown name."""
     from amp_rewrite.decide.reasons import KINDS, REASONS
 
     known = records()

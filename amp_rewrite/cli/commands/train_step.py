@@ -108,7 +108,6 @@ def _loss_scale(text: str) -> float | str | None:
 
 
 def _summary(name: str, step: TrainingStep) -> str:
-    """Return a few lines about the step."""
     numbers = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
     shared = {"shared": f"{_named(step.shared)}: several ops read each"} if step.shared else {}
     rows = {

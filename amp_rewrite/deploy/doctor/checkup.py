@@ -183,12 +183,12 @@ def _libraries(built: int, load: Loader) -> Iterator[Check]:
         yield Check("libraries", UNKNOWN, f"what CUDA {built} needs on this system is not known here")
         return
     for needed, what in ((True, "the CUDA provider does not load without"), (False, "some ops do not run without")):
-        lost = [f.library for f in known if f.where is None and f.library.needed is needed]
+        lost = [library for library in known if library.where is None and library.needed is needed]
         if lost:
             names = ", ".join(library.name for library in lost)
             yield Check("libraries", FINDING, f"{what} {names}", pip_line(lost))
-    if all(f.where for f in known):
-        by_pip = sum(f.where == "pip" for f in known)
+    if all(library.where for library in known):
+        by_pip = sum(library.where == "pip" for library in known)
         yield Check("libraries", OK, f"all {len(known)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
 
 

@@ -96,7 +96,6 @@ def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: f
 
 
 def _signal(code: int) -> str:
-    """Return the name of the signal in an exit code below zero."""
     try:
         return signal.Signals(-code).name
     except ValueError:  # a real-time one

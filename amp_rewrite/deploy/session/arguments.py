@@ -76,10 +76,7 @@ def _pair(provider: Any) -> tuple[str, Mapping[str, str]]:
 def provider_settings(
     providers: Sequence[tuple[str, Mapping[str, str]]], device: int, tf32: bool, cuda_graph: bool, free: bool
 ) -> dict[str, dict[str, str]]:
-    """Return options by provider; the caller's options win. docs/how-to/session.md explains each default.
-
-    `free`: an input has a dimension that may change from run to run.
-    """
+    """Return options by provider (docs/how-to/session.md); the caller's win. `free`: an input has a free dimension."""
     own = {
         CUDA: {
             "device_id": str(device),

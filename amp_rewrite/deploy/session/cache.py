@@ -160,7 +160,6 @@ def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None
 
 
 def _sealed(content: str, report: str) -> str:
-    """Return the seal of an entry, a hash of its model's digest `content` and its report."""
     return hashlib.sha256(f"{content}{report}".encode()).hexdigest()
 
 

@@ -112,7 +112,6 @@ def _content(model: Model) -> Iterator[bytes | memoryview]:
 
 
 def _raw(tensor: onnx.TensorProto) -> bool:
-    """True if a tensor's values have a raw form."""
     return DType.of(tensor.data_type) not in (None, DType.STRING)
 
 

@@ -108,7 +108,6 @@ class Session:
             process.plain_session_made()
 
     def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
-        """Yield deviations from the request."""
         because = f"what was converted does not open ({refused})" if refused else ready.left
         if because:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
@@ -215,7 +214,7 @@ class _Asked:
             return f"{self.first} does not open here"
         if self.machine.absence:
             return self.machine.absence
-        lost = [f.library.name for f in libraries(cuda_release() or 0) if f.where is None and f.library.needed]
+        lost = [lib.name for lib in libraries(cuda_release() or 0) if lib.where is None and lib.needed]
         fact = f"{' and '.join(lost)} cannot be loaded" if lost else "onnxruntime does not say why"
         return f"{self.first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
 
@@ -225,10 +224,7 @@ _IGNORE = "; ignore_performance=True converts it all the same"
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A model to open: converted, with its report, or the source, with the reason (`left`).
-
-    `unkept`: reason why the converted model is not in the cache.
-    """
+    """A model to open: converted, with its report, or the source, with the reason. `unkept`: why it is not cached."""
 
     model: Model
     report: str | None = None

@@ -122,9 +122,9 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
 
 
 def missing_cublas(release: int) -> Any:
-    from amp_rewrite.runtime.gpu import Found, Library
+    from amp_rewrite.runtime.gpu import Library
 
-    return (Found(Library("libcublas.so.13", "r", "b", True), None), Found(Library("o.so", "r", "b", False), None))
+    return (Library("libcublas.so.13", "r", "b", True), Library("o.so", "r", "b", False))
 
 
 def test_a_gpu_that_is_too_slow_is_named(machine: pytest.MonkeyPatch) -> None:
