@@ -51,15 +51,15 @@ def flag(names: str, words: str, heading: str = GENERAL) -> Callable[[F], F]:
     return option(names, None, words, heading, is_flag=True)
 
 
-def take(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, in the order of its help."""
+def command(*options: Callable[[F], F], group: click.Group | None = None) -> Callable[[F], click.Command]:
+    """Return a decorator that makes a command with options, in the order of its help."""
 
-    def add(command: F) -> F:
+    def decorate(function: F) -> click.Command:
         for decorator in reversed(options):
-            command = decorator(command)
-        return command
+            function = decorator(function)
+        return (group or click).command(cls=Command)(function)
 
-    return add
+    return decorate
 
 
 def _of(row: Option) -> Callable[[Any], Any]:

@@ -119,7 +119,8 @@ class Runner:
         names = list(ports) if outputs is None else list(outputs)
         check_names("output", names, tuple(ports))
         self._check_fed(batch)
-        fed = {name: _own(value) if name in self._written_to else value for name, value in batch.items()}
+        spoiled = {name: value.copy() for name in self._written_to if isinstance(value := batch.get(name), np.ndarray)}
+        fed = {**batch, **spoiled}
         by_value = any(port.dtype in STRANGE for port in (*self.inputs, *(ports[name] for name in names)))
         if not names:
             return {}
@@ -330,7 +331,3 @@ def _preload_once() -> None:
         cuda, cudnn = lost.values()
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
             ort.preload_dlls(cuda=cuda, cudnn=cudnn)
-
-
-def _own(value: Given) -> Given:
-    return value.copy() if isinstance(value, np.ndarray) else value

@@ -113,19 +113,15 @@ def low_type(to: str | DType | Policy) -> DType:
     results are low.
     """
     if isinstance(to, str):
-        to = _named(to)
+        try:
+            to = Policy(to.strip()) if to.strip().startswith("mixed_") or "=" in to else DType.parse(to)
+        except PolicyError:
+            raise PolicyError(f"unknown type or policy {to!r}; use {_LOW_NAMES}") from None
     if isinstance(to, Policy):
         return _of_policy(to)
     if not to.low:
         raise PolicyError(f"cannot lower to {to.spelling}; use float16 or bfloat16")
     return to
-
-
-def _named(text: str) -> DType | Policy:
-    try:
-        return Policy(text.strip()) if text.strip().startswith("mixed_") or "=" in text else DType.parse(text)
-    except PolicyError:
-        raise PolicyError(f"unknown type or policy {text!r}; use {_LOW_NAMES}") from None
 
 
 _LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"

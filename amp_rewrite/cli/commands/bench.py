@@ -28,8 +28,7 @@ _TIMING = (
 )
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     click.argument("models", metavar="A [B]...", type=options.FILE, nargs=-1, required=True),
     *options.FEEDING,
     *_TIMING,

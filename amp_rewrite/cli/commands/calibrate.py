@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.commands.ranges import WRITING, write
 from amp_rewrite.cli.data import Feeding
@@ -18,8 +16,7 @@ _RUNNING = (
 )
 
 
-@click.command(cls=options.Command)
-@options.take(options.model, *_RUNNING, *options.FEEDING, *WRITING, options.config)
+@options.command(options.model, *_RUNNING, *options.FEEDING, *WRITING, options.config)
 def calibrate(
     model: Path, to: str | None, config: Path | None, output: Path | None, overwrite: bool, **given: Any
 ) -> None:

@@ -33,8 +33,7 @@ _OUTCOME = (
 _SHOWN_WEIGHTS = 20
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     options.model, options.output("MODEL-stem.float16.onnx"), *options.CONVERSION, *options.MEASURING, *_OUTCOME
 )
 @gc_paused(last=True)

@@ -12,8 +12,7 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.settings.options import OUTPUT
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     *options.PAIR,
     options.ROWS["fail_on"],
     options.option(

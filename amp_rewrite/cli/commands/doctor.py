@@ -19,8 +19,7 @@ _ASKED = (
 )
 
 
-@click.command(cls=options.Command)
-@options.take(*_ASKED, options.as_json)
+@options.command(*_ASKED, options.as_json)
 def doctor(
     model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
 ) -> int:

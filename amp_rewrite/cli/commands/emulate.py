@@ -24,8 +24,7 @@ _TWIN = (
 )
 
 
-@click.command(cls=options.Command)
-@options.take(options.model, *_TWIN)
+@options.command(options.model, *_TWIN)
 def emulate(model: Path, output: Path | None, io: str, no_rounding: bool, quiet: bool, **saving: bool | None) -> None:
     """Write MODEL in float32, rounded as half precision would be.
 

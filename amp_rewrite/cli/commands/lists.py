@@ -22,8 +22,7 @@ _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-@click.command(cls=options.Command)
-@options.take(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
+@options.command(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
 def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print the list of each OP, its source and its reason.
 

@@ -11,8 +11,7 @@ from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.data import Feeding
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     *options.PAIR,
     *options.FEEDING,
     options.config,

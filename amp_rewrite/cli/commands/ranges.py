@@ -30,8 +30,7 @@ def ranges() -> None:
     """Merge and show files that `amp-rewrite calibrate` wrote."""
 
 
-@ranges.command(cls=options.Command)
-@options.take(click.argument("files", nargs=-1, required=True, type=options.FILE), *WRITING)
+@options.command(click.argument("files", nargs=-1, required=True, type=options.FILE), *WRITING, group=ranges)
 def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
     """Make one of several FILES, as if all data had been one run's."""
     from amp_rewrite.errors import EvidenceError
@@ -55,8 +54,7 @@ def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: 
     write(merged, output, overwrite, quiet)
 
 
-@ranges.command(cls=options.Command)
-@options.take(click.argument("file", type=options.FILE), _TOP)
+@options.command(click.argument("file", type=options.FILE), _TOP, group=ranges)
 def show(file: Path, top: int | None) -> None:
     """Print the ranges in FILE as a table, the largest first."""
     from amp_rewrite.evidence.ranges import Ranges

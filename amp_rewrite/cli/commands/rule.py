@@ -15,8 +15,7 @@ _HEAD = ("rule", "tier", "says")
 _WIDTH = 110
 
 
-@click.command(cls=options.Command)
-@options.take(click.argument("name", required=False), options.as_json)
+@options.command(click.argument("name", required=False), options.as_json)
 def rule(name: str | None, as_json: bool) -> None:
     """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
@@ -50,8 +48,7 @@ _STEP = (
 )
 
 
-@click.command("train-step", cls=options.Command)
-@options.take(options.model, *_STEP)
+@options.command(options.model, *_STEP)
 def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
     """Write one ONNX model that makes a training step of MODEL.
 

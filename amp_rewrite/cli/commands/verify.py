@@ -20,8 +20,7 @@ _RUNNING = (
 )
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     *options.PAIR,
     *options.FEEDING,
     *options.CRITERION,

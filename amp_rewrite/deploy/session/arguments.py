@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.deploy.session.cache import Cache
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, PolicyError
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, TENSORRT, has_provider
-from amp_rewrite.settings.policy import Policy
 
 Provider = str | tuple[str, Mapping[str, object]]
 
@@ -43,16 +41,6 @@ def check_words(*, threads: object, providers: object, **switches: object) -> No
             raise PolicyError(f"{name} is {value!r}; give True or False")
     if isinstance(providers, str):
         raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
-
-
-def low_type_of(policy: Policy) -> DType | None:
-    """Return the low type of a policy. PolicyError for a policy that would change inputs and outputs."""
-    if policy.lowers is not None and policy.output is not DType.FLOAT:
-        raise PolicyError(
-            f"a Session keeps inputs and outputs as they are, and policy {policy.name!r} does not; use"
-            f" mixed_{policy.lowers.spelling}, and io='low' for low inputs and outputs"
-        )
-    return policy.lowers
 
 
 def resolved_providers(providers: Sequence[Provider] | None) -> tuple[tuple[str, Mapping[str, str]], ...]:

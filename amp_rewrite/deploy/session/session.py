@@ -17,7 +17,6 @@ from amp_rewrite.deploy.session.arguments import (
     check_options,
     check_words,
     chosen_cache,
-    low_type_of,
     provider_settings,
     resolved_providers,
     stated_by,
@@ -34,7 +33,7 @@ from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.options import Request
-from amp_rewrite.settings.policy import Policy
+from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -85,7 +84,8 @@ class Session:
         kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
-        to = low_type_of(process.policy_of_sessions() if policy is None else Policy.of(policy))
+        chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
+        to = None if chosen.lowers is None else low_type(chosen)
         ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
         settings = provider_settings(resolved_providers(providers), device, tf32, cuda_graph, free)
@@ -105,7 +105,7 @@ class Session:
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self._report_json is None:
-            process.plain_session_made()
+            process.state.plain_sessions += 1
 
     def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
         because = f"what was converted does not open ({refused})" if refused else ready.left
