@@ -68,15 +68,14 @@ class Model:
             proto, shared = _of_object(source), False
             folder = folder if folder is not None else _ir_folder(source)
         _check(proto, "the model")
-        if _has_external(proto):
+        if any(is_stub(tensor) for sparse in (False, True) for tensor in wire.tensors(proto, sparse=sparse)):
             if folder is None:
                 raise ModelError(
                     "the model has external data, but no folder is known for it; load it from its path, or pass the"
                     " folder"
                 )
             if shared:
-                own = clone(proto)
-                proto = own
+                proto = clone(proto)
             _resolve(proto, Folder(Path(folder)), {})
         return cls(proto)
 
@@ -311,10 +310,6 @@ def _check(proto: ModelProto, name: str) -> None:
             )
     if not proto.graph.output:
         raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
-
-
-def _has_external(proto: ModelProto) -> bool:
-    return any(is_stub(t) for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse))
 
 
 def _resolve(proto: ModelProto, folder: Folder, own: dict[str, Source]) -> None:

@@ -167,10 +167,7 @@ def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
 
 
 class _Replace:
-    """Destination of each tensor: streamed into the model file, placed in the data file, or kept.
-
-    With a `layout`, placed tensors are appended to it; tied stubs are placed once.
-    """
+    """Destination of each tensor: streamed into the model file, placed in the `layout` (tied stubs once), or kept."""
 
     def __init__(self, sources: Sources, layout: list[Placed] | None) -> None:
         self.sources, self.layout = sources, layout
@@ -347,10 +344,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def foreign_data(path: Path) -> list[Path]:
-    """Data files of the model at `path` that `save` did not write, and leaves alone when it replaces the model.
-
-    Other models may read them. Empty for a file that is not a model.
-    """
+    """Return data files of the model at `path` that `save` did not write; other models may read them."""
     return [file for file in _data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
 
 

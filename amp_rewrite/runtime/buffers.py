@@ -112,10 +112,7 @@ class BufferedRunner:
         return frozenset(p.name for p in self._runner.inputs) - self.buffer.sides[0].keys()
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read the state of one side, write the other, and return the outputs in `told`.
-
-        The arrays are valid until the next run. ModelError for an error of onnxruntime.
-        """
+        """Read the state of one side, write the other; return `told`, valid until the next run; ModelError on failure."""
         bound = self._bound[side]
         with one_line("run"):
             for name, value in self._shielded.items():

@@ -151,9 +151,6 @@ def _nvml(load: Loader) -> Iterator[Any]:
         library.nvmlShutdown()
 
 
-# -- advice on float16 and bfloat16 --------------------------------------------------------------------
-
-
 def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
     """Return the reason why a low type is not faster on one of the GPUs; None if it may be."""
     if not machine.gpus:
@@ -180,9 +177,6 @@ def device_advice(gpus: Sequence[Gpu]) -> str | None:
 def _fast(to: DType) -> str:
     major, minor = FAST_FROM[to]
     return f"{to.spelling} is fast from compute capability {major}.{minor} on"
-
-
-# -- libraries -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,11 +201,6 @@ class Runner:
         return Path(self._session.end_profiling())
 
     @property
-    def providers(self) -> tuple[str, ...]:
-        """Opened providers, in their order of priority for ops."""
-        return tuple(self._session.get_providers())
-
-    @property
     def inner(self) -> onnxruntime.InferenceSession:
         """onnxruntime's own session."""
         return self._session
@@ -270,9 +265,6 @@ def kernel_registry() -> list[dict[str, Any]]:
         }
         for k in state.get_all_opkernel_def()
     ]
-
-
-# -- opening -----------------------------------------------------------------------------------------
 
 
 def _check_providers(providers: Sequence[str]) -> None:

@@ -99,10 +99,7 @@ def parse_name(text: str, where: str) -> tuple[str, str]:
 
 
 def check_known(domain: str, op_type: str, where: str, known: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """Raise ListError at `where`, with the nearest name, for an op that neither onnx nor `known` has.
-
-    Ops of domains other than ONNX's and com.microsoft always pass.
-    """
+    """Raise ListError at `where` for an op of ONNX's domains or com.microsoft that neither onnx nor `known` has."""
     import onnx.defs
 
     if domain not in _KNOWN_DOMAINS or onnx.defs.has(op_type, domain):

@@ -50,13 +50,15 @@ class OpLists:
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", _fingerprint(self))
+        digest = hashlib.sha256()
+        for key, entries in sorted(self.entries.items()):
+            if any(entry.color is not Color.UNLISTED for entry in entries):
+                said = "; ".join(f"{entry.color.value} [{entry.condition or ''}]" for entry in entries)
+                digest.update(f"{spell(*key)} {said}\n".encode())
+        object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry that decides for one node, with color UNLISTED if no list names the op.
-
-        `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
-        """
+        """Return the entry that decides for a node, UNLISTED without one. `attributes`: plain values by name."""
         domain = normal_domain(domain)
         for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
@@ -206,15 +208,6 @@ def _edit(table: Table, edit: Edit) -> Table:
     gone = Entry(*key, Color.UNLISTED, f"taken off the {edit.color.value} list", edit.source)
     changed = [replace(gone, condition=e.condition) if e.color is edit.color else e for e in entries]
     return {**table, key: tuple(changed)} if entries else table
-
-
-def _fingerprint(lists: OpLists) -> str:
-    digest = hashlib.sha256()
-    for key, entries in sorted(lists.entries.items()):
-        if any(entry.color is not Color.UNLISTED for entry in entries):
-            said = "; ".join(f"{entry.color.value} [{entry.condition or ''}]" for entry in entries)
-            digest.update(f"{spell(*key)} {said}\n".encode())
-    return digest.hexdigest()
 
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:

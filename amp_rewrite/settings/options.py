@@ -365,9 +365,6 @@ class Options(Painting, total=False):
     placement: str | Placement | None
 
 
-DEFAULTS: Options = cast(Options, {name: option.default for name, option in KEYWORDS.items()})
-"""Every keyword and its default. None: the environment, the type or the model decides."""
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -79,9 +79,6 @@ NAMELESS = "?"
 Dimensions = tuple[tuple[str, int | None], ...]
 
 
-# -- shapes --------------------------------------------------------------------------------------------
-
-
 def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> Model:
     """Return the model with free input dimensions fixed by name, else as `otherwise`, wherever they recur."""
     proto = clone(model.proto)
@@ -145,9 +142,6 @@ def _count(shape: Shape | None) -> int:
     return 0 if shape is None or None in shape else prod(d or 0 for d in shape)
 
 
-# -- the three questions -------------------------------------------------------------------------------
-
-
 def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
     """Return fixed dimensions of low products that are not multiples of 8, in order. O(nodes)."""
     shapes = shapes_of(view)
@@ -158,10 +152,7 @@ def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
 
 
 def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
-    """Return the ops with floats without a kernel in the provider, in order. O(nodes).
-
-    Ops that the runtime expands as functions, ops with bodies, unknown ops and unknown types are skipped.
-    """
+    """Return float ops without a kernel, in order; functions, ops with bodies, unknown ones are skipped. O(nodes)."""
     for op in view.ops:
         if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
             continue

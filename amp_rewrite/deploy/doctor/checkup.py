@@ -105,9 +105,6 @@ def doctor(
     return Checkup(tuple(checks))
 
 
-# -- the machine ---------------------------------------------------------------------------------------
-
-
 def _machine(
     machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None]
 ) -> Iterator[Check]:
@@ -203,9 +200,6 @@ def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
         f"python -m pip install '{kernels.runtime.replace(' ', '==')}', or read its own registry with"
         " `amp-rewrite doctor --dump-kernels FILE`",
     )
-
-
-# -- a model -------------------------------------------------------------------------------------------
 
 
 def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int]) -> Iterator[Check]:

@@ -154,7 +154,7 @@ class Session:
 
     def get_providers(self) -> list[str]:
         """Return the opened providers, in their order of priority for ops."""
-        return list(self._runner.providers)
+        return list(self.inner.get_providers())
 
     def get_inputs(self) -> list[Any]:
         """Return onnxruntime's descriptions of the inputs: name, type, shape."""
