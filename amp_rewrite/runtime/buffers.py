@@ -112,7 +112,7 @@ class BufferedRunner:
         return frozenset(p.name for p in self._runner.inputs) - self.buffer.sides[0].keys()
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read the state of one side, write the other; return `told`, valid until the next run; ModelError on failure."""
+        """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
         bound = self._bound[side]
         with one_line("run"):
             for name, value in self._shielded.items():
