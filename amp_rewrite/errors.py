@@ -19,6 +19,7 @@ Each message names the thing, the fact and the way out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -72,6 +73,14 @@ class MachineError(AmpRewriteError):
 
 class GradientError(AmpRewriteError):
     """A gradient is asked for that does not exist, or that no rule gives."""
+
+
+def advice(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return "did you mean …?" with the known name nearest to a word, else the other advice."""
+    import difflib  # late: only errors need it
+
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 @dataclass(frozen=True, slots=True, order=True)

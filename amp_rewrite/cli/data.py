@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from amp_rewrite.cli import terminal
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
@@ -35,9 +37,8 @@ class Feeding:
         feeding = cls(**{name: given.pop(name) for name in cls.__slots__})
         if feeding.data is not None and feeding.random:
             raise click.UsageError("--data and --random exclude each other; leave one out")
-        drawn = {name: getattr(feeding, name.replace("-", "_")) for name in ("shape", "int-range", "batches", "seed")}
-        for name, value in drawn.items():
-            if value not in (None, ()) and not feeding.random:
+        for name in ("shape", "int-range", "batches", "seed"):
+            if getattr(feeding, name.replace("-", "_")) not in (None, ()) and not feeding.random:
                 raise click.UsageError(f"--{name} describes random input; add --random")
         return feeding
 
@@ -68,8 +69,21 @@ class Feeding:
             seed=self.seed or 0,
         )
 
+    def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
+        """Return the result of `verify` or `locate` for two models on the batches, with a progress bar."""
+        from amp_rewrite.files.model import Model
 
+        reference = Model.load(a)
+        feed = self.feed(reference)
+        words |= {"allow_nonfinite": self.allow_nonfinite, "names": (str(a), str(b))}
+        with terminal.progress(function.__name__, quiet=quiet) as progress:
+            return function(reference, Model.load(b), feed, progress=progress, **words)
+
+
+R = TypeVar("R")
 Tell = Callable[[str, int, int], None]
+CRITERION = ("rtol", "atol", "metric", "at_least", "at_most")
+"""Names of the options that say how near outputs must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +99,7 @@ class Measuring:
     @classmethod
     def taken(cls, given: dict[str, Any]) -> Measuring:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
-        words = ("rtol", "atol", "metric", "at_least", "at_most")
-        criterion = {word: value for word in words if (value := given.pop(word)) is not None}
+        criterion = {word: value for word in CRITERION if (value := given.pop(word)) is not None}
         ranges, headroom, budget = (given.pop(word) for word in ("ranges", "headroom", "budget"))
         return cls(None if ranges is None else Path(ranges), headroom, Feeding.taken(given), criterion, budget)
 

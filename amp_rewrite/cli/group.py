@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.errors import AmpRewriteError, advice
 from amp_rewrite.reports.render import plain
 from amp_rewrite.version import VERSION
 
@@ -79,8 +78,7 @@ class Program(click.Group):
             return args
         if first.startswith("-") or Path(first).exists():
             return [self.default, *args]
-        near = difflib.get_close_matches(first, [*COMMANDS, *_models_near(first)], 1)
-        hint = f"did you mean {near[0]!r}?" if near else "name a model or a command"
+        hint = advice(first, [*COMMANDS, *_models_near(first)], "name a model or a command")
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
 
     def main(  # type: ignore[override]

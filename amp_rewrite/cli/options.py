@@ -14,7 +14,6 @@ from amp_rewrite.settings.config_file import Settings, settings
 from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, TARGET, Kind, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decorator = Callable[[F], F]
 
 FILE = click.Path(path_type=Path)
 TOLERANCE, GENERAL = "Tolerance", "General"
@@ -42,33 +41,38 @@ class Command(click.Command):
                 formatter.write_dl(rows[heading])
 
 
-def option(*names: str, heading: str = GENERAL, **more: Any) -> Callable[[F], F]:
-    """Return the decorator of an option below a heading."""
-    return click.option(*names, cls=_Grouped, heading=heading, **more)
+def option(names: str, metavar: str | None, words: str, heading: str = GENERAL, **more: Any) -> Callable[[F], F]:
+    """Return the decorator of an option below a heading. `names`: as click takes them, separated by spaces."""
+    return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=words, **more)
 
 
-def take(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, in the order of its help."""
+def flag(names: str, words: str, heading: str = GENERAL) -> Callable[[F], F]:
+    """Return the decorator of an option without a value."""
+    return option(names, None, words, heading, is_flag=True)
 
-    def add(command: F) -> F:
+
+def command(*options: Callable[[F], F], group: click.Group | None = None) -> Callable[[F], click.Command]:
+    """Return a decorator that makes a command with options, in the order of its help."""
+
+    def decorate(function: F) -> click.Command:
         for decorator in reversed(options):
-            command = decorator(command)
-        return command
+            function = decorator(function)
+        return (group or click).command(cls=Command)(function)
 
-    return add
+    return decorate
 
 
 def _of(row: Option) -> Callable[[Any], Any]:
-    """Return the option of a row of the table."""
-    names, form = f"--{row.key}", {"metavar": row.metavar or None, "help": row.help}
+    names = f"--{row.key}"
+    more: dict[str, Any] = {"type": float if row.kind is Kind.NUMBER else None}
     if row.separator:
-        return option(names, heading=row.group, callback=_split(row.separator), **form)
-    if row.kind is Kind.LIST:
-        return option(names, heading=row.group, multiple=True, **form)
-    if row.kind is Kind.SWITCH:
+        more = {"callback": _split(row.separator)}
+    elif row.kind is Kind.LIST:
+        more = {"multiple": True}
+    elif row.kind is Kind.SWITCH:
         names += "" if row.flag else f"/--no-{row.key}"
-        return option(names, heading=row.group, is_flag=True, default=None, help=row.help)
-    return option(names, heading=row.group, type=float if row.kind is Kind.NUMBER else None, **form)
+        more = {"is_flag": True, "default": None}
+    return option(names, row.metavar or None, row.help, row.group, **more)
 
 
 def _split(separator: str) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
@@ -81,20 +85,19 @@ ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
 model = click.argument("model", type=FILE)
 PAIR = (click.argument("a", type=FILE), click.argument("b", type=FILE))
 """Two models or reports to compare."""
-config = option("--config", type=FILE, metavar="FILE", help="Settings in TOML.  [default: ./amp.toml]")
-as_json = option("--json", "as_json", is_flag=True, help="Print JSON.")
-verbose = option("-v", "--verbose", is_flag=True, help="Print every op.")
+config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", type=FILE)
+as_json = flag("--json as_json", "Print JSON.")
+verbose = flag("-v --verbose", "Print every op.")
 
 
 def output(default: str, metavar: str = "OUT", words: str = "") -> Callable[[F], F]:
     """Return the option for the file that a command writes."""
-    words = f"{words}[default: {default}]"
-    return option("-o", "--output", heading=OUTPUT, type=FILE, metavar=metavar, help=words)
+    return option("-o --output", metavar, f"{words}[default: {default}]", OUTPUT, type=FILE)
 
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     """Return the option that silences a command, `but` for some output."""
-    return option("-q", "--quiet", is_flag=True, help=f"Print nothing but {but}.")
+    return flag("-q --quiet", f"Print nothing but {but}.")
 
 
 PAINTING = tuple(ROWS[row.name] for row in OPTIONS if row.step)
@@ -112,35 +115,21 @@ SAVING = (ROWS["external_data"], ROWS["overwrite"])
 
 FEEDING = (
     ROWS["data"],
-    option("--random", heading=DATA, is_flag=True, help="Feed random numbers instead of data; the report says so."),
-    option("--shape", heading=DATA, multiple=True, metavar="NAME=1,128", help="With --random: the shape of an input."),
-    option(
-        "--int-range", heading=DATA, multiple=True, metavar="NAME=0,100", help="With --random: integers from 0 to 99."
-    ),
-    option("--batches", heading=DATA, type=int, metavar="N", help="With --random: how many batches.  [default: 1]"),
-    option(
-        "--seed", heading=DATA, type=int, metavar="N", help="With --random: another seed, other numbers.  [default: 0]"
-    ),
-    option("--allow-nonfinite", heading=DATA, is_flag=True, help="Data may hold NaN and infinity."),
+    flag("--random", "Feed random numbers instead of data; the report says so.", DATA),
+    option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
+    option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True),
+    option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int),
+    option("--seed", "N", "With --random: another seed, other numbers.  [default: 0]", DATA, type=int),
+    flag("--allow-nonfinite", "Data may hold NaN and infinity.", DATA),
 )
 """Options for the input data of a model."""
 
-
-def _number(name: str, words: str) -> Callable[[F], F]:
-    return option(name, heading=TOLERANCE, type=float, metavar="X", help=words)
-
-
 CRITERION = (
-    _number("--rtol", "How near: |a - b| <= atol + rtol |a| in every element."),
-    _number("--atol", "See --rtol."),
-    option(
-        "--metric",
-        heading=TOLERANCE,
-        metavar="NAME",
-        help="How near: cosine, psnr, snr, top1 or scaled, with its bound.",
-    ),
-    _number("--at-least", "The bound of a metric of which more is better."),
-    _number("--at-most", "The bound of a metric of which less is better."),
+    option("--rtol", "X", "How near: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
+    option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
+    option("--metric", "NAME", "How near: cosine, psnr, snr, top1 or scaled, with its bound.", TOLERANCE),
+    option("--at-least", "X", "The bound of a metric of which more is better.", TOLERANCE, type=float),
+    option("--at-most", "X", "The bound of a metric of which less is better.", TOLERANCE, type=float),
 )
 """Options that say how near outputs must be."""
 
@@ -149,13 +138,7 @@ MEASURING = (
     ROWS["headroom"],
     *FEEDING,
     *CRITERION,
-    option(
-        "--budget",
-        heading=TOLERANCE,
-        type=int,
-        metavar="N",
-        help="With --rtol or --metric: trials at most.  [default: 100]",
-    ),
+    option("--budget", "N", "With --rtol or --metric: trials at most.  [default: 100]", TOLERANCE, type=int),
 )
 """Options of a conversion that data guides."""
 

@@ -1,4 +1,4 @@
-"""Reports as commands read and print them."""
+"""Reports as commands read them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,6 @@ def report_in(file: Path) -> Report:
     from amp_rewrite.reports.inventory import report_of
 
     return report_of(View.of(Model.load(file)), name=file.name, tool=VERSION)
-
-
-def printed(report: Report, *, as_json: bool, verbose: bool) -> str:
-    """Return the text of a report for stdout."""
-    return report.to_json() if as_json else report.text(verbose=verbose)
 
 
 def _content(file: Path) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,9 +14,6 @@ import click
 from amp_rewrite.reports.render import plain
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Drawing
-    from rich.progress import TaskID
-
     from amp_rewrite.errors import Finding
 
 Progress = Callable[[int, int], None]
@@ -56,10 +53,10 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 @contextmanager
 def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
     """Yield a callback that draws a bar on stderr while the body runs; None if stderr is not a terminal."""
-    with _drawn(quiet) as bars:
-        if bars is not None:
-            bars.tell(title, 0, None)  # visible from the start, before the total is known
-        yield None if bars is None else lambda done, total: bars.tell(title, done, total)
+    with _drawn(quiet) as tell:
+        if tell is not None:
+            tell(title, 0, None)  # visible from the start, before the total is known
+        yield None if tell is None else partial(tell, title)
 
 
 def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
@@ -73,36 +70,30 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 @contextmanager
 def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """Like `progress`, for work in several stages with a bar each: the callback gets the stage's name first."""
-    with _drawn(quiet) as bars:
-        yield None if bars is None else lambda stage, done, total: bars.tell(f"{title}: {stage}", done, total)
-
-
-@dataclass(frozen=True)
-class _Bars:
-    """Bars on a terminal, each under a title."""
-
-    drawing: Drawing
-    tasks: dict[str, TaskID]
-
-    def tell(self, title: str, done: int, total: int | None) -> None:
-        from rich.markup import escape
-
-        if title not in self.tasks:
-            self.tasks[title] = self.drawing.add_task(escape(plain(title)), total=None)
-        self.drawing.update(self.tasks[title], completed=done, total=total)
+    with _drawn(quiet) as tell:
+        yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
 
 
 @contextmanager
-def _drawn(quiet: bool) -> Iterator[_Bars | None]:
-    """Yield bars on stderr while the body runs; None if `quiet`, or if stderr is not a terminal."""
+def _drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """Yield a callback that draws bars by title on stderr; None if `quiet`, or if stderr is not a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress as Drawing
+    from rich.progress import TaskID
 
+    tasks: dict[str, TaskID] = {}
     with Drawing(console=Console(stderr=True), transient=True) as drawing:
-        yield _Bars(drawing, {})
+
+        def tell(title: str, done: int, total: int | None) -> None:
+            if title not in tasks:
+                tasks[title] = drawing.add_task(escape(plain(title)), total=None)
+            drawing.update(tasks[title], completed=done, total=total)
+
+        yield tell
 
 
 def _write(text: str, stream: TextIO, *, err: bool) -> None:

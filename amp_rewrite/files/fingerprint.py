@@ -59,7 +59,6 @@ def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _strip(message: Message) -> None:
-    """Remove ignored fields recursively."""
     for field, value in message.ListFields():
         if field.name in _TALK:
             message.ClearField(field.name)

@@ -42,10 +42,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A model proto whose heavy tensors may be *stubs* (see `tensors`), and the path that it came from.
-
-    The proto is to be treated as read only; it may be shared with whoever gave it.
-    """
+    """A model proto, read only and maybe shared, whose heavy tensors may be *stubs* (see `tensors`), and its path."""
 
     proto: ModelProto
     path: Path | None = None
@@ -71,15 +68,14 @@ class Model:
             proto, shared = _of_object(source), False
             folder = folder if folder is not None else _ir_folder(source)
         _check(proto, "the model")
-        if _has_external(proto):
+        if any(is_stub(tensor) for sparse in (False, True) for tensor in wire.tensors(proto, sparse=sparse)):
             if folder is None:
                 raise ModelError(
                     "the model has external data, but no folder is known for it; load it from its path, or pass the"
                     " folder"
                 )
             if shared:
-                own = clone(proto)
-                proto = own
+                proto = clone(proto)
             _resolve(proto, Folder(Path(folder)), {})
         return cls(proto)
 
@@ -149,23 +145,31 @@ class Model:
         return out
 
     def skeleton(self) -> ModelProto:
-        """Return a light copy for onnx's checker and shape inference, for a model of any size.
-
-        Heavy tensors are replaced by placeholders of the same name, type and shape; heavy initializers become graph
-        inputs.
-        """
+        """Return a light copy for onnx's checker and shape inference, as `skeleton.skeleton` describes it."""
         return skeleton(self.proto, HEAVY)
 
 
 def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Model) -> TensorProto:
-    """Return a new tensor with the values of `tensor` in the floating type `to`, optionally under a new name.
+    """Return a new tensor with the values of `tensor` in the floating type `to`; all but the name is kept.
 
-    Values are rounded to nearest even; finite values out of range become the largest of the type; infinity and NaN
-    stay. Values in memory are cast at once, a stub gets a pending cast. Dims, doc string and metadata stay. ModelError
-    for a tensor that is not floating.
+    Values in memory are cast at once (see `cast`), a stub gets a pending cast. ModelError for a tensor or a type that
+    is not floating.
     """
-    with Sources() as sources:
-        return tensors.baked(tensor, to, name=name, sources=sources)
+    kind = tensors.dtype(tensor)
+    if not (kind.floating and to.floating):
+        raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating types cast to {to.spelling}")
+    if kind is to:
+        out = clone(tensor)
+    else:
+        out = tensors.without_values(tensor)
+        out.data_type = to.code
+        if is_stub(tensor) and tensors.source(tensor).dtype is kind:
+            tensors.make_stub(out, tensors.source(tensor))
+        else:
+            out.raw_data = cast(model.array(tensor), to).tobytes()
+    if name is not None:
+        out.name = name
+    return out
 
 
 def _of_path(path: Path, folder: Path | None) -> ModelProto:
@@ -306,10 +310,6 @@ def _check(proto: ModelProto, name: str) -> None:
             )
     if not proto.graph.output:
         raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
-
-
-def _has_external(proto: ModelProto) -> bool:
-    return any(is_stub(t) for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse))
 
 
 def _resolve(proto: ModelProto, folder: Folder, own: dict[str, Source]) -> None:

@@ -45,10 +45,7 @@ class Fit:
 
     @classmethod
     def of(cls, chunks: Iterable[NDArray[Any]], to: DType, *, ours: bool = False) -> Fit:
-        """Return the fit of flat floating arrays to the floating type `to`. O(values).
-
-        `ours`: the arrays may be overwritten, which saves memory for their magnitudes.
-        """
+        """Return the fit of flat floating arrays to the type `to`. O(values). `ours`: the arrays may be overwritten."""
         fit = cls()
         for chunk in chunks:
             values = chunk
@@ -60,7 +57,6 @@ class Fit:
 
 
 def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
-    """Return the fit of magnitudes."""
     count = sizes.size
     if not count:
         return Fit()
@@ -91,10 +87,7 @@ def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
 
 @cache
 def _thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
-    """Return the least magnitude that rounds to infinity, the largest to zero, and the bound of subnormal results.
-
-    Ties round to even: infinity, zero and the smallest normal.
-    """
+    """Return the least size that rounds to infinity, the largest to zero, the bound of subnormals (ties to even)."""
     half = to.smallest_subnormal / 2
     last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values
     with np.errstate(all="ignore"):

@@ -103,7 +103,6 @@ def _opset(holder: ModelProto | FunctionProto) -> int:
 
 
 def _main_inputs(graph: GraphProto) -> None:
-    """Turn hollow initializers of the main graph into inputs."""
     hollow = [t for t in graph.initializer if is_stub(t)]
     if not hollow:
         return
@@ -141,15 +140,10 @@ def _fill_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
 
 
 def _fill_attribute(attribute: AttributeProto, opset: int) -> None:
-    for tensor in [attribute.t] if attribute.HasField("t") else []:
+    for tensor in (attribute.t, *attribute.tensors):
         if is_stub(tensor):
             _zero(tensor)
-    for tensor in attribute.tensors:
-        if is_stub(tensor):
-            _zero(tensor)
-    for graph in [attribute.g] if attribute.HasField("g") else []:
-        _fill_graph(graph, opset)
-    for graph in attribute.graphs:
+    for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
         _fill_graph(graph, opset)
 
 

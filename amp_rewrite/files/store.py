@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -99,10 +99,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
-    """Raise ModelError if a model cannot be written to `path`, and say why.
-
-    `read`: the source model, whose data files are never replaced, even with `overwrite`.
-    """
+    """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     if not path.parent.is_dir():
@@ -170,10 +167,7 @@ def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
 
 
 class _Replace:
-    """Destination of each tensor: streamed into the model file, placed in the data file, or kept.
-
-    With a `layout`, placed tensors are appended to it; tied stubs are placed once.
-    """
+    """Destination of each tensor: streamed into the model file, placed in the `layout` (tied stubs once), or kept."""
 
     def __init__(self, sources: Sources, layout: list[Placed] | None) -> None:
         self.sources, self.layout = sources, layout
@@ -191,7 +185,7 @@ class _Replace:
             streamed = wire.Streamed(count, partial(payload, tensor, self.sources))
             return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
         if tensor.ByteSize() > _LARGEST_SHAPE:
-            return [wire.Streamed(tensor.ByteSize(), partial(_whole, tensor))]
+            return [wire.Streamed(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
         return None
 
     def _place(self, tensor: TensorProto, layout: list[Placed]) -> bytes:
@@ -211,10 +205,6 @@ class _Replace:
         for name, value in (("location", ""), ("offset", str(offset)), ("length", str(count))):
             bare.external_data.add(key=name, value=value)
         return bytes(bare.SerializeToString(deterministic=True))
-
-
-def _whole(tensor: TensorProto) -> Iterable[bytes]:
-    yield tensor.SerializeToString(deterministic=True)
 
 
 def _movable(tensor: TensorProto) -> bool:
@@ -354,15 +344,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def foreign_data(path: Path) -> list[Path]:
-    """Data files of the model at `path` that `save` did not write, and leaves alone when it replaces the model.
-
-    Other models may read them. Empty for a file that is not a model.
-    """
+    """Return data files of the model at `path` that `save` did not write; other models may read them."""
     return [file for file in _data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
 
 
 def _own(path: Path) -> re.Pattern[str]:
-    """Pattern of data file names that this module writes."""
     return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
 
 

@@ -24,7 +24,6 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array, cast
-from amp_rewrite.files.protos import clone
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
@@ -320,28 +319,4 @@ def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto
     out.raw_data = b"".join(map(bytes, payload(tensor, sources)))
     if place.explicit:
         out.data_location = onnx.TensorProto.DEFAULT
-    return out
-
-
-def baked(tensor: onnx.TensorProto, to: DType, *, name: str | None = None, sources: Sources) -> onnx.TensorProto:
-    """Return a new tensor with the values of `tensor` in the floating type `to`; everything else is kept.
-
-    A stub stays a stub, with a pending cast; values in memory are cast at once (see `cast`). ModelError for a tensor
-    or a type that is not floating.
-    """
-    kind = dtype(tensor)
-    if not (kind.floating and to.floating):
-        raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating types cast to {to.spelling}")
-    if kind is to:
-        out = clone(tensor)
-    elif is_stub(tensor) and source(tensor).dtype is kind:
-        out = without_values(tensor)
-        make_stub(out, source(tensor))
-        out.data_type = to.code
-    else:
-        out = without_values(tensor)
-        out.data_type = to.code
-        out.raw_data = cast(array(tensor, sources), to).tobytes()
-    if name is not None:
-        out.name = name
     return out

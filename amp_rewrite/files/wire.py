@@ -86,10 +86,7 @@ def head(number: int, length: int) -> bytes:
 
 
 def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorProto]:
-    """Yield all TensorProtos in the message, in graphs, bodies, functions and attributes, in wire order.
-
-    Parts of sparse tensors are excluded; with `sparse` only these are included.
-    """
+    """Yield the message's TensorProtos in wire order, but for parts of sparse tensors; with `sparse` these alone."""
     if isinstance(message, onnx.TensorProto):
         if not sparse:
             yield message

@@ -14,7 +14,7 @@ from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.settings.op_lists import Color
+from amp_rewrite.settings.list_entry import Color
 
 
 @dataclass(frozen=True, slots=True)

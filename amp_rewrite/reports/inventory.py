@@ -24,7 +24,8 @@ from amp_rewrite.reports.key import key_of
 from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
-from amp_rewrite.settings.op_lists import Color, OpLists
+from amp_rewrite.settings.list_entry import Color
+from amp_rewrite.settings.op_lists import OpLists
 from amp_rewrite.settings.options import STATED
 
 

@@ -64,10 +64,7 @@ class Binding:
         return cls(tuple(outputs), values, given, *place, ort, session, bound)
 
     def feed(self, feeds: Mapping[str, object]) -> None:
-        """Copy new values into the bound inputs, which keep their address; this overwrites bound tensors.
-
-        ModelError for another name, shape or type.
-        """
+        """Copy new values into the bound inputs and tensors, in place; ModelError for another name, shape or type."""
         for name, tensor in feeds.items():
             if name not in self.inputs:
                 known = ", ".join(map(repr, self.inputs))
@@ -96,7 +93,6 @@ class Binding:
 
 
 def _value(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any:
-    """Return the value of an input on the device."""
     if isinstance(tensor, ort.OrtValue):
         value = tensor if tensor.device_name().lower() == device else copied(ort, tensor, device, index)
     elif _speaks_dlpack(tensor):
@@ -123,7 +119,6 @@ def _speaks_dlpack(tensor: object) -> bool:
 
 
 def _target(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any:
-    """Return the memory of a tensor to write into."""
     value = tensor if isinstance(tensor, ort.OrtValue) else _any_value(ort, tensor)
     if value.device_name().lower() != device:
         raise ModelError(

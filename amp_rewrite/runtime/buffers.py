@@ -68,10 +68,7 @@ class DoubleBuffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferedRunner:
-    """An open model that takes its state from a `DoubleBuffer`. Made by `Runner.buffered`.
-
-    `told`: the outputs that every run returns on the host.
-    """
+    """An open model with its state in a `DoubleBuffer`, made by `Runner.buffered`. `told`: outputs that runs return."""
 
     buffer: DoubleBuffer
     told: tuple[str, ...]
@@ -115,10 +112,7 @@ class BufferedRunner:
         return frozenset(p.name for p in self._runner.inputs) - self.buffer.sides[0].keys()
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read the state of one side, write the other, and return the outputs in `told`.
-
-        The arrays are valid until the next run. ModelError for an error of onnxruntime.
-        """
+        """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
         bound = self._bound[side]
         with one_line("run"):
             for name, value in self._shielded.items():
@@ -146,7 +140,6 @@ class BufferedRunner:
 
 
 def _room(ort: Any, array: Array, place: tuple[str, int]) -> Any:
-    """Allocate memory on a device for a tensor of an array's shape and type."""
     like = from_array(ort, array)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 

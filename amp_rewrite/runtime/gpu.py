@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,8 @@ def _gpu(library: Any, index: int) -> Gpu:
     library.cuDeviceGetName(name, _NAME, device)
     memory = ctypes.c_size_t()
     known = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
-    capability = (
-        _asked(library.cuDeviceGetAttribute, _MAJOR, device),
-        _asked(library.cuDeviceGetAttribute, _MINOR, device),
-    )
-    return Gpu(name.value.decode(errors="replace"), capability, memory.value if known else None)
+    major, minor = (_asked(library.cuDeviceGetAttribute, kind, device) for kind in (_MAJOR, _MINOR))
+    return Gpu(name.value.decode(errors="replace"), (major, minor), memory.value if known else None)
 
 
 def _asked(function: Any, *arguments: Any) -> int:
@@ -108,7 +106,7 @@ def _asked(function: Any, *arguments: Any) -> int:
 def driver_version(load: Loader = ctypes.CDLL) -> str | None:
     """Return the version of the NVIDIA driver ("580.65.06"); None if unknown."""
     text = ctypes.create_string_buffer(_NAME)
-    with _Nvml(load) as nvml:
+    with _nvml(load) as nvml:
         if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _NAME):
             return None
     return text.value.decode(errors="replace") or None
@@ -116,7 +114,7 @@ def driver_version(load: Loader = ctypes.CDLL) -> str | None:
 
 def listed_gpus(load: Loader = ctypes.CDLL) -> tuple[Gpu, ...]:
     """Return all GPUs of the machine, without initializing CUDA, which does not survive a fork."""
-    with _Nvml(load) as nvml:
+    with _nvml(load) as nvml:
         return () if nvml is None else tuple(_listed(nvml, i) for i in range(_asked(nvml.nvmlDeviceGetCount_v2)))
 
 
@@ -130,6 +128,7 @@ def _listed(nvml: Any, index: int) -> Gpu:
 
 
 _NVML_ASKED = (
+    "nvmlInit_v2",
     "nvmlShutdown",
     "nvmlSystemGetDriverVersion",
     "nvmlDeviceGetCount_v2",
@@ -139,29 +138,17 @@ _NVML_ASKED = (
 )
 
 
-class _Nvml:
-    """NVIDIA's management library, open while the body runs; None if it is missing."""
-
-    def __init__(self, load: Loader) -> None:
-        try:
-            self._library = load(_NVML)
-            self._init = self._library.nvmlInit_v2
-            for name in _NVML_ASKED:
-                getattr(self._library, name)
-        except (OSError, AttributeError):  # AttributeError: a different or a very old library
-            self._library = None
-
-    def __enter__(self) -> Any:
-        opened = self._library is not None and self._init() == 0
-        self._open = opened
-        return self._library if opened else None
-
-    def __exit__(self, *_: object) -> None:
-        if self._open:
-            self._library.nvmlShutdown()
-
-
-# -- advice on float16 and bfloat16 --------------------------------------------------------------------
+@contextmanager
+def _nvml(load: Loader) -> Iterator[Any]:
+    """Open NVIDIA's management library while the body runs; yield None if it is missing, different or very old."""
+    library: Any = load(_NVML) if loads(_NVML, load) else None
+    if not all(hasattr(library, name) for name in _NVML_ASKED) or library.nvmlInit_v2():
+        yield None
+        return
+    try:
+        yield library
+    finally:
+        library.nvmlShutdown()
 
 
 def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
@@ -192,21 +179,19 @@ def _fast(to: DType) -> str:
     return f"{to.spelling} is fast from compute capability {major}.{minor} on"
 
 
-# -- libraries -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Library:
     """A shared library that onnxruntime's CUDA provider uses.
 
     `requirement`: its pip requirement. `beside`: its folder below site-packages. `needed`: the provider does not load
-    without it; other libraries are opened on first use.
+    without it; other libraries are opened on first use. `where`: "system" if the loader has it, "pip", or None.
     """
 
     name: str
     requirement: str
     beside: str
     needed: bool
+    where: str | None = None
 
 
 # Names, folders and versions: onnxruntime's own preload_dlls and the extras of its wheel (onnxruntime-gpu 1.31.1).
@@ -232,23 +217,12 @@ _LIBRARIES: Mapping[int, tuple[Library, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A library and its origin: found by the loader ("system"), installed by pip ("pip"), or missing (None)."""
-
-    library: Library
-    where: str | None
-
-
-def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Found, ...]:
-    """Find the libraries of a CUDA release, opening each; () for an unknown release or system.
-
-    `site`: the folders of Python packages, sys.path by default.
-    """
+def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Library, ...]:
+    """Find the libraries of a CUDA release, below `site` (sys.path) too; () for an unknown release or system."""
     if not sys.platform.startswith("linux"):
         return ()
     folders = [Path(entry) for entry in (sys.path if site is None else site) if entry]
-    return tuple(Found(library, _where(library, load, folders)) for library in _LIBRARIES.get(cuda, ()))
+    return tuple(replace(library, where=_where(library, load, folders)) for library in _LIBRARIES.get(cuda, ()))
 
 
 def _where(library: Library, load: Loader, folders: Iterable[Path]) -> str | None:

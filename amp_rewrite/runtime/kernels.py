@@ -77,10 +77,7 @@ class Kernels:
 
 @functools.cache
 def load_kernels(provider: str = "cuda") -> Kernels:
-    """Load the kernel table of an execution provider; docs/reference/tables.md describes its origin.
-
-    PolicyError for a provider that has no table.
-    """
+    """Load the kernel table of a provider (docs/reference/tables.md); PolicyError for one without a table."""
     if provider not in _TABLES:
         known = ", ".join(sorted(_TABLES))
         raise PolicyError(f"no kernel table for the execution provider {provider!r}; use one of: {known}")

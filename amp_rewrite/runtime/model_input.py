@@ -24,7 +24,8 @@ _LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is 
 def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
     """Yield the model for onnxruntime, a message that refers to the files of weights or a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
-    if _in_memory(model.proto) <= _LARGEST_MESSAGE and not any(_pending(t) for t in heavy):
+    in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t))
+    if in_memory <= _LARGEST_MESSAGE and all(source(stub).dtype.code == stub.data_type for stub in heavy):
         yield _message(model.proto, heavy)
         return
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
@@ -37,14 +38,6 @@ def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]
                 " to a folder with more space, or save the model and load it again"
             ) from cause
         yield str(path), {}
-
-
-def _in_memory(proto: ModelProto) -> int:
-    return sum(nbytes(t) for t in wire.tensors(proto) if not is_stub(t))
-
-
-def _pending(stub: TensorProto) -> bool:
-    return source(stub).dtype.code != stub.data_type
 
 
 def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Mapping[str, str]]:

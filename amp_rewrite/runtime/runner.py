@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.graphs import all_nodes
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
@@ -29,7 +28,7 @@ from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
-from amp_rewrite.runtime.subgraph import check_names, reduced, size, written_to
+from amp_rewrite.runtime.subgraph import check_names, reduced, written_to
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -120,7 +119,8 @@ class Runner:
         names = list(ports) if outputs is None else list(outputs)
         check_names("output", names, tuple(ports))
         self._check_fed(batch)
-        fed = {name: _own(value) if name in self._written_to else value for name, value in batch.items()}
+        spoiled = {name: value.copy() for name in self._written_to if isinstance(value := batch.get(name), np.ndarray)}
+        fed = {**batch, **spoiled}
         by_value = any(port.dtype in STRANGE for port in (*self.inputs, *(ports[name] for name in names)))
         if not names:
             return {}
@@ -201,11 +201,6 @@ class Runner:
         return Path(self._session.end_profiling())
 
     @property
-    def providers(self) -> tuple[str, ...]:
-        """Opened providers, in their order of priority for ops."""
-        return tuple(self._session.get_providers())
-
-    @property
     def inner(self) -> onnxruntime.InferenceSession:
         """onnxruntime's own session."""
         return self._session
@@ -214,12 +209,10 @@ class Runner:
 @cache
 def cuda_opens() -> bool:
     """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
-    from onnx import helper
+    import onnx.parser
 
-    node = new_node("Neg", ["x"], "y")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([node], "probe", [x], [y])
-    probe = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    header = '<ir_version: 8, opset_import: ["" : 13]>'
+    probe = onnx.parser.parse_model(f"{header} probe (float[1] x) => (float[1] y) {{ y = Neg(x) }}")
     try:
         return Runner.open(Model(probe), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
@@ -242,10 +235,7 @@ def cuda_release() -> int | None:
 
 
 def probe() -> dict[str, Any]:
-    """Describe this onnxruntime as JSON: its CUDA release, its providers, and if CUDA opens.
-
-    A broken installation may crash the process; use a subprocess.
-    """
+    """Describe this onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
     import onnxruntime as ort
 
     return {
@@ -277,9 +267,6 @@ def kernel_registry() -> list[dict[str, Any]]:
     ]
 
 
-# -- opening -----------------------------------------------------------------------------------------
-
-
 def _check_providers(providers: Sequence[str]) -> None:
     import onnxruntime as ort
 
@@ -297,7 +284,8 @@ def _opened(
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
     settings.intra_op_num_threads = options.threads
-    settings.enable_mem_reuse = options.planned and size(proto.graph) <= _MOST_PLANNED_NODES
+    nodes = list(all_nodes(proto.graph.node))
+    settings.enable_mem_reuse = options.planned and len(nodes) <= _MOST_PLANNED_NODES
     settings.enable_mem_pattern = options.pooled
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimized else level.ORT_DISABLE_ALL
@@ -308,7 +296,7 @@ def _opened(
     if options.profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
     # onnxruntime 1.31's NchwcTransformer ends the process on float16 graphs with an LSTM before a Transpose.
-    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in all_nodes(proto.graph.node)) else None
+    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in nodes) else None
     by_provider = {
         p: {**_PROVIDER_OPTIONS.get(p, {}), **options.provider_options.get(p, {})} for p in options.providers
     }
@@ -335,7 +323,3 @@ def _preload_once() -> None:
         cuda, cudnn = lost.values()
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
             ort.preload_dlls(cuda=cuda, cudnn=cudnn)
-
-
-def _own(value: Given) -> Given:
-    return value.copy() if isinstance(value, np.ndarray) else value

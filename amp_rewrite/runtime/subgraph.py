@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from onnx import GraphProto
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import all_nodes, needed
@@ -23,10 +22,6 @@ def reduced(model: Model, names: Sequence[str]) -> Model:
     return Model(proto, model.path)
 
 
-def size(graph: GraphProto) -> int:
-    return sum(1 for _ in all_nodes(graph.node))
-
-
 def written_to(graph: GraphProto) -> frozenset[str]:
     """Inputs that onnxruntime may write into: a BatchNormalization in training mode updates its statistics in place."""
     names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
@@ -40,6 +35,5 @@ def check_names(kind: str, names: Sequence[str] | Mapping[str, object], known: t
     """Raise ModelError for a name that the model does not have, with the nearest known name."""
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, known)) or 'none'}"
+            hint = advice(name, known, f"it has {', '.join(map(repr, known)) or 'none'}")
             raise ModelError(f"the model has no {kind} {name!r}; {hint}")

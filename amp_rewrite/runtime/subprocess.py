@@ -9,8 +9,5 @@ _HOME = str(Path(__file__).parents[2])
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """Return the command line of a Python program that can import this package.
-
-    `-P`: nothing is imported from the current folder, which may contain untrusted files.
-    """
+    """Return the command line of a program that can import this package; -P: and nothing from the current folder."""
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]

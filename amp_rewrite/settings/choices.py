@@ -137,7 +137,8 @@ HEADROOM = 2.0
 """Factor by which a value may grow before it leaves the range of the low type."""
 
 
-def check_headroom(headroom: float) -> None:
-    """Raise PolicyError unless the headroom is a finite number above 1."""
+def check_headroom(headroom: float) -> float:
+    """Return the headroom. PolicyError unless it is a finite number above 1."""
     if not 1 < headroom < math.inf:
         raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")
+    return headroom

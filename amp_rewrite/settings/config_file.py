@@ -6,7 +6,6 @@ command line's options, with "-" or "_"; a repeatable option takes a list of tex
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConfigError
+from amp_rewrite.errors import ConfigError, advice
 from amp_rewrite.settings.options import SETTINGS, Kind, Option, from_environment
 
 
@@ -76,16 +75,13 @@ def from_file(file: Path) -> Mapping[str, object]:
         key, where = written.replace("-", "_"), f"{file}{_line(text, written, file.name == _SHARED)}"
         if key not in SETTINGS:
             legal = [option.key for option in SETTINGS.values()]
-            near = difflib.get_close_matches(written, legal, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(legal)}"
+            hint = advice(written, legal, f"use one of {', '.join(legal)}")
             raise ConfigError(f"{where}: unknown key {written!r}; {hint}")
         if key in stated:
             raise ConfigError(f"{where}: key {key!r} is here with '-' and with '_'; keep one")
-        stated[key] = SETTINGS[key].check(_typed(SETTINGS[key], value, where), where)
-    if "lists" in stated:
-        stated["lists"] = tuple(_beside(file, str(entry)) for entry in _texts(stated["lists"]))
-    paths = {key for key in stated if SETTINGS[key].kind is Kind.PATH}
-    return {key: str(file.parent / str(value)) if key in paths else value for key, value in stated.items()}
+        option = SETTINGS[key]
+        stated[key] = _beside(file, option, option.check(_typed(option, value, where), where))
+    return stated
 
 
 _SHARED = "pyproject.toml"
@@ -155,11 +151,11 @@ _FORMS = {
 }
 
 
-def _texts(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else ()
-
-
-def _beside(file: Path, entry: str) -> str:
-    """Resolve an entry of `lists` against the file's folder; the name of a shipped list stays as it is."""
-    beside = file.parent / entry
-    return str(beside) if beside.suffix or beside.exists() else entry
+def _beside(file: Path, option: Option, value: Any) -> object:
+    """Resolve paths against the file's folder; the name of a shipped list stays as it is."""
+    if option.kind is Kind.PATH:
+        return str(file.parent / value)
+    if option.name != "lists":
+        return value
+    places = [(entry, file.parent / entry) for entry in value]
+    return tuple(str(place) if place.suffix or place.exists() else entry for entry, place in places)

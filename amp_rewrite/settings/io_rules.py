@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PatternError, PolicyError
+from amp_rewrite.errors import PatternError, PolicyError, advice
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.settings.selectors import closest
@@ -16,10 +15,7 @@ from amp_rewrite.settings.selectors import closest
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type for inputs and outputs that a glob matches; `dtype` None is the low type of the conversion.
-
-    `side` is "in", "out", or "" for both. A `strict` rule must match a value.
-    """
+    """A type (None: the low one) for inputs ("in"), outputs ("out") or both (""). `strict`: the glob must match."""
 
     text: str
     side: str
@@ -29,10 +25,7 @@ class IoRule:
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """Return the rules in order: "keep", "low" or "GLOB=TYPE", each with an optional prefix "in:" or "out:".
-
-    PatternError for other text.
-    """
+    """Return the rules "keep", "low" or "GLOB=TYPE", with or without "in:" or "out:"; PatternError for other text."""
     texts = [] if rules is None else [rules] if isinstance(rules, str) else rules
     return tuple(_io_rule(text.strip()) for text in texts)
 
@@ -51,10 +44,10 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
             raise PatternError(
                 f"io {rule.text!r}: the model is lowered to {to.spelling}; use {to.spelling} or float32 here"
             )
-        wanted = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
-        matched = [v for v in wanted if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
+        candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
+        matched = [v for v in candidates if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
         if rule.strict and not matched:
-            raise PatternError(_no_public_value(view, rule, wanted))
+            raise PatternError(_no_public_value(rule, [view.value_name(v) for v in candidates]))
         chosen.update(dict.fromkeys(matched, rule.dtype or to))
     return {value: dtype for value, dtype in sorted(chosen.items()) if dtype is not DType.FLOAT}
 
@@ -66,8 +59,7 @@ def _io_rule(text: str) -> IoRule:
         return IoRule(text, side, "*", DType.FLOAT if body == "keep" else None, False)
     glob, equals, spelling = body.rpartition("=")
     if not equals or not glob.strip():
-        near = difflib.get_close_matches(body, ("keep", "low"), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "write keep, low or GLOB=TYPE, with in: or out: before it"
+        hint = advice(body, ("keep", "low"), "write keep, low or GLOB=TYPE, with in: or out: before it")
         raise PatternError(f"io {text!r} is not a rule; {hint}")
     try:
         return IoRule(text, side, glob.strip(), DType.parse(spelling), True)
@@ -79,9 +71,8 @@ def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
     return [v for v in values if (t := view.types[v]) is not None and t.container == TENSOR and t.dtype is DType.FLOAT]
 
 
-def _no_public_value(view: View, rule: IoRule, wanted: Sequence[ValueId]) -> str:
+def _no_public_value(rule: IoRule, names: Sequence[str]) -> str:
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    names = [view.value_name(v) for v in wanted]
     near = closest(rule.glob, names)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names[:5]) or 'none'}"
     return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}"

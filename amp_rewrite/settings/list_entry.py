@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from amp_rewrite.errors import ListError
+from amp_rewrite.errors import ListError, advice
 from amp_rewrite.ir.names import normal_domain
 
 Scalar = str | int | float | bool
@@ -99,10 +99,7 @@ def parse_name(text: str, where: str) -> tuple[str, str]:
 
 
 def check_known(domain: str, op_type: str, where: str, known: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """Raise ListError at `where`, with the nearest name, for an op that neither onnx nor `known` has.
-
-    Ops of domains other than ONNX's and com.microsoft always pass.
-    """
+    """Raise ListError at `where` for an op of ONNX's domains or com.microsoft that neither onnx nor `known` has."""
     import onnx.defs
 
     if domain not in _KNOWN_DOMAINS or onnx.defs.has(op_type, domain):
@@ -111,9 +108,9 @@ def check_known(domain: str, op_type: str, where: str, known: Callable[[], Itera
     if (domain, op_type) in names:
         return
     names |= {(normal_domain(schema.domain), schema.name) for schema in onnx.defs.get_all_schemas()}
-    hint = _nearest(op_type, names)
-    advice = f"did you mean {hint!r}?" if hint else "a custom op needs its domain, as in my.domain::Op"
-    raise ListError(f"{where}: no such op as {spell(domain, op_type)!r}; {advice}")
+    near = _nearest(op_type, names)
+    hint = f"did you mean {near!r}?" if near else "a custom op needs its domain, as in my.domain::Op"
+    raise ListError(f"{where}: no such op as {spell(domain, op_type)!r}; {hint}")
 
 
 def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
@@ -129,10 +126,9 @@ def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> No
         if schema.name == op_type and normal_domain(schema.domain) == domain:
             names |= set(schema.attributes)
     if attribute not in names:
-        near = difflib.get_close_matches(attribute, sorted(names), 1)
         legal = ", ".join(sorted(names)) or "no attributes"
-        advice = f"did you mean {near[0]!r}?" if near else f"it has {legal} (and `operands` counts inputs)"
-        raise ListError(f"{where}: {spell(domain, op_type)} has no attribute {attribute!r}; {advice}")
+        hint = advice(attribute, sorted(names), f"it has {legal} (and `operands` counts inputs)")
+        raise ListError(f"{where}: {spell(domain, op_type)} has no attribute {attribute!r}; {hint}")
 
 
 def default_of(domain: str, op_type: str, attribute: str) -> object:
@@ -166,17 +162,5 @@ def _nearest(op_type: str, known: Iterable[tuple[str, str]]) -> str | None:
     return spelled[near[0]] if near else None
 
 
-_COMPARE = {
-    "<": int.__lt__,
-    "<=": int.__le__,
-    "==": int.__eq__,
-    ">=": int.__ge__,
-    ">": int.__gt__,
-}
-_KNOWN_DOMAINS = (
-    "",
-    "ai.onnx.ml",
-    "ai.onnx.preview",
-    "ai.onnx.preview.training",
-    "com.microsoft",
-)
+_COMPARE = {"<": int.__lt__, "<=": int.__le__, "==": int.__eq__, ">=": int.__ge__, ">": int.__gt__}
+_KNOWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_rewrite.errors import ListError
+from amp_rewrite.errors import ListError, advice
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
 
 if TYPE_CHECKING:
@@ -32,17 +31,12 @@ class ListFile:
 
 
 def read_file(path: Path, known: Known | None) -> ListFile:
-    """Return the statements of a YAML file.
-
-    Op names and attribute names are checked against onnx and what `known` adds to it; `None` trusts the file.
-    ListError names file and line.
-    """
+    """Return the statements of a YAML file, names checked against onnx and `known` (None: not at all)."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        near = difflib.get_close_matches(str(path), SHIPPED, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the shipped lists are {', '.join(SHIPPED)}"
+        hint = advice(str(path), SHIPPED, f"the shipped lists are {', '.join(SHIPPED)}")
         raise ListError(f"{path}: no such list file; {hint}") from None
     except OSError as error:
         raise ListError(f"{path}: cannot be read ({error.strerror}); give a YAML file") from error
@@ -197,8 +191,7 @@ def _statements(name: str, root: _Node | None, known: Known | None) -> ListFile:
         raise ListError(f"{root.where}: a list file is a mapping with the keys {', '.join(_KEYS)}")
     for key, node in root.value.items():
         if key not in _KEYS:
-            near = _OTHER_NAMES.get(key) or next(iter(difflib.get_close_matches(key, _KEYS, 1)), None)
-            hint = f"did you mean {near!r}?" if near else f"use one of {', '.join(_KEYS)}"
+            hint = advice(_OTHER_NAMES.get(key, key), _KEYS, f"use one of {', '.join(_KEYS)}")
             raise ListError(f"{node.where}: unknown key {key!r}; {hint}")
     base = root.value.get("base")
     if base is not None and base.value not in (*SHIPPED, "empty"):

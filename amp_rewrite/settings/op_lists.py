@@ -19,20 +19,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import Color, Condition, Entry, check_known, parse_name, spell
+from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name, spell
 from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
-
-__all__ = [
-    "Color",
-    "Condition",
-    "Edit",
-    "Entry",
-    "Level",
-    "OpLists",
-    "environment_edits",
-    "lists_folder",
-    "load_lists",
-]
 
 Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
@@ -62,24 +50,29 @@ class OpLists:
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", _fingerprint(self))
+        digest = hashlib.sha256()
+        for key, entries in sorted(self.entries.items()):
+            if any(entry.color is not Color.UNLISTED for entry in entries):
+                said = "; ".join(f"{entry.color.value} [{entry.condition or ''}]" for entry in entries)
+                digest.update(f"{spell(*key)} {said}\n".encode())
+        object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry that decides for one node, with color UNLISTED if no list names the op.
-
-        `attributes` maps names to plain values (str or bytes, int, float); `operands` counts the inputs.
-        """
-        entries = self.entries_of(domain, op_type)
+        """Return the entry that decides for a node, UNLISTED without one. `attributes`: plain values by name."""
         domain = normal_domain(domain)
-        for entry in entries:
+        for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
                 return entry
-        because = "none of its conditions holds" if entries else "stands on no list"
-        return Entry(domain, op_type, Color.UNLISTED, because, self.name)
+        return self.otherwise(domain, op_type)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
         """Return the entries of an op in order of precedence."""
         return self.entries.get((normal_domain(domain), op_type), ())
+
+    def otherwise(self, domain: str, op_type: str) -> Entry:
+        """Return the entry of a node that passes no condition of its op, or of an op on no list."""
+        because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
+        return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def ops(self, color: Color) -> tuple[str, ...]:
         """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
@@ -87,11 +80,7 @@ class OpLists:
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists as a level sees them.
-
-        tensor-cores-only empties all but the allow list, treat-gray-as-deny moves gray to deny; the other
-        levels change the painting, not the lists.
-        """
+        """Return the lists as a level sees them; those that change only the painting leave them as they are."""
         if level not in _LEVEL_CHANGES:
             return self
         colors, now = _LEVEL_CHANGES[level]
@@ -192,7 +181,6 @@ def _shipped_file(folder: Path, name: str) -> Table:
 
 
 def _shipped_ops() -> Iterable[Key]:
-    """Return every op that the shipped lists name."""
     return _shipped("float16", DType.FLOAT16)
 
 
@@ -220,15 +208,6 @@ def _edit(table: Table, edit: Edit) -> Table:
     gone = Entry(*key, Color.UNLISTED, f"taken off the {edit.color.value} list", edit.source)
     changed = [replace(gone, condition=e.condition) if e.color is edit.color else e for e in entries]
     return {**table, key: tuple(changed)} if entries else table
-
-
-def _fingerprint(lists: OpLists) -> str:
-    digest = hashlib.sha256()
-    for key, entries in sorted(lists.entries.items()):
-        if any(entry.color is not Color.UNLISTED for entry in entries):
-            said = "; ".join(f"{entry.color.value} [{entry.condition or ''}]" for entry in entries)
-            digest.update(f"{spell(*key)} {said}\n".encode())
-    return digest.hexdigest()
 
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:

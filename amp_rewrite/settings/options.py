@@ -38,6 +38,10 @@ ListSource = str | Path | Mapping[str, object]
 Values = Mapping[str, Any]
 
 
+OPS, TARGET, DATA, OUTPUT = "Ops and types", "Target and graph", "Data", "Output"
+"""Headings of help and documentation, in their order; the command line adds more."""
+
+
 class Kind(Enum):
     """Form of an option's value; `annotation` is its Python type where `Options` does not state one."""
 
@@ -69,8 +73,8 @@ class Option:
     """
 
     name: str
-    kind: Kind
-    group: str
+    kind: Kind = Kind.TEXT
+    group: str = OPS
     metavar: str = ""
     help: str = ""
     doc: str
@@ -137,25 +141,13 @@ def _runnable(fuse: Fuse, values: Values) -> Fuse:
 
 
 def _placed(value: Placement | None, values: Values) -> Placement:
-    """Return the placement asked for; by default "auto", and "propagate" where TensorFlow's rules alone hold."""
-    if value is None:
-        return AUTO if values["safety"] is Safety.DEFAULT else PROPAGATE
-    return value
+    """Return the placement; by default "auto", and "propagate" where TensorFlow's rules alone hold."""
+    return value or (AUTO if values["safety"] is Safety.DEFAULT else PROPAGATE)
 
-
-def _headroom(value: Any) -> float:
-    check_headroom(float(value))
-    return float(value)
-
-
-OPS, TARGET, DATA, OUTPUT = "Ops and types", "Target and graph", "Data", "Output"
-"""Headings of help and documentation, in their order; the command line adds more."""
 
 OPTIONS: tuple[Option, ...] = (
     Option(
         name="to",
-        kind=Kind.TEXT,
-        group=OPS,
         metavar="float16|bfloat16|POLICY",
         help="The type to lower to, or a policy.  [default: float16]",
         doc='the type to lower to: "float16", "bfloat16" or a policy such as "mixed_float16"',
@@ -165,7 +157,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="lists",
         kind=Kind.LIST,
-        group=OPS,
         metavar="FILE|NAME",
         help="Op lists on top of the default ones; repeatable.",
         doc="op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
@@ -176,8 +167,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="level",
-        kind=Kind.TEXT,
-        group=OPS,
         metavar="|".join(level.value for level in Level),
         help="How far to go.  [default: default]",
         doc='how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
@@ -189,7 +178,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="target",
-        kind=Kind.TEXT,
         group=TARGET,
         metavar="ort-cuda|onnx|tensorrt",
         help="Runtime of the result.  [default: ort-cuda]",
@@ -201,8 +189,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="safety",
-        kind=Kind.TEXT,
-        group=OPS,
         metavar="default|none",
         help="Rules that protect numbers besides the lists, or none.  [default: default]",
         doc='"none" turns off every rule that protects numbers besides TensorFlow\'s own',
@@ -214,7 +200,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="keep",
         kind=Kind.LIST,
-        group=OPS,
         metavar="PATTERN",
         help="Ops that stay float32, as in op=Softmax; repeatable.",
         doc="patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
@@ -225,7 +210,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="lower",
         kind=Kind.LIST,
-        group=OPS,
         metavar="PATTERN",
         help="Ops to lower, whatever the lists say; repeatable.",
         doc="patterns of ops to lower, whatever the lists say",
@@ -236,7 +220,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="io",
         kind=Kind.LIST,
-        group=OPS,
         metavar="keep|low|GLOB=TYPE",
         help="Types of inputs and outputs; repeatable.",
         doc='types of inputs and outputs: "keep", "low" or globs such as "past_*=float16"',
@@ -244,14 +227,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="gray_follows_allow",
         kind=Kind.SWITCH,
-        group=OPS,
         help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
         doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
         step=True,
     ),
     Option(
         name="fuse",
-        kind=Kind.TEXT,
         group=TARGET,
         metavar="basic|none|contrib",
         help="Bring into standard operators first, or not; contrib: onnxruntime's own too.  [default: basic]",
@@ -264,7 +245,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="opset",
-        kind=Kind.TEXT,
         group=TARGET,
         metavar="auto|N",
         help="Move the model to this opset.  [default: its own]",
@@ -275,7 +255,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="placement",
-        kind=Kind.TEXT,
         group=TARGET,
         metavar="auto|propagate|mincut[:GPU]",
         help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
@@ -333,7 +312,7 @@ OPTIONS: tuple[Option, ...] = (
         help="The factor by which values must fit the type.  [default: 2]",
         doc="the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
         keyword=False,
-        parse=_headroom,
+        parse=lambda text: check_headroom(float(text)),
     ),
     Option(
         name="data",
@@ -386,9 +365,6 @@ class Options(Painting, total=False):
     placement: str | Placement | None
 
 
-DEFAULTS: Options = cast(Options, {name: option.default for name, option in KEYWORDS.items()})
-"""Every keyword and its default. None: the environment, the type or the model decides."""
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -410,10 +386,7 @@ def takes_options(function: F) -> F:
 
 
 def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
-    """Values of options from their environment variables; lists are separated as PATH is, empty variables ignored.
-
-    Variables that edit the lists are read by `op_lists.environment_edits`. ConfigError for an illegal value.
-    """
+    """Return values from environment variables; lists are separated as PATH is. ConfigError for an illegal value."""
     stated: dict[str, object] = {}
     for option in OPTIONS:
         if option.environment and (text := environ.get(option.environment)):
@@ -423,10 +396,7 @@ def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
 
 
 class Request:
-    """A conversion's options, read from keywords and environment and checked.
-
-    `keep`, `lower` and `io` are patterns as `convert` takes them.
-    """
+    """A conversion's options, read from keywords and environment and checked; patterns are as `convert` takes them."""
 
     to: DType
     lists: OpLists

@@ -38,11 +38,10 @@ class Policy:
         if not isinstance(self.name, str):
             hint = f"; for an element type use Policy({self.name.spelling!r})" if isinstance(self.name, DType) else ""
             raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
-        object.__setattr__(self, "name", _canonical(self.name))
-        usual = _usual_scale(self.name)
-        given = usual if self.loss_scale == _BY_NAME else _scale_spec(self.loss_scale)
-        object.__setattr__(self, "loss_scale", given)
-        if given is not None and self.compute is not DType.FLOAT16:
+        object.__setattr__(self, "name", _spelling(_types(self.name)))
+        scale = _usual_scale(self.name) if self.loss_scale == _BY_NAME else _scale_spec(self.loss_scale)
+        object.__setattr__(self, "loss_scale", scale)
+        if scale is not None and self.compute is not DType.FLOAT16:
             # the caller of the dataclass's generated __init__
             warnings.warn(
                 f"policy {self.name!r} has a loss scale, but computes in {_spelled(self.compute)}: loss scaling only"
@@ -78,13 +77,9 @@ class Policy:
     @property
     def lowers(self) -> DType | None:
         """Low type of a conversion under this policy; None if it lowers nothing."""
-        found = self.compute
-        return found if found is not None and found.low else None
+        return self.compute if self.compute is not None and self.compute.low else None
 
-    @property
-    def should_cast_variables(self) -> bool:
-        """Keras's word for `mixed`."""
-        return self.mixed
+    should_cast_variables = mixed  # Keras's word
 
     def __repr__(self) -> str:
         return f'<Policy "{self.name}", loss_scale={self.loss_scale}>'
@@ -118,20 +113,15 @@ def low_type(to: str | DType | Policy) -> DType:
     results are low.
     """
     if isinstance(to, str):
-        to = _named(to)
+        try:
+            to = Policy(to.strip()) if to.strip().startswith("mixed_") or "=" in to else DType.parse(to)
+        except PolicyError:
+            raise PolicyError(f"unknown type or policy {to!r}; use {_LOW_NAMES}") from None
     if isinstance(to, Policy):
         return _of_policy(to)
     if not to.low:
         raise PolicyError(f"cannot lower to {to.spelling}; use float16 or bfloat16")
     return to
-
-
-def _named(text: str) -> DType | Policy:
-    """Return the element type or the policy of a text."""
-    try:
-        return Policy(text.strip()) if text.strip().startswith("mixed_") or "=" in text else DType.parse(text)
-    except PolicyError:
-        raise PolicyError(f"unknown type or policy {text!r}; use {_LOW_NAMES}") from None
 
 
 _LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
@@ -170,7 +160,8 @@ def deserialize(config: str | dict[str, Any] | None) -> Policy:
 
 
 _INFER = "_infer"
-_PRESETS: dict[str, tuple[DType | None, DType | None, DType | None]] = {
+Types = tuple[DType | None, DType | None, DType | None]
+_PRESETS: dict[str, Types] = {
     "mixed_float16": (DType.FLOAT, DType.FLOAT16, DType.FLOAT),
     "mixed_bfloat16": (DType.FLOAT, DType.BFLOAT16, DType.FLOAT),
     _INFER: (None, None, None),
@@ -179,45 +170,34 @@ _PART = re.compile(r"\s*(p|param|params|c|compute|o|output)\s*=\s*(\w+)\s*")
 _OLD = "_float32_vars"
 
 
-def _types(name: str) -> tuple[DType | None, DType | None, DType | None]:
-    """Return the three types of a canonical name."""
+def _types(name: str) -> Types:
+    """Return the three types of a policy's name. PolicyError for an unknown name."""
     if name in _PRESETS:
         return _PRESETS[name]
-    if "=" in name:
-        param, compute, output = (DType.parse(part.partition("=")[2]) for part in name.split(","))
-        return param, compute, output
-    return (DType.parse(name),) * 3
-
-
-def _canonical(name: str) -> str:
-    """Return the canonical spelling of a policy's name. PolicyError for an unknown name."""
-    if name in _PRESETS:
-        return name
     if name.endswith(_OLD):
         stem = name.removesuffix(_OLD)
         raise PolicyError(f"policies no longer end in {_OLD!r}; use 'mixed_{stem}' instead of {name!r}")
-    if "=" in name:
-        return _canonical_parts(name)
-    try:
-        return DType.parse(name).spelling
-    except PolicyError:
-        raise _unknown(name) from None
-
-
-def _canonical_parts(name: str) -> str:
-    found: dict[str, DType] = {}
+    if "=" not in name:
+        try:
+            return (DType.parse(name),) * 3
+        except PolicyError:
+            raise _unknown(name) from None
+    types: dict[str, DType] = {}
     for part in name.split(","):
         match = _PART.fullmatch(part)
-        if match is None or match[1][0] in found:
+        if match is None or match[1][0] in types:
             raise _unknown(name)
-        found[match[1][0]] = DType.parse(match[2])
-    if "c" not in found:
+        types[match[1][0]] = DType.parse(match[2])
+    if "c" not in types:
         raise PolicyError(f"policy {name!r} does not say what to compute in; add c=float16 or another type")
-    types = (found.get("p", DType.FLOAT), found["c"], found.get("o", DType.FLOAT))
-    if types[0] is types[1] is types[2]:
-        return types[0].spelling
-    preset = next((n for n, known in _PRESETS.items() if known == types), None)
-    return preset or ",".join(f"{key}={dtype.spelling}" for key, dtype in zip("pco", types, strict=True))
+    return types.get("p", DType.FLOAT), types["c"], types.get("o", DType.FLOAT)
+
+
+def _spelling(types: Types) -> str:
+    """Return the shortest name of a policy with these types."""
+    preset = next((name for name, known in _PRESETS.items() if known == types), None)
+    parts = [_spelled(dtype) for dtype in types]
+    return preset or (parts[0] if len(set(parts)) == 1 else "p={},c={},o={}".format(*parts))
 
 
 def _unknown(name: str) -> PolicyError:

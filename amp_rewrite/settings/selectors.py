@@ -25,8 +25,9 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from amp_rewrite.errors import PatternError
+from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -46,9 +47,8 @@ def parse_pattern(text: str) -> tuple[Term, ...]:
         return (_term(text, "name", "~=", text[3:]),)
     terms = []
     for part in _split(text):
-        found = _KEY_VALUE.fullmatch(part)
-        key, sign, value = found.groups() if found else ("name", "=", part)
-        terms.append(_term(text, key, sign, value))
+        match = _KEY_VALUE.fullmatch(part)
+        terms.append(_term(text, *(match.groups() if match else ("name", "=", part))))
     return tuple(terms)
 
 
@@ -57,25 +57,19 @@ Before = Callable[[], View]
 
 
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
-    """Return the ops that a pattern matches, in order. PatternError if it matches none, or is malformed.
-
-    O(nodes + uses) per term.
-    """
+    """Return the ops that a pattern matches, in order. PatternError for none. O(nodes + uses) per term."""
     terms = parse_pattern(pattern)
-    found = [_CRITERIA[term.key](view, term.expression) for term in terms]
-    chosen = frozenset.intersection(*found)
+    by_term = [_CRITERIA[term.key](view, term.expression) for term in terms]
+    chosen = frozenset.intersection(*by_term)
     if not chosen:
-        raise PatternError(_nothing_matched(view, pattern, terms, found, before))
+        raise PatternError(_nothing_matched(view, pattern, terms, by_term, before))
     return tuple(sorted(chosen))
 
 
 def overrides(
     view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
 ) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops that `keep` and `lower` patterns name, each with the first pattern that names it.
-
-    PatternError if an op is named by both, or a pattern matches nothing.
-    """
+    """Return the ops that `keep` and `lower` name, each with its first pattern; PatternError if both name an op."""
     kept, lowered = _first_pattern(view, keep, before), _first_pattern(view, lower, before)
     for op in kept:
         if op in lowered:
@@ -115,8 +109,7 @@ def _split(text: str) -> Iterator[str]:
 
 def _term(pattern: str, key: str, sign: str, value: str) -> Term:
     if key not in _CRITERIA:
-        near = difflib.get_close_matches(key, _CRITERIA, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(_CRITERIA)}"
+        hint = advice(key, _CRITERIA, f"use one of {', '.join(_CRITERIA)}")
         raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
     value = value.strip()
     if not value:
@@ -154,35 +147,27 @@ def _by_position(view: View, expression: re.Pattern[str]) -> Selected:
 
 
 def _by_reader(view: View, expression: re.Pattern[str]) -> Selected:
-    wanted = _by_type(view, expression)
-    found: set[OpId] = set()
+    readers = _by_type(view, expression)
+    selected: set[OpId] = set()
     for op in reversed(view.ops):
         uses = (use for value in op.outputs if value is not None for use in view.uses[value])
-        if any(u.op in wanted or (u.op in found and _conducts(view.ops[u.op], u.slot)) for u in uses):
-            found.add(op.id)
-    return frozenset(found)
+        if any(u.op in readers or (u.op in selected and _conducts(view.ops[u.op], u.slot)) for u in uses):
+            selected.add(op.id)
+    return frozenset(selected)
 
 
 def _by_source(view: View, expression: re.Pattern[str]) -> Selected:
-    wanted = _by_type(view, expression)
-    reached: set[OpId] = set()
-    found: set[OpId] = set()
+    sources = _by_type(view, expression)
+    conducting: set[OpId] = set()
+    selected: set[OpId] = set()
     for op in view.ops:
         for slot, value in enumerate(op.inputs):
             source = view.producer(value)
-            if source is not None and (source.id in wanted or source.id in reached):
-                found.add(op.id)
+            if source is not None and (source.id in sources or source.id in conducting):
+                selected.add(op.id)
                 if _conducts(op, slot):
-                    reached.add(op.id)
-    return frozenset(found)
-
-
-def _by_input(view: View, expression: re.Pattern[str]) -> Selected:
-    return _by_values(view, expression, lambda op: op.inputs)
-
-
-def _by_output(view: View, expression: re.Pattern[str]) -> Selected:
-    return _by_values(view, expression, lambda op: op.outputs)
+                    conducting.add(op.id)
+    return frozenset(selected)
 
 
 def _by_values(view: View, expression: re.Pattern[str], values: Callable[[Op], tuple[ValueId | None, ...]]) -> Selected:
@@ -196,8 +181,8 @@ _CRITERIA: dict[str, Callable[[View, re.Pattern[str]], Selected]] = {
     "scope": _by_position,
     "feeds": _by_reader,
     "fed_by": _by_source,
-    "input": _by_input,
-    "output": _by_output,
+    "input": partial(_by_values, values=lambda op: op.inputs),
+    "output": partial(_by_values, values=lambda op: op.outputs),
 }
 
 
@@ -206,9 +191,7 @@ def _kinds(view: View) -> list[str]:
 
 
 def _conducts(op: Op, slot: int) -> bool:
-    if op.domain or op.op_type not in _CONDUITS:
-        return False
-    slots = _CONDUITS[op.op_type]
+    slots = () if op.domain else _CONDUITS.get(op.op_type, ())
     return slots is None or slot in slots
 
 
@@ -246,14 +229,14 @@ def _first_pattern(view: View, patterns: Sequence[str], before: Before | None) -
 
 
 def _nothing_matched(
-    view: View, pattern: str, terms: Sequence[Term], found: Sequence[Selected], before: Before | None
+    view: View, pattern: str, terms: Sequence[Term], by_term: Sequence[Selected], before: Before | None
 ) -> str:
-    for term, ops in zip(terms, found, strict=True):
+    for term, ops in zip(terms, by_term, strict=True):
         if not ops:
             expanded = _expanded(view, before(), term) if before is not None else None
             why = expanded or f"{_SUBJECT[term.key].format(term.text)}; {_hint(view, term)}"
             return f"pattern '{pattern}' matches nothing: {why}"
-    counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, found, strict=True))
+    counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
     return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
 
 
@@ -261,12 +244,14 @@ def _expanded(view: View, before: View, term: Term) -> str | None:
     """Describe the ops that replaced the first op that a term matches in the source model; None without a match."""
     criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
     gone = min(criterion(before, term.expression), default=None)
-    made = _in_place_of(before.ops[gone], before, view) if gone is not None else ()
-    if gone is None or not made:
+    if gone is None:
         return None
-    named = ", ".join(f"{op.name!r} ({op.kind})" for op in made[:_LISTED])
-    more = f" and {len(made) - _LISTED} more" if made[_LISTED:] else ""
     old = before.ops[gone]
+    new = _in_place_of(old, before, view)
+    if not new:
+        return None
+    named = ", ".join(f"{op.name!r} ({op.kind})" for op in new[:_LISTED])
+    more = f" and {len(new) - _LISTED} more" if new[_LISTED:] else ""
     return f"{old.name!r} ({old.kind}) is expanded before ops are chosen; name what takes its place: {named}{more}"
 
 

@@ -15,21 +15,20 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 _TIMING = (
-    options.option("--provider", metavar="NAME", help="Provider that must run them.  [default: CUDA or CPU]"),
-    options.option("--rounds", type=_COUNT, metavar="N", help="Rounds in which all take turns.  [default: 20]"),
-    options.option("--runs", type=_COUNT, metavar="N", help="Runs of each in a round.  [default: what 50 ms hold]"),
-    options.option("--warm-up", "warm", type=_COUNT, metavar="N", help="Runs before any counts.  [default: 10]"),
-    options.option("--threads", type=_COUNT, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
-    options.option("--batch-sizes", metavar="1,8,64", help="Throughput by size, where the batch dimension is free."),
-    options.option("--fit", metavar="SIZE", help="The largest batch within 8GB, say."),
-    options.option("--memory/--no-memory", default=True, help="Peak memory, each model in a process of its own."),
-    options.option("--profile/--no-profile", default=True, help="Time of each op; shows which got slower."),
-    options.option("--plot", type=options.FILE, metavar="FILE", help="Draw to a .svg, .png or .pdf file, too."),
+    options.option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]"),
+    options.option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", type=_COUNT),
+    options.option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", type=_COUNT),
+    options.option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", type=_COUNT),
+    options.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=_COUNT),
+    options.option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free."),
+    options.option("--fit", "SIZE", "The largest batch within 8GB, say."),
+    options.option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", default=True),
+    options.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", default=True),
+    options.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", type=options.FILE),
 )
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     click.argument("models", metavar="A [B]...", type=options.FILE, nargs=-1, required=True),
     *options.FEEDING,
     *_TIMING,
@@ -47,13 +46,13 @@ def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: boo
         from amp_rewrite.deploy.bench.plot import check_plot
 
         check_plot(plot)  # before the work, not after it
-    found = _benchmark(models, feeding, given, quiet=quiet)
+    benchmark = _benchmark(models, feeding, given, quiet=quiet)
     if as_json or not quiet:
-        terminal.show(found.to_json() if as_json else found.text())
+        terminal.show(benchmark.to_json() if as_json else benchmark.text())
     if plot is not None:
         from amp_rewrite.deploy.bench.plot import plot as draw
 
-        draw(found, plot)
+        draw(benchmark, plot)
         terminal.talk(f"wrote {plot}", quiet=quiet)
 
 

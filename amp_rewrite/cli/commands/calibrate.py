@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.commands.ranges import WRITING, write
 from amp_rewrite.cli.data import Feeding
 
 _RUNNING = (
-    options.option("--to", metavar="float16|bfloat16|POLICY", help="Type that values must fit.  [default: float16]"),
-    options.option("--chunk", type=int, metavar="N", help="Values to measure in one session.  [default: 2000]"),
-    options.option("--threads", type=int, metavar="N", help="Threads for one op on a CPU.  [default: one per core]"),
+    options.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]"),
+    options.option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
+    options.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
 )
 
 
-@click.command(cls=options.Command)
-@options.take(options.model, *_RUNNING, *options.FEEDING, *WRITING, options.config)
+@options.command(options.model, *_RUNNING, *options.FEEDING, *WRITING, options.config)
 def calibrate(
     model: Path, to: str | None, config: Path | None, output: Path | None, overwrite: bool, **given: Any
 ) -> None:

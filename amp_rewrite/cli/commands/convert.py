@@ -12,7 +12,6 @@ import click
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.data import Measuring
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.reports import printed
 from amp_rewrite.errors import ReportError
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.options import OUTPUT
@@ -24,21 +23,9 @@ if TYPE_CHECKING:
 
 _OUTCOME = (
     *options.SAVING,
-    options.option("--dry-run", heading=OUTPUT, is_flag=True, help="Print the outcome; write no model."),
-    options.option(
-        "--report",
-        "report_file",
-        heading=OUTPUT,
-        type=options.FILE,
-        metavar="FILE",
-        help="Write the report to a .json file too.",
-    ),
-    options.option(
-        "--check-weights",
-        heading=OUTPUT,
-        is_flag=True,
-        help="Print the loss of each weight stored low, worst first.",
-    ),
+    options.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
+    options.option("--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=options.FILE),
+    options.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT),
     options.as_json,
     options.quiet("errors and what --json or --dry-run asks for"),
     options.verbose,
@@ -46,8 +33,7 @@ _OUTCOME = (
 _SHOWN_WEIGHTS = 20
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     options.model, options.output("MODEL-stem.float16.onnx"), *options.CONVERSION, *options.MEASURING, *_OUTCOME
 )
 @gc_paused(last=True)
@@ -72,7 +58,9 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
     if not dry_run:
         lost = f"what its weights have beyond {settings.to}"
         options.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
-    left = [] if dry_run else _left_data(output)
+    from amp_rewrite.files.store import foreign_data
+
+    left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=talk.quiet) as tell:
         converted, repaired = measuring.converted(model, options.keywords(settings), tell)
         solved = repaired is None or repaired.solved
@@ -88,9 +76,8 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
     if not dry_run:
         terminal.talk(f"wrote {output}" if solved else f"not written: {output}", quiet=talk.quiet)
     for file in left if solved else ():
-        terminal.talk(
-            f"{file} held the data of the old {output.name}: remove it if no other model reads it", quiet=talk.quiet
-        )
+        remark = f"{file} held the data of the old {output.name}: remove it if no other model reads it"
+        terminal.talk(remark, quiet=talk.quiet)
     return 0 if solved else FINDING
 
 
@@ -106,7 +93,8 @@ class _Talk:
     def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool) -> None:
         """Print a conversion and its repair. `asked`: also where the command is quiet."""
         if asked or not self.quiet:
-            terminal.show(printed(converted.report, as_json=self.as_json, verbose=self.verbose))
+            report = converted.report
+            terminal.show(report.to_json() if self.as_json else report.text(verbose=self.verbose))
         if self.as_json:
             terminal.warn(converted.report.findings, quiet=self.quiet)
         if self.check_weights:
@@ -150,10 +138,3 @@ def _write_report(file: Path, text: str, written: Path | None) -> None:
     except OSError as error:
         fate = "nothing was changed" if written is None else f"{written} is written, the report is not"
         raise ReportError(f"cannot write {file}: {error.strerror or error}; {fate}") from error
-
-
-def _left_data(output: Path) -> list[Path]:
-    """Return the data files of the replaced model that stay."""
-    from amp_rewrite.files.store import foreign_data
-
-    return foreign_data(output)

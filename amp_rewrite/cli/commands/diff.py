@@ -12,18 +12,17 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.settings.options import OUTPUT
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     *options.PAIR,
     options.ROWS["fail_on"],
     options.option(
-        "--format",
-        "form",
-        heading=OUTPUT,
+        "--format form",
+        None,
+        "How to print it; github: annotations of a workflow.",
+        OUTPUT,
         type=click.Choice(["text", "json", "markdown", "github"]),
         default="text",
         show_default=True,
-        help="How to print it; github: annotations of a workflow.",
     ),
     options.config,
 )

@@ -12,21 +12,14 @@ from amp_rewrite.cli.group import FINDING
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
     click.argument("model", type=options.FILE, required=False),
-    options.option(
-        "--to", metavar="float16|bfloat16|POLICY", default="float16", show_default=True, help="The low type."
-    ),
-    options.option("--gpu", metavar="NAME", help="Estimate speed for this GPU, such as H200.  [default: the one here]"),
-    options.option(
-        "--dimension", multiple=True, metavar="NAME=N", help="Size of a free dimension, for the estimate; repeatable."
-    ),
-    options.option(
-        "--dump-kernels", type=options.FILE, metavar="FILE", help="Write the kernel registry of onnxruntime, no more."
-    ),
+    options.option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
+    options.option("--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]"),
+    options.option("--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True),
+    options.option("--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=options.FILE),
 )
 
 
-@click.command(cls=options.Command)
-@options.take(*_ASKED, options.as_json)
+@options.command(*_ASKED, options.as_json)
 def doctor(
     model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
 ) -> int:
@@ -47,9 +40,9 @@ def doctor(
         kernels = write_kernels(dump_kernels)
         terminal.talk(f"wrote {kernels} kernels to {dump_kernels}", quiet=False)
         return 0
-    found = doctor(model, to=to, gpu=gpu, dimensions=sizes)
-    terminal.show(found.to_json() if as_json else found.text())
-    return 0 if found.well else FINDING
+    checkup = doctor(model, to=to, gpu=gpu, dimensions=sizes)
+    terminal.show(checkup.to_json() if as_json else checkup.text())
+    return 0 if checkup.well else FINDING
 
 
 def _sizes(words: tuple[str, ...]) -> dict[str, int]:

@@ -12,19 +12,19 @@ _TWIN = (
     options.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     options.option(
         "--io",
+        None,
+        "Inputs and outputs that keep their low type: those numpy knows, all, or none.",
         type=click.Choice(["numpy", "same", "float32"]),
         default="numpy",
         show_default=True,
-        help="Inputs and outputs that keep their low type: those numpy knows, all, or none.",
     ),
-    options.option("--no-rounding", is_flag=True, help="Round nothing: the float32 reference of a model that is half."),
+    options.flag("--no-rounding", "Round nothing: the float32 reference of a model that is half."),
     *options.SAVING,
     options.quiet("errors"),
 )
 
 
-@click.command(cls=options.Command)
-@options.take(options.model, *_TWIN)
+@options.command(options.model, *_TWIN)
 def emulate(model: Path, output: Path | None, io: str, no_rounding: bool, quiet: bool, **saving: bool | None) -> None:
     """Write MODEL in float32, rounded as half precision would be.
 

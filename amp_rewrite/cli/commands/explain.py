@@ -11,8 +11,7 @@ from amp_rewrite.cli import options, reports, terminal
 from amp_rewrite.cli.data import Measuring
 
 
-@click.command(cls=options.Command)
-@options.take(options.model, click.argument("node"), *options.CONVERSION, *options.MEASURING)
+@options.command(options.model, click.argument("node"), *options.CONVERSION, *options.MEASURING)
 def explain(model: Path, node: str, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides.
 

@@ -22,8 +22,7 @@ _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-@click.command(cls=options.Command)
-@options.take(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
+@options.command(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
 def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print the list of each OP, its source and its reason.
 
@@ -40,47 +39,36 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 
 def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
-    """Return the entries of `Op` or `domain::Op`, and last the one that holds where no condition does.
-
-    ListError, with the nearest name, for an op that does not exist.
-    """
+    """Return the entries of an op by name, and the one where no condition holds; ListError for an unknown op."""
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:
         check_known(domain, op_type, _WHERE, lambda: _known(lists))
     if entries and entries[-1].condition is None:
         return entries
-    because = "none of its conditions holds" if entries else "stands on no list"
-    return (*entries, Entry(domain, op_type, Color.UNLISTED, because, lists.name))
+    return (*entries, lists.otherwise(domain, op_type))
 
 
 def _as_text(entries: Iterable[Entry]) -> str:
-    """Return an aligned table, one entry per line."""
     return "\n".join(table(map(_cells, entries), head=_HEAD, indent=0))
 
 
 def _by_color(entries: Sequence[Entry]) -> str:
-    """Return a heading and a table for each list."""
     parts = []
     for color in Color:
         listed = [entry for entry in entries if entry.color is color]
-        rows = [(entry.name, _when(entry), entry.source, entry.because) for entry in listed]
+        rows = [(name, when, source, because) for name, _, when, source, because in map(_cells, listed)]
         parts.append("\n".join([f"{color.value}: {count(len(listed), 'entry', 'entries')}", *table(rows)]))
     return "\n\n".join(parts)
 
 
 def _as_json(entries: Iterable[Entry]) -> str:
-    """Return a JSON list with one object per entry."""
     rows = [json.dumps(dict(zip(_HEAD, _cells(entry), strict=True))) for entry in entries]
     return "[\n" + ",\n".join(f"  {row}" for row in rows) + "\n]" if rows else "[]"
 
 
 def _cells(entry: Entry) -> tuple[str, str, str, str, str]:
-    return entry.name, entry.color.value, _when(entry), entry.source, entry.because
-
-
-def _when(entry: Entry) -> str:
-    return str(entry.condition) if entry.condition else ""
+    return entry.name, entry.color.value, str(entry.condition or ""), entry.source, entry.because
 
 
 def _known(lists: OpLists) -> set[tuple[str, str]]:

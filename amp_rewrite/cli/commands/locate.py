@@ -11,12 +11,11 @@ from amp_rewrite.cli import options, terminal
 from amp_rewrite.cli.data import Feeding
 
 
-@click.command(cls=options.Command)
-@options.take(
+@options.command(
     *options.PAIR,
     *options.FEEDING,
     options.config,
-    options.option("--top", type=click.IntRange(min=1), metavar="N", help="How many ops to show.  [default: 10]"),
+    options.option("--top", "N", "How many ops to show.  [default: 10]", type=click.IntRange(min=1)),
     options.as_json,
     options.quiet(),
 )
@@ -27,13 +26,7 @@ def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, **give
     """
     feeding = Feeding.taken(given).completed(options.in_force({"config": given.pop("config")})).needed()
     from amp_rewrite.evidence.locate import locate
-    from amp_rewrite.files.model import Model
 
-    reference = Model.load(a)
-    feed = feeding.feed(reference)
-    named = (str(a), str(b))
-    nonfinite = feeding.allow_nonfinite
-    with terminal.progress("locate", quiet=quiet) as progress:
-        located = locate(reference, Model.load(b), feed, allow_nonfinite=nonfinite, names=named, progress=progress)
+    located = feeding.compared(locate, a, b, quiet=quiet)
     if as_json or not quiet:
         terminal.show(located.to_json(top=top) if as_json else located.text(top=top or 10))

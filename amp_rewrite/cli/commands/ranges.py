@@ -17,12 +17,12 @@ _SHOWN = 20  # rows
 
 WRITING = (
     options.output("stdout", "FILE", "File for the ranges.  "),
-    options.option("--overwrite", heading=OUTPUT, is_flag=True, help="Replace an existing output."),
+    options.flag("--overwrite", "Replace an existing output.", OUTPUT),
     options.quiet("errors, and ranges that go to stdout"),
 )
 """Options of a command that writes ranges."""
 
-_TOP = options.option("--top", type=click.IntRange(min=1), metavar="N", help="Show the N largest.  [default: all]")
+_TOP = options.option("--top", "N", "Show the N largest.  [default: all]", type=click.IntRange(min=1))
 
 
 @click.group(no_args_is_help=False)
@@ -30,8 +30,7 @@ def ranges() -> None:
     """Merge and show files that `amp-rewrite calibrate` wrote."""
 
 
-@ranges.command(cls=options.Command)
-@options.take(click.argument("files", nargs=-1, required=True, type=options.FILE), *WRITING)
+@options.command(click.argument("files", nargs=-1, required=True, type=options.FILE), *WRITING, group=ranges)
 def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
     """Make one of several FILES, as if all data had been one run's."""
     from amp_rewrite.errors import EvidenceError
@@ -55,8 +54,7 @@ def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: 
     write(merged, output, overwrite, quiet)
 
 
-@ranges.command(cls=options.Command)
-@options.take(click.argument("file", type=options.FILE), _TOP)
+@options.command(click.argument("file", type=options.FILE), _TOP, group=ranges)
 def show(file: Path, top: int | None) -> None:
     """Print the ranges in FILE as a table, the largest first."""
     from amp_rewrite.evidence.ranges import Ranges

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import textwrap
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import options, terminal
+from amp_rewrite.errors import PatternError, advice
 
 _HEAD = ("rule", "tier", "says")
 _WIDTH = 110
 
 
-@click.command(cls=options.Command)
-@options.take(click.argument("name", required=False), options.as_json)
+@options.command(click.argument("name", required=False), options.as_json)
 def rule(name: str | None, as_json: bool) -> None:
     """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
 
@@ -39,18 +38,12 @@ def records() -> dict[str, Any]:
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return all facts about a rule, fusion, reason or kind of finding.
-
-    PatternError, with the nearest name, for an unknown name.
-    """
+    """Return all facts about a rule, fusion, reason or kind of finding; PatternError for an unknown name."""
     from amp_rewrite.decide.reasons import KINDS, REASONS
-    from amp_rewrite.errors import PatternError
 
     known = records()
     if name not in (names := {*known, *REASONS, *KINDS}):
-        near = difflib.get_close_matches(name, sorted(names), 1)
-        advice = f"did you mean {near[0]!r}?" if near else "`amp-rewrite rule` lists all"
-        raise PatternError(f"no rule or reason {name!r}; {advice}")
+        raise PatternError(f"no rule or reason {name!r}; {advice(name, sorted(names), '`amp-rewrite rule` lists all')}")
     record = known.get(name)
     spoken = record.reason if record is not None else name
     reason = REASONS.get(spoken)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from amp_rewrite.cli import options, terminal
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
@@ -21,31 +19,27 @@ _STEP = (
     options.output("MODEL-stem.step.onnx"),
     options.option(
         "--loss",
+        "VALUE|LOSS(PREDICTION,TARGET)",
+        "A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
         required=True,
-        metavar="VALUE|LOSS(PREDICTION,TARGET)",
-        help="A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
     ),
     options.option(
         "--optimizer",
-        metavar="NAME,KEY=NUMBER,…",
+        "NAME,KEY=NUMBER,…",
+        "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
         default="sgd",
         show_default=True,
-        help="sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
     ),
-    options.option(
-        "--loss-scale", metavar="dynamic|none|NUMBER", help="[default: dynamic for mixed_float16, else none]"
-    ),
+    options.option("--loss-scale", "dynamic|none|NUMBER", "[default: dynamic for mixed_float16, else none]"),
     options.option(
         "--policy",
-        metavar="mixed_float16|mixed_bfloat16|float32",
-        help="Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
+        "mixed_float16|mixed_bfloat16|float32",
+        "Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
     ),
-    options.option("--parameters", multiple=True, metavar="GLOB", help="Initializers to train; repeatable."),
-    options.option("--freeze", multiple=True, metavar="GLOB", help="Initializers not to train; repeatable."),
-    options.option(
-        "--micro-batches", type=int, metavar="N", default=1, show_default=True, help="Runs that make one step."
-    ),
-    options.option("--training-mode", is_flag=True, help="Use statistics of the batch, and dropout."),
+    options.option("--parameters", "GLOB", "Initializers to train; repeatable.", multiple=True),
+    options.option("--freeze", "GLOB", "Initializers not to train; repeatable.", multiple=True),
+    options.option("--micro-batches", "N", "Runs that make one step.", type=int, default=1, show_default=True),
+    options.flag("--training-mode", "Use statistics of the batch, and dropout."),
     *options.PAINTING,
     options.config,
     *options.SAVING,
@@ -54,15 +48,8 @@ _STEP = (
 )
 
 
-@click.command("train-step", cls=options.Command)
-@options.take(options.model, *_STEP)
-def train_step(
-    model: Path,
-    output: Path | None,
-    quiet: bool,
-    verbose: bool,
-    **given: Any,
-) -> None:
+@options.command(options.model, *_STEP)
+def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
     """Write one ONNX model that makes a training step of MODEL.
 
     It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
@@ -118,7 +105,6 @@ def _loss_scale(text: str) -> float | str | None:
 
 
 def _summary(name: str, step: TrainingStep) -> str:
-    """Return a few lines about the step."""
     numbers = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
     shared = {"shared": f"{_named(step.shared)}: several ops read each"} if step.shared else {}
     rows = {

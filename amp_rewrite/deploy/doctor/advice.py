@@ -79,9 +79,6 @@ NAMELESS = "?"
 Dimensions = tuple[tuple[str, int | None], ...]
 
 
-# -- shapes --------------------------------------------------------------------------------------------
-
-
 def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> Model:
     """Return the model with free input dimensions fixed by name, else as `otherwise`, wherever they recur."""
     proto = clone(model.proto)
@@ -110,9 +107,9 @@ def free_dimensions(model: Model) -> tuple[str, ...]:
 
 def aligned_dimensions(view: View, op: Op, shapes: Shapes) -> Dimensions:
     """Return the dimensions to align for tensor cores, of an op that is equivalent to a matrix product."""
-    asked = _DIMENSIONS.get(op.kind)
-    weight = _shape(view, op.inputs[1], shapes) if asked is not None and len(op.inputs) > 1 else None
-    return asked(op, weight) if asked is not None and weight is not None else ()
+    dimensions = _DIMENSIONS.get(op.kind)
+    weight = _shape(view, op.inputs[1], shapes) if dimensions and len(op.inputs) > 1 else None
+    return dimensions(op, weight) if dimensions and weight is not None else ()
 
 
 def _shape(view: View, value: ValueId | None, shapes: Shapes) -> Shape | None:
@@ -145,9 +142,6 @@ def _count(shape: Shape | None) -> int:
     return 0 if shape is None or None in shape else prod(d or 0 for d in shape)
 
 
-# -- the three questions -------------------------------------------------------------------------------
-
-
 def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
     """Return fixed dimensions of low products that are not multiples of 8, in order. O(nodes)."""
     shapes = shapes_of(view)
@@ -158,10 +152,7 @@ def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
 
 
 def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
-    """Return the ops with floats without a kernel in the provider, in order. O(nodes).
-
-    Ops that the runtime expands as functions, ops with bodies, unknown ops and unknown types are skipped.
-    """
+    """Return float ops without a kernel, in order; functions, ops with bodies, unknown ones are skipped. O(nodes)."""
     for op in view.ops:
         if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
             continue
@@ -173,17 +164,8 @@ def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
             yield OnCpu(op.name, op.kind, why, _served_at(op, types, kernels, view.opsets.get("", 1)))
 
 
-def unjudged(view: View) -> dict[str, int]:
-    """Return the kinds of ops without a schema, with their numbers, in order. O(nodes)."""
-    found: dict[str, int] = {}
-    for op in view.ops:
-        if op.signature is None:
-            found[op.kind] = found.get(op.kind, 0) + 1
-    return found
-
-
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
-    """The nearest opset at which the op has a kernel, the older one of two; None for ops of other domains."""
+    """Return the nearest opset at which the op has a kernel, the older one of two; None for ops of other domains."""
     known = range(1, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
     for other in sorted(known, key=lambda other: abs(other - opset)):
         schema = signature("", op.op_type, other)
@@ -220,11 +202,8 @@ def _placed(op: Op, view: View, low: DType) -> bool:
 
 def _nbytes(view: View, moved: Mapping[ValueId, int], *, instead_of: DType | None = None) -> int:
     """Return the bytes of so many elements of each value, with float32 in place of a low type."""
-    total = 0
-    for value, elements in moved.items():
-        dtype = view.dtype(value) or DType.FLOAT
-        total += (DType.FLOAT if dtype is instead_of else dtype).nbytes(elements)
-    return total
+    types = {value: view.dtype(value) or DType.FLOAT for value in moved}
+    return sum((DType.FLOAT if types[v] is instead_of else types[v]).nbytes(count) for v, count in moved.items())
 
 
 def _main(view: View, op: Op) -> DType | None:
@@ -242,8 +221,8 @@ def _types(view: View, op: Op) -> dict[str, str] | None:
             formal = formal_at(slot)
             if value is None or formal is None or formal.type not in op.signature.types:
                 continue
-            found = view.types[value]
-            if found is None or found.dtype is None:
+            known = view.types[value]
+            if known is None or known.dtype is None:
                 return None
-            types.setdefault(formal.type, found.onnx_spelling)
+            types.setdefault(formal.type, known.onnx_spelling)
     return types

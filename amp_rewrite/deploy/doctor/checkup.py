@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.deploy.doctor.advice import (
     LARGEST,
-    Bound,
     OnCpu,
     bound,
     free_dimensions,
     misaligned,
     on_cpu,
-    unjudged,
     with_dimensions,
 )
 from amp_rewrite.deploy.doctor.isolated import PACKAGES, Asked, asked, machine_asked, version
@@ -62,12 +61,10 @@ class Checkup:
     def text(self) -> str:
         """Return a line per check, followed by its remedy if any."""
         lines = table([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
-        told = []
-        for check, line in zip(self.checks, lines, strict=True):
-            told.append(line)
-            told += [f"{'':{_INDENT}}{check.remedy}"] if check.remedy else []
-        found = sum(check.state == FINDING for check in self.checks)
-        return "\n".join([*told, "", count(found, "finding") if found else "all well"])
+        for at, check in enumerate(self.checks):
+            lines[at] += f"\n{'':{_INDENT}}{check.remedy}" if check.remedy else ""
+        findings = sum(check.state == FINDING for check in self.checks)
+        return "\n".join([*lines, "", count(findings, "finding") if findings else "all well"])
 
     def to_json(self) -> str:
         """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
@@ -108,22 +105,25 @@ def doctor(
     return Checkup(tuple(checks))
 
 
-# -- the machine ---------------------------------------------------------------------------------------
-
-
 def _machine(
     machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None]
 ) -> Iterator[Check]:
-    packages = {name: found for name in PACKAGES if (found := installed(name)) is not None}
+    packages = {name: release for name in PACKAGES if (release := installed(name)) is not None}
     if not packages and "version" in told:
         packages = {"onnxruntime": told["version"]}  # a package of another name: a nightly build, or another vendor's
-    built = _release(told)
+    major = str(told.get("cuda") or "").partition(".")[0]
+    built = int(major) if major.isdecimal() else None
     yield from _gpus(machine, low)
     yield _driver(machine, built)
     yield _runtime(packages, told)
     if built is not None:
         yield from _libraries(built, load)
-    yield _provider(told)
+    if "failure" in told:
+        yield Check("provider", UNKNOWN, "onnxruntime could not be asked")
+    elif told["opens"]:
+        yield Check("provider", OK, "CUDAExecutionProvider opens")
+    else:
+        yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
     yield _table(packages, load_kernels())
 
 
@@ -169,40 +169,24 @@ def _runtime(packages: Mapping[str, str], told: Asked) -> Check:
     if "failure" in told:
         return Check("onnxruntime", FINDING, f"{named}: {told['failure']}", "install it anew")
     if told["cuda"] is None:
-        return Check("onnxruntime", FINDING, f"{named} is built without CUDA", _SWAP)
+        swap = "python -m pip uninstall -y onnxruntime; python -m pip install onnxruntime-gpu"
+        return Check("onnxruntime", FINDING, f"{named} is built without CUDA", swap)
     return Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
 
 
-_SWAP = "python -m pip uninstall -y onnxruntime; python -m pip install onnxruntime-gpu"
-
-
-def _release(told: Asked) -> int | None:
-    major = str(told.get("cuda") or "").partition(".")[0]
-    return int(major) if major.isdecimal() else None
-
-
 def _libraries(built: int, load: Loader) -> Iterator[Check]:
-    found = libraries(built, load)
-    if not found:
+    known = libraries(built, load)
+    if not known:
         yield Check("libraries", UNKNOWN, f"what CUDA {built} needs on this system is not known here")
         return
     for needed, what in ((True, "the CUDA provider does not load without"), (False, "some ops do not run without")):
-        lost = [f.library for f in found if f.where is None and f.library.needed is needed]
+        lost = [library for library in known if library.where is None and library.needed is needed]
         if lost:
             names = ", ".join(library.name for library in lost)
             yield Check("libraries", FINDING, f"{what} {names}", pip_line(lost))
-    here = [f for f in found if f.where is not None]
-    if len(here) == len(found):
-        by_pip = sum(f.where == "pip" for f in here)
-        yield Check("libraries", OK, f"all {len(found)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
-
-
-def _provider(told: Asked) -> Check:
-    if "failure" in told:
-        return Check("provider", UNKNOWN, "onnxruntime could not be asked")
-    if told["opens"]:
-        return Check("provider", OK, "CUDAExecutionProvider opens")
-    return Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
+    if all(library.where for library in known):
+        by_pip = sum(library.where == "pip" for library in known)
+        yield Check("libraries", OK, f"all {len(known)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
 
 
 def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
@@ -216,9 +200,6 @@ def _table(packages: Mapping[str, str], kernels: Kernels) -> Check:
         f"python -m pip install '{kernels.runtime.replace(' ', '==')}', or read its own registry with"
         " `amp-rewrite doctor --dump-kernels FILE`",
     )
-
-
-# -- a model -------------------------------------------------------------------------------------------
 
 
 def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int]) -> Iterator[Check]:
@@ -239,39 +220,32 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
         state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
         yield Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
     yield from _fallen(on_cpu(view, load_kernels()))
-    yield from _unjudged(unjudged(view))
+    if kinds := Counter(op.kind for op in view.ops if op.signature is None):
+        described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
+        remedy = "a runtime without that op does not open the model"
+        yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
     yield from _unaligned(view, low)
     yield _estimate(converted.result, low, roofs, sizes, free)
 
 
-def _fallen(found: Iterable[OnCpu]) -> Iterator[Check]:
+def _fallen(ops: Iterable[OnCpu]) -> Iterator[Check]:
     """Return one finding per reason."""
     by_reason: dict[tuple[str, int | None], list[str]] = {}
-    for fallen in found:
+    for fallen in ops:
         by_reason.setdefault((fallen.why, fallen.opset), []).append(fallen.op)
-    for (why, opset), ops in by_reason.items():
-        fact = f"{why}: {count(len(ops), 'op')} would run on the CPU ({shortened(ops)})"
-        way = (
-            "it has none at any opset: spell it out in other ops" if opset is None else f"at opset {opset} there is one"
-        )
+    for (why, opset), names in by_reason.items():
+        fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
+        way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
         yield Check("placement", FINDING, fact, way)
     if not by_reason:
         yield Check("placement", OK, "no float op falls to the CPU, as far as the kernel table tells")
 
 
-def _unjudged(kinds: Mapping[str, int]) -> Iterator[Check]:
-    """Return a check for ops without a schema, most often of a library that has to be registered."""
-    if kinds:
-        named = shortened(list(kinds))
-        fact = f"{count(sum(kinds.values()), 'op')} that no schema here describes ({named}): where it runs is not known"
-        yield Check("placement", UNKNOWN, fact, "a runtime without that op does not open the model")
-
-
 def _unaligned(view: View, low: DType) -> Iterator[Check]:
     """Return one piece of advice per kind of op, dimension and size."""
     groups: dict[tuple[str, str, int, int], list[str]] = {}
-    for found in misaligned(view, low):
-        groups.setdefault((found.kind, found.dimension, found.size, found.padded), []).append(found.op)
+    for off in misaligned(view, low):
+        groups.setdefault((off.kind, off.dimension, off.size, off.padded), []).append(off.op)
     for (kind, dimension, wide, padded), ops in groups.items():
         yield Check(
             "alignment",
@@ -297,27 +271,19 @@ def _roofs(gpu: str | None, machine: Hardware, low: DType) -> Sequence[Roof]:
 def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str, int], free: Sequence[str]) -> Check:
     """Return the speed-up by the roofline, with its assumptions."""
     if not roofs:
-        return Check("speed", UNKNOWN, f"no data sheet with {low.spelling} of this GPU is known here", _NAME_ONE)
+        fact = f"no data sheet with {low.spelling} of this GPU is known here"
+        return Check("speed", UNKNOWN, fact, f"--gpu names another: {', '.join(ROOFS)}")
     view = View.of(with_dimensions(model, sizes, 1))
-    found = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
-    if not found or found[0].counted < _ENOUGH * found[0].ops:
-        known = f"the shapes of {found[0].counted} of {found[0].ops} ops are known" if found else "no shapes are known"
-        return Check("speed", UNKNOWN, known, "export the model with known shapes")
-    return Check("speed", OK, _told(found), _assumed(found[0], sizes, free))
-
-
-_NAME_ONE = f"--gpu names another: {', '.join(ROOFS)}"
-
-
-def _told(found: Sequence[Bound]) -> str:
-    ratios = ", ".join(f"{b.gpu} {b.ratio:.1f}x" for b in found)
-    return f"the roofline says about {ratios} against float32 without TF32"
-
-
-def _assumed(first: Bound, sizes: Mapping[str, int], free: Sequence[str]) -> str:
-    shape = ", ".join(f"{name}={sizes.get(name, 1)}" for name in free)
-    ops = "all" if first.counted == first.ops else f"{first.counted} of {first.ops}"
-    return (
-        f"assumes {f'{shape}, ' if shape else ''}data sheet peaks, no fusion, nothing in caches, no time to start"
-        f" kernels; {ops} ops counted"
+    bounds = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
+    if not bounds or bounds[0].counted < _ENOUGH * bounds[0].ops:
+        known = f"the shapes of {bounds[0].counted} of {bounds[0].ops} ops" if bounds else "no shapes"
+        return Check("speed", UNKNOWN, f"{known} are known", "export the model with known shapes")
+    ratios = ", ".join(f"{b.gpu} {b.ratio:.1f}x" for b in bounds)
+    shape = "".join(f"{name}={sizes.get(name, 1)}, " for name in free)
+    ops = "all" if bounds[0].counted == bounds[0].ops else f"{bounds[0].counted} of {bounds[0].ops}"
+    return Check(
+        "speed",
+        OK,
+        f"the roofline says about {ratios} against float32 without TF32",
+        f"assumes {shape}data sheet peaks, no fusion, nothing in caches, no time to start kernels; {ops} ops counted",
     )

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from amp_rewrite.deploy.session.cache import Cache
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, PolicyError
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, TENSORRT, has_provider
-from amp_rewrite.settings.policy import Policy
 
 Provider = str | tuple[str, Mapping[str, object]]
 
@@ -44,16 +43,6 @@ def check_words(*, threads: object, providers: object, **switches: object) -> No
         raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
 
 
-def low_type_of(policy: Policy) -> DType | None:
-    """Return the low type of a policy. PolicyError for a policy that would change inputs and outputs."""
-    if policy.lowers is not None and policy.output is not DType.FLOAT:
-        raise PolicyError(
-            f"a Session keeps inputs and outputs as they are, and policy {policy.name!r} does not; use"
-            f" mixed_{policy.lowers.spelling}, and io='low' for low inputs and outputs"
-        )
-    return policy.lowers
-
-
 def resolved_providers(providers: Sequence[Provider] | None) -> tuple[tuple[str, Mapping[str, str]], ...]:
     """Return the providers with their options; by default CUDA first if this onnxruntime is built with it."""
     named = providers if providers is not None else ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
@@ -62,8 +51,9 @@ def resolved_providers(providers: Sequence[Provider] | None) -> tuple[tuple[str,
     return tuple(_pair(provider) for provider in named)
 
 
-def _pair(provider: object) -> tuple[str, Mapping[str, str]]:
-    name, options = (provider, {}) if isinstance(provider, str) else _split(provider)
+def _pair(provider: Any) -> tuple[str, Mapping[str, str]]:
+    pair = isinstance(provider, (tuple, list)) and len(provider) == 2
+    name, options = provider if pair else (provider, {})
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise PolicyError(
             f"{provider!r} is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"
@@ -71,18 +61,10 @@ def _pair(provider: object) -> tuple[str, Mapping[str, str]]:
     return name, {key: str(value) for key, value in options.items()}
 
 
-def _split(provider: object) -> tuple[object, object]:
-    """Split a pair into name and options; return any other object as the name, to be refused."""
-    return (provider[0], provider[1]) if isinstance(provider, (tuple, list)) and len(provider) == 2 else (provider, {})
-
-
 def provider_settings(
     providers: Sequence[tuple[str, Mapping[str, str]]], device: int, tf32: bool, cuda_graph: bool, free: bool
 ) -> dict[str, dict[str, str]]:
-    """Return options by provider; the caller's options win. docs/how-to/session.md explains each default.
-
-    `free`: an input has a dimension that may change from run to run.
-    """
+    """Return options by provider (docs/how-to/session.md); the caller's win. `free`: an input has a free dimension."""
     own = {
         CUDA: {
             "device_id": str(device),

@@ -78,7 +78,7 @@ class Cache:
 
         O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
         """
-        entry = self._entry(key)
+        entry = self._root / key
         try:
             seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
             kept = Kept(Model.load(entry / _MODEL), report)
@@ -100,7 +100,7 @@ class Cache:
                 f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"
                 " a higher limit"
             )
-        entry = self._entry(key)
+        entry = self._root / key
         scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,9 +138,6 @@ class Cache:
     def _root(self) -> Path:
         return self.folder / f"models-{_FORM}"
 
-    def _entry(self, key: str) -> Path:
-        return self._root / key
-
     def _remove(self, entry: Path) -> None:
         """Rename an entry, then delete it, so that no process reads part of it."""
         gone = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
@@ -160,7 +157,6 @@ def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None
 
 
 def _sealed(content: str, report: str) -> str:
-    """Return the seal of an entry, a hash of its model's digest `content` and its report."""
     return hashlib.sha256(f"{content}{report}".encode()).hexdigest()
 
 

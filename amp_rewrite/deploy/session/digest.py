@@ -77,7 +77,8 @@ def _identity(model: Model) -> str | None:
     """Return a sha256 of everything but the weights in files, and of the states of these files; None without such
     weights, or if a file is missing or was changed a moment ago."""
     stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
-    light = wire.pieces(model.proto, lambda tensor: [_place(tensor)] if is_stub(tensor) else None)
+    # a stub is serialized with its source, which includes the stamp of the loaded file
+    light = wire.pieces(model.proto, lambda t: [t.SerializeToString(deterministic=True)] if is_stub(t) else None)
     if not stubs or light is None:
         return None
     digest = hashlib.sha256()
@@ -98,12 +99,6 @@ def _identity(model: Model) -> str | None:
     return digest.hexdigest()
 
 
-def _place(stub: onnx.TensorProto) -> bytes:
-    """Serialize a stub with its source, which includes the stamp of the loaded file."""
-    whole: bytes = stub.SerializeToString(deterministic=True)
-    return whole
-
-
 def _content(model: Model) -> Iterator[bytes | memoryview]:
     light = wire.pieces(model.proto, lambda tensor: [_head(tensor)] if _raw(tensor) else None)
     if light is None:
@@ -117,12 +112,10 @@ def _content(model: Model) -> Iterator[bytes | memoryview]:
 
 
 def _raw(tensor: onnx.TensorProto) -> bool:
-    """True if a tensor's values have a raw form."""
     return DType.of(tensor.data_type) not in (None, DType.STRING)
 
 
 def _head(tensor: onnx.TensorProto) -> bytes:
     bare = tensors.without_values(tensor)
     bare.ClearField("data_location")
-    head: bytes = bare.SerializeToString(deterministic=True)
-    return head
+    return bytes(bare.SerializeToString(deterministic=True))

@@ -13,29 +13,27 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.runtime.gpu import Gpu, device_advice, listed_gpus
+from amp_rewrite.runtime.gpu import device_advice, listed_gpus
 from amp_rewrite.settings.policy import Policy
 
 
 @dataclass(slots=True)
-class _Process:
+class State:
+    """The settings. `policy`: None unless `set_policy` set one; `rewriting`: new sessions convert their models;
+    `plain_sessions`: number of sessions opened without conversion."""
+
     policy: Policy | None = None
     rewriting: bool = False
     plain_sessions: int = 0
     devices_checked: bool = False
 
 
-_process = _Process()
+state = State()
 
 
 def global_policy() -> Policy:
     """Return the default policy; float32 unless changed by `set_policy`."""
-    return _process.policy or Policy("float32")
-
-
-def policy_was_set() -> bool:
-    """True if `set_policy` set a policy, even float32."""
-    return _process.policy is not None
+    return state.policy or Policy("float32")
 
 
 def set_policy(policy: str | Policy | None) -> None:
@@ -55,12 +53,12 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
             f"a policy for a whole process must compute in a floating type, but {chosen.name!r} does not; use"
             " mixed_float16, mixed_bfloat16 or float32"
         )
-    if chosen is not None and chosen.mixed and _process.rewriting:
+    if chosen is not None and chosen.mixed and state.rewriting:
         raise PolicyError(
             f"cannot set policy {chosen.name!r}: the mixed precision graph rewrite is enabled, and only one of the two"
             " can be active; call disable_mixed_precision_graph_rewrite() first"
         )
-    _process.policy = chosen
+    state.policy = chosen
     if chosen is not None and chosen.compute is DType.FLOAT16:
         _check_devices(blamed + 1)
 
@@ -68,37 +66,22 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
 @contextmanager
 def policy_scope(policy: str | Policy | None) -> Iterator[None]:
     """Set the policy of the process inside `with`, and restore the previous one."""
-    before = _process.policy
+    before = state.policy
     _set(policy, blamed=4)  # contextlib stands between
     try:
         yield
     finally:
-        _process.policy = before
-
-
-def rewrites() -> bool:
-    """True if new sessions convert the models that they load."""
-    return _process.rewriting
-
-
-def switch(on: bool) -> None:
-    """Turn the rewrite on or off for new sessions; existing sessions stay unchanged."""
-    _process.rewriting = on
+        state.policy = before
 
 
 def policy_of_sessions() -> Policy:
     """Return the default policy of sessions: mixed_float16 while the rewrite is on, else that of the process."""
-    return Policy("mixed_float16") if _process.rewriting else global_policy()
-
-
-def plain_session_made() -> None:
-    """Count a session opened without conversion."""
-    _process.plain_sessions += 1
+    return Policy("mixed_float16") if state.rewriting else global_policy()
 
 
 def warn_of_plain_sessions() -> None:
     """Warn the caller's caller if sessions were opened before the rewrite was enabled."""
-    if opened := _process.plain_sessions:
+    if opened := state.plain_sessions:
         them = "1 session was" if opened == 1 else f"{opened} sessions were"
         warnings.warn(
             f"{them} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open a"
@@ -109,13 +92,8 @@ def warn_of_plain_sessions() -> None:
 
 
 def _check_devices(blamed: int) -> None:
-    if _process.devices_checked:
+    if state.devices_checked:
         return
-    _process.devices_checked = True
-    advice = device_advice(_gpus())
-    if advice is not None:
+    state.devices_checked = True
+    if advice := device_advice(listed_gpus()):
         warnings.warn(advice, UserWarning, stacklevel=blamed)
-
-
-def _gpus() -> tuple[Gpu, ...]:
-    return listed_gpus()

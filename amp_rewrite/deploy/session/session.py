@@ -17,7 +17,6 @@ from amp_rewrite.deploy.session.arguments import (
     check_options,
     check_words,
     chosen_cache,
-    low_type_of,
     provider_settings,
     resolved_providers,
     stated_by,
@@ -34,7 +33,7 @@ from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Given, Runner, SessionOptions, cuda_opens, cuda_release
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.options import Request
-from amp_rewrite.settings.policy import Policy
+from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -85,13 +84,15 @@ class Session:
         kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
-        to = low_type_of(process.policy_of_sessions() if policy is None else Policy.of(policy))
+        chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
+        to = None if chosen.lowers is None else low_type(chosen)
         ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
         free = any(not isinstance(dim, int) for port in input_ports(source) for dim in port.shape or (None,))
         settings = provider_settings(resolved_providers(providers), device, tf32, cuda_graph, free)
-        asked = _Asked(settings, providers is not None, to, ignored)
+        opening = SessionOptions(providers=tuple(settings), provider_options=settings, threads=threads)
+        asked = _Asked(opening, providers is not None, to, ignored)
         ready = _ready(source, asked, kept_in, options)
-        self._runner, refused, unopened = _open(ready, source, settings, threads)
+        self._runner, unopened, refused = _open(ready, source, opening)
         self._report_json = None if refused else ready.report
         self._device = asked.device
         self._cuda_graph = settings.get(CUDA, {}).get("enable_cuda_graph") == "1"
@@ -104,10 +105,9 @@ class Session:
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self._report_json is None:
-            process.plain_session_made()
+            process.state.plain_sessions += 1
 
     def _notes(self, asked: _Asked, ready: _Ready, refused: str, unopened: str) -> Iterator[str]:
-        """Yield deviations from the request."""
         because = f"what was converted does not open ({refused})" if refused else ready.left
         if because:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
@@ -154,7 +154,7 @@ class Session:
 
     def get_providers(self) -> list[str]:
         """Return the opened providers, in their order of priority for ops."""
-        return list(self._runner.providers)
+        return list(self.inner.get_providers())
 
     def get_inputs(self) -> list[Any]:
         """Return onnxruntime's descriptions of the inputs: name, type, shape."""
@@ -174,19 +174,19 @@ class Session:
 class _Asked:
     """The request of a session, and how this machine can serve it. `named`: the caller named the providers."""
 
-    settings: Mapping[str, Mapping[str, str]]
+    opening: SessionOptions
     named: bool
     to: DType | None
     ignored: bool
 
     @property
     def first(self) -> str:
-        return next(iter(self.settings))
+        return self.opening.providers[0]
 
     @property
     def device(self) -> int:
         """Number of the first provider's GPU."""
-        number = self.settings[self.first].get("device_id", "0")
+        number = self.opening.provider_options[self.first].get("device_id", "0")
         if not number.isdecimal():
             raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
         return int(number)
@@ -214,7 +214,7 @@ class _Asked:
             return f"{self.first} does not open here"
         if self.machine.absence:
             return self.machine.absence
-        lost = [f.library.name for f in libraries(cuda_release() or 0) if f.where is None and f.library.needed]
+        lost = [lib.name for lib in libraries(cuda_release() or 0) if lib.where is None and lib.needed]
         fact = f"{' and '.join(lost)} cannot be loaded" if lost else "onnxruntime does not say why"
         return f"{self.first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
 
@@ -224,10 +224,7 @@ _IGNORE = "; ignore_performance=True converts it all the same"
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A model to open: converted, with its report, or the source, with the reason (`left`).
-
-    `unkept`: reason why the converted model is not in the cache.
-    """
+    """A model to open: converted, with its report, or the source, with the reason. `unkept`: why it is not cached."""
 
     model: Model
     report: str | None = None
@@ -242,8 +239,7 @@ def _ready(source: Model, asked: _Asked, cache: Cache | None, options: Mapping[s
         return _Ready(source, left=asked.refusal)
     options = {"target": _TARGETS.get(asked.first, Target.ONNX), **options}
     key = "" if cache is None else _key(source, asked, options, cache)
-    kept = None if cache is None else cache.load(key)
-    if kept is not None:
+    if cache is not None and (kept := cache.load(key)) is not None:
         return _Ready(kept.model, kept.report)
     try:
         converted = convert(source, to=asked.to, **options)
@@ -272,7 +268,6 @@ def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache)
     named = {name: options[name] for name in ("lists", "level") if name in options}
     request = Request.of(to=asked.to, **named)  # the environment counts, too
     gpus = asked.machine.gpus
-    rest = {name: _spelled(name, value) for name, value in options.items() if name not in named}
     return key_of(
         source,
         {
@@ -282,7 +277,7 @@ def _key(source: Model, asked: _Asked, options: Mapping[str, Any], cache: Cache)
             "level": request.level.value,
             "kernels": load_kernels().runtime,
             "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,
-            "options": rest,
+            "options": {name: _spelled(name, value) for name, value in options.items() if name not in named},
         },
         cache.digests,
     )
@@ -304,29 +299,23 @@ def _spelled(name: str, value: object) -> object:
     return repr(value)
 
 
-def _open(
-    ready: _Ready, source: Model, settings: Mapping[str, Mapping[str, str]], threads: int
-) -> tuple[Runner, str, str]:
-    """Open the model; if the converted one does not open, the source. Return both reasons, for model and provider."""
+def _open(ready: _Ready, source: Model, opening: SessionOptions) -> tuple[Runner, str, str]:
+    """Open the model; if the converted one does not open, the source. Return both reasons, for provider and model."""
     refused = ""
     if ready.report is not None:
         try:
-            runner, unopened = _by_first(ready.model, settings, threads)
+            return (*_by_first(ready.model, opening), "")
         except ModelError as cause:
             refused = str(cause)
-        else:
-            return runner, "", unopened
-    runner, unopened = _by_first(source, settings, threads)
-    return runner, refused, unopened
+    return (*_by_first(source, opening), refused)
 
 
-def _by_first(model: Model, settings: Mapping[str, Mapping[str, str]], threads: int) -> tuple[Runner, str]:
+def _by_first(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
     """Open the model; if TensorRT fails for missing libraries, use the other providers and return its error."""
-    names = list(settings)
     try:
-        return Runner.open(model, SessionOptions(providers=names, provider_options=settings, threads=threads)), ""
+        return Runner.open(model, opening), ""
     except ModelError as cause:
-        if names[0] != TENSORRT or len(names) == 1:
+        first, *others = opening.providers
+        if first != TENSORRT or not others:
             raise
-        rest = {name: settings[name] for name in names[1:]}
-        return _by_first(model, rest, threads)[0], str(cause)
+        return _by_first(model, replace(opening, providers=others))[0], str(cause)

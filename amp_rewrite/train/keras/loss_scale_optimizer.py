@@ -153,7 +153,7 @@ def enable_mixed_precision_graph_rewrite(
     PolicyError if the process has a policy, a warning if sessions are already open, TrainingError for an optimizer
     that cannot be wrapped. The rewrite is enabled last.
     """
-    if process.policy_was_set():
+    if process.state.policy is not None:
         raise PolicyError(
             f"cannot enable the mixed precision graph rewrite: the policy is set to {process.global_policy().name!r},"
             " and only one of the two can be active; call set_policy(None) first"
@@ -162,19 +162,19 @@ def enable_mixed_precision_graph_rewrite(
     if opt is None and loss_scale != "dynamic":
         raise TrainingError(f"loss scale {loss_scale!r} needs an optimizer; pass opt, or omit the loss scale")
     wrapped = None if opt is None else LossScaleOptimizer(opt, loss_scale)
-    process.switch(True)
+    process.state.rewriting = True
     return wrapped
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
     """Let new sessions load models unchanged; warn if the rewrite was off. Open sessions and optimizers stay."""
-    if not process.rewrites():
+    if not process.state.rewriting:
         warnings.warn(
             "disable_mixed_precision_graph_rewrite has no effect: the graph rewrite is not enabled",
             UserWarning,
             stacklevel=2,
         )
-    process.switch(False)
+    process.state.rewriting = False
 
 
 def _times(loss: Any, scale: LossScale) -> Array:

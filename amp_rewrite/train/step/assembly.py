@@ -36,7 +36,7 @@ def policy_of(policy: str | Policy | None) -> Policy:
     PolicyError for a policy that does not keep parameters and results in float32.
     """
     if policy is None:
-        policy = process.global_policy() if process.policy_was_set() else "mixed_float16"
+        policy = process.state.policy or "mixed_float16"
     policy = Policy.of(policy)
     if policy.param is not DType.FLOAT or policy.output is not DType.FLOAT:
         raise PolicyError(

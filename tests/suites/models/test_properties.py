@@ -19,7 +19,8 @@ from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.settings.op_lists import Color, load_lists
+from amp_rewrite.settings.list_entry import Color
+from amp_rewrite.settings.op_lists import load_lists
 from support import objections
 from support.random_graphs import Graph, Step, graphs
 from support.random_rarer import RARER

@@ -28,7 +28,7 @@ PAGES = (
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The README's model, a batch, a report and a cache of its own in the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(process, "state", process.State())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copy(ROOT / "examples" / "models" / "digits_vit.onnx", tmp_path / "model.onnx")
     np.savez(tmp_path / "batches.npz", image=np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32))

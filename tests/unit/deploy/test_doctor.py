@@ -463,7 +463,8 @@ def test_what_is_not_known_is_refused(options: dict[str, str], message: str) -> 
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "onnxruntime ended the process (SIGSEGV)"),
         (
             "import nothing_of_that_name",
-            "onnxruntime cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that_name'",
+            "onnxruntime cannot be queried, the process ended with 1: ModuleNotFoundError: No module named"
+            " 'nothing_of_that_name'",
         ),
     ],
 )
@@ -497,8 +498,8 @@ def test_nothing_is_imported_from_the_folder_that_one_is_in(monkeypatch: pytest.
 
 def test_a_process_that_cannot_ask_the_driver_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     saying(monkeypatch, "import sys; sys.exit('no room')")
-    said = "the process that was to ask the NVIDIA driver ended with 1: no room"
-    assert machine_asked() == Hardware(absence=said)
+    said = "the NVIDIA driver cannot be queried, the process ended with 1: no room"
+    assert machine_asked() == Hardware(absence=f"{said}; restart the machine, or install the driver anew")
 
 
 def test_onnxruntime_is_asked_in_another_process() -> None:
@@ -518,7 +519,7 @@ def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 def test_a_runtime_that_chatters_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     saying(monkeypatch, "print('hello {')")
-    assert asked() == {"failure": "onnxruntime answered with something else than what was asked"}
+    assert asked() == {"failure": "onnxruntime gave an answer that cannot be read"}
 
 
 def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,14 +542,11 @@ def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (
-            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-            "the NVIDIA driver ended the process that asked it (SIGSEGV)",
-        ),
-        ("import os; os.kill(os.getpid(), 40)", "the NVIDIA driver ended the process that asked it (signal 40)"),
-        ("import time; time.sleep(60)", "the NVIDIA driver does not answer in 1 seconds"),
-        ("print('{}')", "what the NVIDIA driver says makes no sense"),
-        ("print('cuInit')", "what the NVIDIA driver says makes no sense"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the NVIDIA driver ended the process (SIGSEGV)"),
+        ("import os; os.kill(os.getpid(), 40)", "the NVIDIA driver ended the process (signal 40)"),
+        ("import time; time.sleep(60)", "the NVIDIA driver did not answer in 1 seconds"),
+        ("print('{}')", "the NVIDIA driver gave an answer that cannot be read"),
+        ("print('cuInit')", "the NVIDIA driver gave an answer that cannot be read"),
     ],
 )
 def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(

@@ -52,7 +52,7 @@ def mlp() -> onnx.ModelProto:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
-    monkeypatch.setattr(process, "_process", process._Process())
+    monkeypatch.setattr(process, "state", process.State())
     monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
     monkeypatch.setattr(home, "chosen_cache", _not_the_users_own(tmp_path / "cache"))
     monkeypatch.delenv(IGNORE_PERFORMANCE, raising=False)
@@ -122,9 +122,9 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
 
 
 def missing_cublas(release: int) -> Any:
-    from amp_rewrite.runtime.gpu import Found, Library
+    from amp_rewrite.runtime.gpu import Library
 
-    return (Found(Library("libcublas.so.13", "r", "b", True), None), Found(Library("o.so", "r", "b", False), None))
+    return (Library("libcublas.so.13", "r", "b", True), Library("o.so", "r", "b", False))
 
 
 def test_a_gpu_that_is_too_slow_is_named(machine: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,9 @@ def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> Non
     with pytest.raises(PolicyError) as error:
         Session(mlp(), policy="float16")
     assert str(error.value) == (
-        "a Session keeps inputs and outputs as they are, and policy 'float16' does not; use mixed_float16, and"
-        " io='low' for low inputs and outputs"
+        "policy 'float16' does not keep results in float32; use mixed_float16, and io='low' for low inputs and outputs"
     )
-    with pytest.raises(PolicyError, match=r"policy 'p=float32,c=float16,o=float16' does not; use mixed_float16"):
+    with pytest.raises(PolicyError, match=r"policy 'p=float32,c=float16,o=float16' does not keep results in float32"):
         Session(mlp(), policy="c=f16,o=f16")
     with pytest.raises(PolicyError, match=r"^device '-1' is not a GPU's number; count from 0$"):
         Session(mlp(), device=-1, providers=[CUDA, CPU])
@@ -221,7 +220,7 @@ def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatc
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
     machine.setenv(IGNORE_PERFORMANCE, "1")
-    machine.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    machine.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
         with pytest.raises(
@@ -234,7 +233,7 @@ def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.Monke
 def test_a_loss_scale_without_an_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^loss scale 8 needs an optimizer; pass opt, or omit the loss scale$"):
         amp_rewrite.enable_mixed_precision_graph_rewrite(None, 8)  # type: ignore[call-overload]
-    assert not process.rewrites()
+    assert not process.state.rewriting
 
 
 # -- providers -----------------------------------------------------------------------------------------

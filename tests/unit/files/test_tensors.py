@@ -13,8 +13,11 @@ from onnx import TensorProto, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors
+from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import Source, Sources
 from unit.files.test_casting import edges
+
+NO_MODEL = Model(onnx.ModelProto())
 
 
 def stub(folder: Path, values: np.ndarray, *, skip: int = 8) -> TensorProto:
@@ -67,8 +70,8 @@ def test_baking_a_stub_and_baking_values_in_memory_give_the_same_values(tmp_path
     lazy.doc_string = "kept"
     eager = numpy_helper.from_array(values, "w")
     with Sources() as sources:
-        first = tensors.baked(lazy, to, name="v", sources=sources)
-        second = tensors.baked(eager, to, name="v", sources=sources)
+        first = baked(lazy, to, name="v", model=NO_MODEL)
+        second = baked(eager, to, name="v", model=NO_MODEL)
         assert tensors.is_stub(first) and not tensors.is_stub(second)
         assert (first.name, first.data_type, first.doc_string) == ("v", to.code, "kept")
         assert tensors.nbytes(first) == tensors.nbytes(second) == 2 * values.size
@@ -81,19 +84,16 @@ def test_baking_a_stub_and_baking_values_in_memory_give_the_same_values(tmp_path
 def test_baking_twice_rounds_twice_as_asked(tmp_path):
     value = np.array([1 + 2.0**-8 + 2.0**-12], np.float32)
     with Sources() as sources:
-        once = tensors.baked(stub(tmp_path, value), DType.BFLOAT16, sources=sources)
-        again = tensors.baked(once, DType.FLOAT16, sources=sources)
+        once = baked(stub(tmp_path, value), DType.BFLOAT16, model=NO_MODEL)
+        again = baked(once, DType.FLOAT16, model=NO_MODEL)
         assert tensors.array(again, sources).tolist() == [1 + 2.0**-7]
 
 
 @pytest.mark.parametrize("value", [np.array([1], np.int64), np.array(["a"], object)])
 def test_only_floating_tensors_are_baked(value):
     tensor = numpy_helper.from_array(value, "n")
-    with (
-        Sources() as sources,
-        pytest.raises(ModelError, match=r"tensor 'n' is .*; only floating types cast to float16"),
-    ):
-        tensors.baked(tensor, DType.FLOAT16, sources=sources)
+    with pytest.raises(ModelError, match=r"tensor 'n' is .*; only floating types cast to float16"):
+        baked(tensor, DType.FLOAT16, model=NO_MODEL)
 
 
 def test_a_file_that_changed_since_is_not_read(tmp_path):

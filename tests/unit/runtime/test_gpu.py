@@ -150,7 +150,7 @@ def test_libraries_load_from_the_loader_or_pip_and_a_missing_one_has_a_command(
         return object()
 
     found = libraries(13, load, ["", str(tmp_path)])
-    assert {f.library.name: f.where for f in found} == {
+    assert {f.name: f.where for f in found} == {
         "libcublasLt.so.13": "system",
         "libcublas.so.13": "system",
         "libcudart.so.13": "pip",
@@ -159,7 +159,7 @@ def test_libraries_load_from_the_loader_or_pip_and_a_missing_one_has_a_command(
         "libnvrtc.so.13": None,
         "libcudnn.so.9": None,
     }
-    assert pip_line(f.library for f in found if f.where is None) == (
+    assert pip_line(f for f in found if f.where is None) == (
         "python -m pip install 'nvidia-curand~=10.0' 'nvidia-cufft~=12.0' 'nvidia-cuda-nvrtc~=13.0'"
         " 'nvidia-cudnn-cu13~=9.0'"
     )
@@ -173,7 +173,7 @@ def test_two_libraries_of_one_package_are_installed_once() -> None:
     def nothing(name: str) -> object:
         raise OSError(name)
 
-    missing = [f.library for f in libraries(12, nothing, [])]
+    missing = libraries(12, nothing, [])
     assert pip_line(missing).count("nvidia-cublas-cu12") == 1
     assert [library.name for library in missing if library.needed] == [
         "libcublasLt.so.12",

@@ -17,8 +17,8 @@ import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import check_attribute
-from amp_rewrite.settings.op_lists import Color, OpLists, environment_edits, lists_folder, load_lists
+from amp_rewrite.settings.list_entry import Color, check_attribute
+from amp_rewrite.settings.op_lists import OpLists, environment_edits, lists_folder, load_lists
 from support.paths import ROOT
 
 SHIPPED = [(to, base) for to in (DType.FLOAT16, DType.BFLOAT16) for base in ("float16", "bfloat16", "tensorflow")]

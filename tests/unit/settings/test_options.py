@@ -15,8 +15,10 @@ import pytest
 
 from amp_rewrite import convert, repair
 from amp_rewrite.settings.config_file import Settings
-from amp_rewrite.settings.options import DEFAULTS, KEYWORDS, OPTIONS, Options, Painting, Request
+from amp_rewrite.settings.options import KEYWORDS, OPTIONS, Options, Painting, Request
 from support.paths import ROOT
+
+DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
 
 
 def test_each_option_has_a_type_and_a_default() -> None:

@@ -27,8 +27,8 @@ from amp_rewrite.train.update.optimizers import SGD, Adam
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(process, "_process", process._Process())
-    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 
 
@@ -323,9 +323,9 @@ def test_a_loss_without_its_batch_says_so() -> None:
 
 def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops_it() -> None:
     opt = enable_mixed_precision_graph_rewrite(SGD(0.5))
-    assert (opt.loss_scale(), process.rewrites()) == (2.0**15, True)
+    assert (opt.loss_scale(), process.state.rewriting) == (2.0**15, True)
     disable_mixed_precision_graph_rewrite()
-    assert not process.rewrites()
+    assert not process.state.rewriting
     assert opt.loss_scale() == 2.0**15
 
 
@@ -340,7 +340,7 @@ def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message:
     with pytest.raises(TrainingError) as error:
         enable_mixed_precision_graph_rewrite(opt)
     assert str(error.value) == message
-    assert not process.rewrites()
+    assert not process.state.rewriting
 
 
 def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:
@@ -355,8 +355,8 @@ def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first()
 
 
 def test_open_sessions_are_warned_of_before_the_optimizer_is_looked_at() -> None:
-    process.plain_session_made()
-    process.plain_session_made()
+    process.state.plain_sessions += 1
+    process.state.plain_sessions += 1
     message = "^2 sessions were opened before the mixed precision graph rewrite was enabled; what is open stays as it"
     with pytest.warns(UserWarning, match=message), pytest.raises(TrainingError):
         enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]

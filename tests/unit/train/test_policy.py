@@ -25,8 +25,8 @@ F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No policy, no rewrite, and a fast GPU."""
-    monkeypatch.setattr(process, "_process", process._Process())
-    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "state", process.State())
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
     yield
 
 
@@ -205,11 +205,11 @@ def test_a_plain_form_that_is_none_is_refused() -> None:
 
 
 def test_the_process_policy_is_float32_until_one_is_set_and_after_it_is_withdrawn() -> None:
-    assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
+    assert (global_policy(), process.state.policy is not None) == (Policy("float32"), False)
     set_policy("mixed_float16")
-    assert (global_policy(), process.policy_was_set()) == (Policy("mixed_float16"), True)
+    assert (global_policy(), process.state.policy is not None) == (Policy("mixed_float16"), True)
     set_policy(None)
-    assert (global_policy(), process.policy_was_set()) == (Policy("float32"), False)
+    assert (global_policy(), process.state.policy is not None) == (Policy("float32"), False)
 
 
 def test_a_scope_ends_with_what_was_there_before_even_after_an_error() -> None:
@@ -228,11 +228,11 @@ def test_a_process_does_not_compute_in_what_is_not_floating(name: str) -> None:
         f"a policy for a whole process must compute in a floating type, but {name!r} does not;"
         f" use mixed_float16, mixed_bfloat16 or float32"
     )
-    assert not process.policy_was_set()
+    assert process.state.policy is None
 
 
 def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowed() -> None:
-    process.switch(True)
+    process.state.rewriting = True
     with pytest.raises(PolicyError) as error:
         set_policy("mixed_float16")
     assert str(error.value) == (
@@ -244,7 +244,7 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
 
 
 def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
+    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "these GPUs have less: P100, compute capability 6.0 \\(x2\\)$"
     with pytest.warns(UserWarning, match=message) as said:
@@ -254,7 +254,7 @@ def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.M
 
 
 def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_gpus", lambda: ())
+    monkeypatch.setattr(process, "listed_gpus", lambda: ())
     with pytest.warns(UserWarning, match="^no NVIDIA GPU was found here") as said, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in said] == [__file__]
