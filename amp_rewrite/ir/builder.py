@@ -68,10 +68,10 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 
 
 class Surroundings:
-    """Nodes before and after a node, and the constants that they read.
+    """Nodes before and after a replaced op, and the constants that they read.
 
-    A stem gives the same name in all replacements, so that their equal nodes become one. `op`: a replaced op in the
-    same graph. `typed`: the names of nodes before end with their type.
+    A stem gives the same name in all replacements, so that their equal nodes become one. `typed`: the names of nodes
+    before the op end with their type.
     """
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:
@@ -146,8 +146,6 @@ class Builder:
         """Return the element type of an appended input or constant."""
         return self._dtypes.get(name)
 
-    # -- nodes -----------------------------------------------------------------------------------------
-
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """Append a node with one output; return the output's name. Attributes of None are left out."""
         return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
@@ -182,8 +180,6 @@ class Builder:
     def name(self, source: str, result: str) -> None:
         """Append an Identity with this result: a free name, or the name of a value whose node was left out."""
         self.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
-
-    # -- constants ---------------------------------------------------------------------------------------
 
     def constant(self, values: Array) -> str:
         """Return a constant of the type and shape of the array."""

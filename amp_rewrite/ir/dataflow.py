@@ -17,10 +17,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
-from amp_rewrite.ir.view import Op, OpId, Scope, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Cause = TypeVar("Cause")
-_Pairs = Iterable[tuple[ValueId | None, ValueId | None]]
 Step = Callable[[Op], ValueId | None]
 """The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
 
@@ -257,23 +256,21 @@ def _reach(
     return seen
 
 
+_OFFSETS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
+"""The first inputs of an op and of its body that correspond, and the body's first output. A Loop's body has the
+iteration number and the condition as first inputs, and the condition as first output."""
+
+
 def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
     """Yield pairs of a value and its source at the edges of bodies, carried state included."""
     yield from ((body_input, body_output) for body_output, body_input in view.carried)
     for scope in view.scopes:
-        if scope.owner is not None:
-            into, out = _edges(view, view.ops[scope.owner], scope)
-            yield from ((a, b) for a, b in (*into, *out) if a is not None and b is not None)
-
-
-def _edges(view: View, op: Op, scope: Scope) -> tuple[_Pairs, _Pairs]:
-    """Return pairs (body input, owner's input) and (owner's output, body output), as the operator pairs them."""
-    if op.kind == "If":
-        return (), zip(op.outputs, scope.outputs, strict=False)
-    if op.kind == "Loop":
-        # The body's first two inputs are the iteration number and the condition; its first output the condition.
-        return zip(scope.inputs[2:], op.inputs[2:], strict=False), zip(op.outputs, scope.outputs[1:], strict=False)
-    if op.kind in ("Scan", "SequenceMap"):
-        skip = 1 if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN else 0
-        return zip(scope.inputs, op.inputs[skip:], strict=False), zip(op.outputs, scope.outputs, strict=False)
-    return (), ()
+        op = view.ops[scope.owner] if scope.owner is not None else None
+        if op is None or op.kind not in _OFFSETS:
+            continue
+        owner_input, body_input, body_output = _OFFSETS[op.kind]
+        if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN:
+            owner_input = 1
+        inputs = zip(scope.inputs[body_input:], op.inputs[owner_input:], strict=False)
+        outputs = zip(op.outputs, scope.outputs[body_output:], strict=False)
+        yield from ((a, b) for a, b in (*inputs, *outputs) if a is not None and b is not None)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 
 Slots = Mapping[str, Sequence[int]]
 """Inputs by op."""
-
 ALL = range(1 << 16)
 """All inputs."""
 
@@ -136,19 +135,14 @@ def _ops(word: str) -> frozenset[str]:
 
 COPIES = _slots(0, "copies:")
 """Ops whose result consists of elements of these inputs."""
-
 SELECTIONS = _slots(0, "selects:")
 """Ops whose result consists of elements of these inputs, chosen by comparison."""
-
 ARITHMETIC = _slots(0, "computes:")
 """Elementwise arithmetic."""
-
 REDUCTIONS = _slots(0, "reduces:")
 """Small reductions, and the running sum."""
-
 CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}
 """All ops that a walk along numbers passes."""
-
 SHAPE_SLOTS: Slots = _slots(1)
 """The inputs that state a shape, an axis, a size, a scale, a count or a position. Resize has its scales in slot 1 at
 opset 10, and behind the region of interest from 11 on; sizes follow."""
@@ -157,31 +151,22 @@ opset 10, and behind the region of interest from 11 on; sizes follow."""
 
 RELABELS = _ops("relabels")
 """Ops that keep all elements in order and change at most the shape: no memory moves."""
-
 MOVES = _ops("moves")
 """Ops that give all elements of their first input, moved or repeated, and no others."""
-
 PERMUTES = _ops("permutes")
 """Ops that give each element of their first input exactly once."""
-
 PICKS = _ops("picks")
 """Ops that read a part of their first input, stated by the other inputs."""
-
 FILLS = _ops("fills")
 """Ops that copy their first input and put input 2 in some places."""
-
 SCATTERS = FILLS - {"Pad"}
 """Fills whose places are an input."""
-
 CASTS = _ops("casts")
 """Ops that only change the element type."""
-
 SEEN_THROUGH = _ops("see_through")
 """Ops that onnxruntime looks through when it fuses a normalization."""
-
 ELEMENTLESS = _ops("elementless")
 """Ops that read the shape of a value and none of its elements."""
-
 VIEWS = RELABELS | ELEMENTLESS | {"Constant"}
 """Ops that rename or relabel memory: a kernel moves nothing."""
 
@@ -189,16 +174,12 @@ VIEWS = RELABELS | ELEMENTLESS | {"Constant"}
 
 RANDOM = _ops("random")
 """Ops that draw random numbers."""
-
 UNREPEATABLE = RANDOM | {"Dropout"}
 """Ops whose results may differ from run to run."""
-
 GENERATORS = _ops("generates")
 """Generators of constants. No provider has a half-precision kernel for them."""
-
 LABEL_LOSSES = _ops("label_loss")
 """Losses that compare scores with labels."""
-
 QUANTIZES, DEQUANTIZES = _ops("quantizes"), _ops("dequantizes")
 """Ops to and from integers or 8-bit floats with a scale, those of onnxruntime included."""
 
@@ -206,31 +187,22 @@ QUANTIZES, DEQUANTIZES = _ops("quantizes"), _ops("dequantizes")
 
 SUMS = _ops("sums")
 """Elementwise sums and differences."""
-
 PAIR_SUMS = SUMS - {"Sum"}
 """Sums of exactly two operands."""
-
 SCALINGS = _ops("scales")
 """Elementwise products and quotients."""
-
 AFFINE = SUMS | SCALINGS | {"Neg"}
 """Elementwise ops that are affine in one operand if all others are constant."""
-
 SQUARES = _ops("squares")
 """Ops that models write a square with."""
-
 MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops("magnifies"), (0,))}
 """Ops in which small elements of these inputs count as much as large ones."""
-
 ROUNDS = _ops("rounds")
 """Ops that round to integers."""
-
 PERIODIC = _ops("periodic")
 """Ops that read an angle."""
-
 CORRECTLY_ROUNDED = _ops("ieee")
 """Arithmetic with the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
-
 EXACT = _ops("exact")
 """Ops that turn values of a low type into values of that type, with any attributes: copies, selections, and roundings
 to integers. The float32 kernel keeps to the low type for all inputs, infinities included; MaxPool starts from the
@@ -240,16 +212,12 @@ lowest float32 and is not exact. `exact_ops` adds ops that are exact with some a
 
 BOUNDED = _ops("bounded")
 """Ops whose results lie between -1 and 1."""
-
 CONTRACTS = _ops("contracts")
 """Ops whose results are no larger than their first input."""
-
 SMALL = _ops("small")
 """Ops whose results are finite and small for all inputs: normalizations, and the last ops of layers."""
-
 SQUEEZES = _ops("squeezes")
 """Ops that map distant values to near ones, close to 0 or 1."""
-
 SOFTMAXES = _ops("softmax")
 """Softmax, its logarithm, and onnxruntime's softmax of a sum."""
 
@@ -257,13 +225,10 @@ SOFTMAXES = _ops("softmax")
 
 PRODUCTS = _ops("multiplies")
 """Products of matrices."""
-
 LAYERS = _ops("layer")
 """Products and convolutions with weights, of two operands and perhaps a bias."""
-
 RECURRENT = _ops("recurrent")
 """Recurrent cells."""
-
 HEAVY = _ops("heavy")
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 
@@ -271,6 +236,5 @@ HEAVY = _ops("heavy")
 
 SAME_SHAPE = _ops("same_shape")
 """Ops whose first result has the shape of their first input."""
-
 BROADCASTS = _ops("broadcasts")
 """Ops whose result has the shape that all inputs broadcast to."""

@@ -72,17 +72,14 @@ def type_of_proto(proto: onnx.TypeProto) -> ValueType | None:
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return ValueType(TENSOR, DType.of(proto.tensor_type.elem_type)) if proto.tensor_type.elem_type else None
-    if kind == "sequence_type":
-        inner = type_of_proto(proto.sequence_type.elem_type)
-        return ValueType("seq", inner.dtype if inner and inner.container == TENSOR else None)
-    if kind == "optional_type":
-        inner = type_of_proto(proto.optional_type.elem_type)
-        if inner is None:
-            return ValueType("optional", None)
-        return ValueType("optional(seq)" if inner.container == "seq" else "optional", inner.dtype)
     if kind == "sparse_tensor_type":
         return ValueType("sparse_tensor", DType.of(proto.sparse_tensor_type.elem_type))
-    return ValueType("map", None) if kind else None
+    if kind not in ("sequence_type", "optional_type"):
+        return ValueType("map", None) if kind else None
+    inner = type_of_proto(getattr(proto, kind).elem_type) or ValueType(TENSOR, None)
+    if kind == "sequence_type":
+        return ValueType("seq", inner.dtype if inner.container == TENSOR else None)
+    return ValueType("optional(seq)" if inner.container == "seq" else "optional", inner.dtype)
 
 
 def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
@@ -143,13 +140,10 @@ class Signature:
         params = self.outputs
         return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
 
-    def legal(self, variable: str) -> frozenset[str]:
-        """Return the legal type strings of a variable; a fixed type is its only choice."""
-        return self.types.get(variable.split("[", 1)[0], frozenset((variable,)))
-
     def admits(self, variable: str, dtype: DType) -> bool:
         """True if tensors (or sequences, for a sequence variable) of this element type are legal."""
-        return any(parse_type(t).dtype is dtype for t in self.legal(variable))
+        legal = self.types.get(variable.split("[", 1)[0], (variable,))  # a fixed type is its only choice
+        return any(parse_type(t).dtype is dtype for t in legal)
 
 
 def _formal(params: tuple[Param, ...], slot: int) -> Param | None:

@@ -43,10 +43,8 @@ def _normalized(value: Pattern, squared: Pattern, reductions: str, between: tupl
     square = either(op("Pow", squared, Value(test=_two)), op("Mul", squared, squared))
     total = op(reductions, square)
     size = either(op("Add", total, Value("guard", read=True)), op("Max|Clip", total), total)
-    root = either(
-        op("Sqrt", size, name=ANCHOR),
-        op("Pow", size, Value(test=lambda view, value: not _negative(view, value), read=True), name=ANCHOR),
-    )
+    power = Value(test=lambda view, value: not _negative(view, value), read=True)
+    root = either(op("Sqrt", size, name=ANCHOR), op("Pow", size, power, name=ANCHOR))
     divisor = Through(between, root)
     inverse_root = op("Pow", size, Value(test=_negative, read=True), name=ANCHOR)
     inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", Value(test=weight), divisor))

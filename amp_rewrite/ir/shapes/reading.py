@@ -65,10 +65,10 @@ class Reading:
             raise Unknown
         return numbers
 
-    def axes(self, slot: int = 1) -> tuple[int, ...]:
+    def axes(self) -> tuple[int, ...]:
         """Return the axes that an attribute or an input states. Unknown if they are not known."""
         stated = attribute(self.op.node, "axes")
-        return tuple(stated.ints) if stated is not None else self.integers(slot)
+        return tuple(stated.ints) if stated is not None else self.integers(1)
 
     def widest(self, a: Dim, b: Dim) -> Dim:
         """Return the size that two broadcast to: they are equal, or one is 1."""

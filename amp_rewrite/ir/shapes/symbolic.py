@@ -66,14 +66,11 @@ def over(a: Dim, b: Dim) -> Dim:
         return None
     total = {}
     for whole, n in _terms(a).items():
-        rest = list(whole)
-        for name in names:
-            if name not in rest:
-                return None
-            rest.remove(name)
-        if n % divisor:
+        rest = Counter(whole)
+        rest.subtract(names)
+        if n % divisor or min(rest.values(), default=0) < 0:
             return None
-        total[tuple(rest)] = n // divisor
+        total[tuple(sorted(rest.elements()))] = n // divisor
     return _dim(total)
 
 
@@ -104,11 +101,9 @@ def _terms(dim: int | str | Size) -> dict[tuple[str, ...], int]:
 
 def _dim(terms: Mapping[tuple[str, ...], int]) -> Dim:
     kept = {names: n for names, n in terms.items() if n}
-    if not kept:
-        return 0
     if len(kept) > _MOST_TERMS:
         return None
-    ((names, n), *more) = kept.items()
+    ((names, n), *more) = kept.items() or [((), 0)]
     if not more and not names:
         return n
     return names[0] if not more and n == 1 and len(names) == 1 else Size(tuple(sorted(kept.items())))
