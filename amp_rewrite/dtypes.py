@@ -42,24 +42,24 @@ class DType(Enum):
     UINT2 = 25
     INT2 = 26
 
-    # Plain attributes: they are asked for several times per node, where a property of an Enum is slow.
+    # Plain attributes: hot paths read them several times per node, and a property of an Enum is slow.
     code: int
     """The `TensorProto.DataType` code."""
     spelling: str
-    """The name that people type and reports print: "float32", "float16", "int64" …"""
+    """The name in options and reports: "float32", "float16", "int64" …"""
     onnx_name: str
     """The name inside ONNX type strings such as "tensor(float)"."""
     floating: bool
-    """Whether this is one of the four types that the pass reasons about."""
+    """True for the four floating types that a conversion may change."""
     low: bool
-    """Whether this is a type that mixed precision lowers to."""
+    """True for the types that mixed precision lowers to."""
     bits: int
     """Bits per element; 0 for strings."""
 
-    __hash__ = object.__hash__  # members are single; Enum's own hashes the name, in Python
+    __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of `elements` packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
+        """Return the bytes of `elements` packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
         return (elements * self.bits + 7) // 8
 
     @property
@@ -94,8 +94,8 @@ class DType(Enum):
             return np.dtype(name)
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return found
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
 
     def _limits(self) -> tuple[float, float, float]:
         try:
@@ -105,17 +105,17 @@ class DType(Enum):
 
     @classmethod
     def of(cls, code: int) -> DType | None:
-        """The type of a `TensorProto.DataType` code; None for UNDEFINED and codes unknown here."""
+        """Return the type of a `TensorProto.DataType` code; None for UNDEFINED and unknown codes."""
         return _BY_CODE.get(code)
 
     @classmethod
     def parse(cls, spelling: str) -> DType:
-        """The type spelled "float16", "f16", "half", "bf16", "float32" …; PolicyError for anything else."""
-        found = _PARSE.get(spelling.strip().lower())
-        if found is None:
+        """Return the type spelled "float16", "f16", "half", "bf16", "float32" …; PolicyError for other words."""
+        dtype = _PARSE.get(spelling.strip().lower())
+        if dtype is None:
             names = "float16 (f16, half), bfloat16 (bf16), float32 (f32, float)"
             raise PolicyError(f"unknown element type {spelling!r}; use one of {names}")
-        return found
+        return dtype
 
 
 # IEEE 754 binary16/32/64; bfloat16 is binary32 with the low 16 bits of the significand dropped.
@@ -139,13 +139,12 @@ _NUMPY = {
 }
 _BITS = {
     DType.STRING: 0,
-    **dict.fromkeys((DType.UINT8, DType.INT8, DType.BOOL), 8),
+    **dict.fromkeys((DType.UINT8, DType.INT8, DType.BOOL, DType.FLOAT8E8M0), 8),
+    **dict.fromkeys((DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ), 8),
     **dict.fromkeys((DType.UINT16, DType.INT16, DType.FLOAT16, DType.BFLOAT16), 16),
     **dict.fromkeys((DType.FLOAT, DType.INT32, DType.UINT32), 32),
     **dict.fromkeys((DType.DOUBLE, DType.INT64, DType.UINT64, DType.COMPLEX64), 64),
     DType.COMPLEX128: 128,
-    **dict.fromkeys((DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2), 8),
-    **dict.fromkeys((DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0), 8),
     **dict.fromkeys((DType.UINT4, DType.INT4, DType.FLOAT4E2M1), 4),
     **dict.fromkeys((DType.UINT2, DType.INT2), 2),
 }

@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose.
+"""The errors of this package.
 
     AmpRewriteError
     ├── ModelError         a model cannot be read, is invalid, or cannot be written
@@ -9,12 +9,12 @@
     ├── FeedError          data to feed a model is missing, damaged, or does not fit its inputs
     ├── EvidenceError      measured ranges cannot be read, or are those of another model or type
     ├── ReportError        a report file cannot be read or written
-    ├── GradientError      a gradient is asked for that does not exist, or that no rule gives
+    ├── GradientError      a requested gradient does not exist, or has no rule
     ├── TrainingError      a loss scale, optimizer, training step or checkpoint is malformed; also a ValueError
-    ├── MachineError       this machine lacks what something needs: a library, a registry that can be read
+    ├── MachineError       this machine lacks a requirement: a library, or a readable registry
     └── ConfigError        a configuration file or environment variable is malformed
 
-Each message names the thing, the fact and the way out.
+Each message names the cause, what it means, and the remedy.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class ConfigError(AmpRewriteError):
 
 
 class MachineError(AmpRewriteError):
-    """This machine lacks what something needs: a library, or a registry that can be read."""
+    """This machine lacks a requirement: a library, or a readable registry."""
 
 
 class GradientError(AmpRewriteError):
-    """A gradient is asked for that does not exist, or that no rule gives."""
+    """A requested gradient does not exist, or has no rule."""
 
 
 def advice(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -85,7 +85,7 @@ def advice(word: str, known: Iterable[str], otherwise: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One fact: its kind ("saturated", "unknown_type" …), what it is about, and one line for people."""
+    """A fact: its kind ("saturated", "unknown_type" …), its subject, and a message of one line."""
 
     kind: str
     subject: str

@@ -24,8 +24,8 @@ def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], li
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = homes[name]
         # `from amp_rewrite import train` exports a module, not a name in one.
-        found = import_module(f"{module}.{name}") if module == package else getattr(import_module(module), name)
-        setattr(home, name, found)
-        return found
+        value = import_module(f"{module}.{name}") if module == package else getattr(import_module(module), name)
+        setattr(home, name, value)
+        return value
 
     return getattr_, lambda: sorted(homes), sorted(homes)

@@ -1,4 +1,4 @@
-"""The walk that indexes a model: its scopes, ops, values and uses, each value with its element type."""
+"""Index construction: the scopes, ops, values and uses of a model, and the element type of each value."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
-from amp_rewrite.ir.node_check import unstated, violation
+from amp_rewrite.ir.node_check import missing_value, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
-from amp_rewrite.ir.type_inference import handed_in, result_type, settle, state_pairs
+from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
+from amp_rewrite.ir.type_inference import body_input_types, result_type, settle, state_pairs
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
-_OPSETS = 1 << 31  # onnx counts them in an int
+_OPSETS = 1 << 31  # onnx stores a version in an int
 
 
 @dataclass(frozen=True)
 class Index:
-    """What the walk finds. Positions in the tuples are the ids of ops, values and scopes."""
+    """The parts of a model. Ids of ops, values and scopes are positions in these tuples."""
 
     opsets: Mapping[str, int]
     ops: tuple[Op, ...]
@@ -33,13 +33,13 @@ class Index:
     types: tuple[ValueType | None, ...]
     uses: tuple[tuple[Use, ...], ...]
     carried: tuple[tuple[ValueId, ValueId], ...]
-    """Pairs (body output, body input) through which a Loop or Scan hands state to its next iteration."""
+    """Pairs (body output, body input) that carry the state of a Loop or Scan to its next iteration."""
     names: frozenset[str] = field(repr=False)
-    """Every value and node name of the model, all scopes and functions: what a new name must avoid."""
+    """All names of values and nodes, in all scopes and functions. New names must differ from them."""
 
 
 def build(proto: ModelProto) -> Index:
-    """Index a model. ModelError, naming the node, when the graph is not one that can run. O(nodes + uses)."""
+    """Index a model. ModelError with the node's name if the graph cannot run. O(nodes + uses)."""
     walk = _Build(proto)
     walk.graph(proto.graph, None, "", "", ChainMap(), [])
     for function in proto.functions:
@@ -52,14 +52,14 @@ def build(proto: ModelProto) -> Index:
         tuple(walk.values),
         tuple(walk.scopes),
         tuple(walk.types),
-        tuple(tuple(uses) for uses in walk.uses),
+        tuple(map(tuple, walk.uses)),
         tuple(walk.carried),
         frozenset(walk.names),
     )
 
 
 def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
-    """The graphs in a node's attributes, each with the attribute's name."""
+    """Yield the graphs in a node's attributes, each with the attribute's name."""
     return _graphs(node.attribute[:])
 
 
@@ -72,34 +72,32 @@ def _graphs(stated: Iterable[AttributeProto]) -> Iterator[tuple[str, GraphProto]
 
 
 def check_imports(proto: ModelProto) -> None:
-    """ModelError for opsets, and names of local functions, that onnx does not take."""
+    """Raise ModelError for opset imports or names of local functions that onnx does not accept."""
     for function in proto.functions:
         _refuse_bytes((function.domain, function.name), "the domain or name of a function")
-    for holder in (proto, *proto.functions):
-        what = f"function {holder.name!r}" if isinstance(holder, FunctionProto) else "the model"
-        _refuse_bytes([imported.domain for imported in holder.opset_import], "the domain of an opset import")
+    holders = (("the model", proto), *((f"function {f.name!r}", f) for f in proto.functions))
+    for what, holder in holders:
         versions: dict[str, int] = {}
         for imported in holder.opset_import:
+            _refuse_bytes((imported.domain,), "the domain of an opset import")
             domain = normal_domain(imported.domain) or "ai.onnx"
             if not 0 < imported.version < _OPSETS:
-                raise ModelError(f"{what} imports {domain} opset {imported.version}, which is none; correct it")
+                raise ModelError(f"{what} imports {domain} opset {imported.version}, which does not exist; correct it")
             if versions.setdefault(domain, imported.version) != imported.version:
                 raise ModelError(f"{what} imports {domain} opsets {versions[domain]} and {imported.version}; keep one")
 
 
 def _refuse_untyped(formal: ValueInfoProto) -> None:
-    """Of what is fed to a model the type is known; onnx's checker lets pass what its inference then refuses."""
-    tensor = formal.type.tensor_type
-    if formal.type.WhichOneof("value") == "tensor_type" and tensor.elem_type and DType.of(tensor.elem_type) is None:
-        raise ModelError(
-            f"input {formal.name!r} has the unknown element type {tensor.elem_type}; a newer amp-rewrite may know it"
-        )
-    if formal.type.WhichOneof("value") is None or (formal.type.HasField("tensor_type") and not tensor.elem_type):
+    """Raise ModelError for a model input without a known type, which onnx's checker accepts but not its inference."""
+    kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
+    if kind == "tensor_type" and code and DType.of(code) is None:
+        raise ModelError(f"input {formal.name!r} has the unknown element type {code}; a newer amp-rewrite may know it")
+    if kind is None or (kind == "tensor_type" and not code):
         raise ModelError(f"input {formal.name!r} states no element type; declare one, or export the model again")
 
 
 def _refuse_bytes(texts: Iterable[str], what: str) -> None:
-    """ModelError for text that is not UTF-8, which protobuf hands out as bytes."""
+    """Raise ModelError for text that is not UTF-8, which protobuf returns as bytes."""
     for text in texts:
         if isinstance(text, bytes):
             raise ModelError(f"{what} is not UTF-8: {text[:80]!r}; the file is damaged, export it again")
@@ -114,27 +112,20 @@ def _names(nodes: Iterable[NodeProto]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The graph being walked: what its names mean, what it declares, what it gives out."""
+    """A graph under construction: its visible names, declared types and outputs."""
 
     scope: ScopeId
     path: str
     main: bool
     visible: ChainMap[str, ValueId]
     own: dict[str, ValueId]
-    """The innermost map of `visible`: most reads end there."""
+    """The innermost map of `visible`, which holds most names that are read."""
     declared: Mapping[str, ValueType]
     outputs: frozenset[str]
 
-    def define(self, name: str, value: ValueId) -> None:
-        if name in self.own:
-            where = f"graph {self.path or 'main'!r}"
-            raise ModelError(f"{where}: value {name!r} is defined twice; rename one of the two")
-        self.own[name] = value
-
-    def find(self, name: str) -> ValueId | None:
-        """The value that a name means here; None if it means none."""
-        found = self.own.get(name)
-        return found if found is not None else self.visible.get(name)
+    @property
+    def where(self) -> str:
+        return f"graph {self.path or 'main'!r}"
 
 
 _Kind = tuple[str, str, str, Signature | None]
@@ -152,7 +143,7 @@ class _Build:
     names: set[str] = field(default_factory=set)
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
     sound: set[tuple[Signature, int, int]] = field(default_factory=set)
-    """Schemas that nodes of so many inputs and outputs, and without attributes, do not break."""
+    """Schemas, with the numbers of inputs and outputs that nodes without attributes may have."""
 
     def __post_init__(self) -> None:
         check_imports(self.proto)
@@ -168,36 +159,28 @@ class _Build:
         attribute: str,
         path: str,
         visible: ChainMap[str, ValueId],
-        outer: list[ValueType | None],
+        outer: Sequence[ValueType | None],
     ) -> ScopeId:
-        """Index one graph. `outer` are the types that the owner hands to the formal inputs."""
+        """Index a graph. `outer`: the types of its formal inputs by its owner."""
         scope = Scope(ScopeId(len(self.scopes)), parent, None, attribute, path, graph, (), (), ())
         self.scopes.append(scope)
-        declared = ((v.name, type_of_proto(v.type)) for v in (*graph.value_info, *graph.output))
+        formals = (*graph.value_info, *graph.output)
+        self.names.update(v.name for v in formals)
+        declared = {v.name: stated for v in formals if (stated := type_of_proto(v.type)) is not None}
+        public = frozenset(o.name for o in graph.output) if parent is None else frozenset()
         own: dict[str, ValueId] = {}
-        frame = _Frame(
-            scope.id,
-            path,
-            parent is None,
-            visible.new_child(own),
-            own,
-            {name: t for name, t in declared if t is not None},
-            frozenset(o.name for o in graph.output) if parent is None else frozenset(),
-        )
-        self.names.update(v.name for v in (*graph.value_info, *graph.output))
+        frame = _Frame(scope.id, path, parent is None, visible.new_child(own), own, declared, public)
         inputs = self._inputs(graph, frame, outer)
         ops = tuple(self._op(node, i, frame) for i, node in enumerate(graph.node))
-        outputs = []
         for out in graph.output:
             if out.name not in frame.visible:
-                where = f"graph {path or 'main'!r}"
-                raise ModelError(f"{where}: output {out.name!r} is produced by nothing; mend the model's graph")
-            outputs.append(frame.visible[out.name])
-        self.scopes[scope.id] = replace(scope, inputs=inputs, outputs=tuple(outputs), ops=ops)
+                raise ModelError(f"{frame.where}: output {out.name!r} is produced by nothing; mend the model's graph")
+        outputs = tuple(frame.visible[out.name] for out in graph.output)
+        self.scopes[scope.id] = replace(scope, inputs=inputs, outputs=outputs, ops=ops)
         return scope.id
 
-    def _inputs(self, graph: GraphProto, frame: _Frame, outer: list[ValueType | None]) -> tuple[ValueId, ...]:
-        """Define formal inputs and initializers; the inputs that a caller may feed, in order."""
+    def _inputs(self, graph: GraphProto, frame: _Frame, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
+        """Define formal inputs and initializers; return the inputs that a caller may feed, in order."""
         constants = {t.name: t for t in graph.initializer}
         may_override = frame.main and self.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
         inputs = []
@@ -233,19 +216,21 @@ class _Build:
         return ValueId(len(self.values))
 
     def _define(self, frame: _Frame, value: Value, vtype: ValueType | None) -> ValueId:
-        """Add a value, and let its name mean it in the frame."""
+        """Add a value, visible in the frame by its name."""
+        if value.name in frame.own:
+            raise ModelError(f"{frame.where}: value {value.name!r} is defined twice; rename one of the two")
+        frame.own[value.name] = value.id
         self.values.append(value)
         self.types.append(vtype)
         self.uses.append([])
         self.names.add(value.name)
-        frame.define(value.name, value.id)
         return value.id
 
     # -- nodes ---------------------------------------------------------------------------------------
 
     def _op(self, node: NodeProto, position: int, frame: _Frame) -> OpId:
-        # Each look at a field of a node makes an object anew: every field is asked for once, lists by a slice, which
-        # takes half as long as to iterate over them.
+        # Each access to a field of a node makes a new object, so each field is read once; lists as a slice, which takes
+        # half as long as to iterate over them.
         named, read, written, stated = node.name, node.input[:], node.output[:], node.attribute[:]
         domain, op_type, kind, schema = self._kind(node, position)
         if stated:
@@ -254,30 +239,30 @@ class _Build:
         self.names.add(name)
         own = frame.own
         inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
-        fault = self._violation(schema, read, written, stated) if schema is not None else unstated(stated)
+        fault = self._violation(schema, read, written, stated) if schema is not None else missing_value(stated)
         if fault:
             raise ModelError(f"node {name!r} ({op_type}) {fault}")
         graphs = list(_graphs(stated)) if stated else ()
-        mine = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
-        ids = count(len(self.values))  # what `_result` is about to give
+        scopes = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
+        ids = count(len(self.values))  # the ids of the values that `_result` defines below
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
-        made = OpId(len(self.ops))
-        op = Op(made, frame.scope, domain, op_type, name, node, inputs, outputs, mine, schema, kind)
+        op_id = OpId(len(self.ops))
+        op = Op(op_id, frame.scope, domain, op_type, name, node, inputs, outputs, scopes, schema, kind)
         for slot, out in enumerate(written):
             if out:
                 self._result(op, slot, out, frame, stated)
         self.ops.append(op)
         for slot, value in enumerate(inputs):
             if value is not None:
-                self.uses[value].append(Use(made, slot))
-        for body in mine:
-            self.scopes[body] = replace(self.scopes[body], owner=made)
-        return made
+                self.uses[value].append(Use(op_id, slot))
+        for body in scopes:
+            self.scopes[body] = replace(self.scopes[body], owner=op_id)
+        return op_id
 
     def _violation(
         self, schema: Signature, read: Sequence[str], written: Sequence[str], stated: Sequence[AttributeProto]
     ) -> str | None:
-        """How a node breaks its schema; most nodes of a model are like many others, which do not."""
+        """Return how a node breaks its schema, else None. Most nodes are like many others, and are checked once."""
         if stated or "" in read or "" in written:
             return violation(schema, read, written, stated)
         alike = schema, len(read), len(written)
@@ -289,26 +274,25 @@ class _Build:
         return fault
 
     def _kind(self, node: NodeProto, position: int) -> _Kind:
-        """Domain, type, both together, and schema of a node."""
+        """Return domain, type, both together, and schema of a node."""
         key = node.domain, node.op_type
-        found = self.kinds.get(key)
-        if found is None:
+        if key not in self.kinds:
             _refuse_bytes(key, f"node {position}: a part of it")
-            domain = normal_domain(key[0])
-            kind = f"{domain}::{key[1]}" if domain else key[1]
-            found = self.kinds[key] = domain, key[1], kind, self._signature(node, domain, key[1])
-        return found
+            domain, op_type = normal_domain(key[0]), key[1]
+            kind = f"{domain}::{op_type}" if domain else op_type
+            self.kinds[key] = domain, op_type, kind, self._signature(node, domain, op_type)
+        return self.kinds[key]
 
     def _read(self, frame: _Frame, node: str, op_type: str, name: str) -> ValueId | None:
         if not name:
             return None
-        found = frame.find(name)
-        if found is None:
+        value = frame.visible.get(name)
+        if value is None:
             raise ModelError(
                 f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
                 "the graph is cyclic, unsorted, or lacks an input"
             )
-        return found
+        return value
 
     def _bodies(
         self,
@@ -319,27 +303,27 @@ class _Build:
         inputs: tuple[ValueId | None, ...],
         graphs: Iterable[tuple[str, GraphProto]],
     ) -> tuple[ScopeId, ...]:
-        found: list[ScopeId] = []
+        scopes: list[ScopeId] = []
+        types = [self.types[v] if v is not None else None for v in inputs]
+        outer = body_input_types(node, domain, types, self.opsets.get("", 1))
         for attribute, graph in graphs:
-            least = len(node.output) + (domain == "" and node.op_type == "Loop")  # first comes whether it goes on
+            least = len(node.output) + (domain == "" and node.op_type == "Loop")  # a Loop's condition comes first
             if domain == "" and len(graph.output) < least:
                 raise ModelError(
                     f"node {name!r} ({node.op_type}) needs {least} outputs of its {attribute}, which has"
                     f" {len(graph.output)}; export it again"
                 )
-            given = [self.types[v] if v is not None else None for v in inputs]
-            outer = handed_in(node, domain, given, self.opsets.get("", 1))
-            path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a made name has the path in it already
+            path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a generated name contains the path
             body = self.graph(graph, frame.scope, attribute, path, frame.visible, outer)
             self.carried.extend(state_pairs(node, domain, self.scopes[body]))
-            found.append(body)
-        return tuple(found)
+            scopes.append(body)
+        return tuple(scopes)
 
     def _result(self, op: Op, slot: int, name: str, frame: _Frame, stated: Sequence[AttributeProto]) -> None:
-        """Define what the op writes there."""
+        """Define an output of an op."""
         vtype = result_type(op, slot, self.types, self.scopes)
         if op.signature is None and (vtype is None or vtype.dtype is None):
-            vtype = frame.declared.get(name, vtype)  # an unknown op: the declaration is all there is
+            vtype = frame.declared.get(name, vtype)  # an unknown op: only the declaration tells
         tensor = _constant_tensor(stated) if op.op_type == "Constant" and not op.domain else None
         public = name in frame.outputs
         self._define(frame, Value(self._next, frame.scope, name, Role.RESULT, op.id, public, False, tensor), vtype)
@@ -350,34 +334,24 @@ class _Build:
         opset = self.opsets.get(domain)
         if opset is None and domain == "" and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
             raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
-        found = signature(domain, op_type, opset or 1)
-        if found is None and domain == "":
+        schema = signature(domain, op_type, opset or 1)
+        if schema is None and domain == "":
             raise ModelError(
                 f"node {node.name or node.op_type!r}: ai.onnx opset {opset} has no operator {node.op_type!r} "
                 f"that onnx {onnx.__version__} knows; upgrade onnx or correct the opset import"
             )
-        return found
+        return schema
 
 
 def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:
-    """What a Constant node holds, as a tensor; None for sparse values."""
+    """Return the tensor of a Constant node; None for sparse values and strings."""
     for a in stated:
         if a.name == "value":
             tensor: TensorProto = a.t
             return tensor
-        if a.name in _PLAIN:
-            code, field_name = _PLAIN[a.name]
-            found = getattr(a, field_name)
+        dtype, field_name = PLAIN_CONSTANTS.get(a.name, (DType.STRING, ""))
+        if dtype is not DType.STRING:
+            held = getattr(a, field_name)
             listed = a.name.endswith("s")
-            return onnx.helper.make_tensor(
-                "", code, (len(found),) if listed else (), list(found) if listed else [found]
-            )
+            return onnx.helper.make_tensor("", dtype.code, (len(held),) if listed else (), held if listed else [held])
     return None
-
-
-_PLAIN = {
-    "value_float": (TensorProto.FLOAT, "f"),
-    "value_floats": (TensorProto.FLOAT, "floats"),
-    "value_int": (TensorProto.INT64, "i"),
-    "value_ints": (TensorProto.INT64, "ints"),
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ModelError
@@ -31,20 +32,18 @@ def new_node(op_type: str, inputs: Sequence[str], output: str, name: str = "", *
 
 def new_cast(source: str, result: str, to: DType, *, name: str = "", opset: int = FIRST_CAST_BY_CODE) -> NodeProto:
     """Return a Cast. Large models get as many as they have nodes, and make_node takes ten times as long."""
-    made: NodeProto = NodeProto.FromString(_nameless_cast(to, opset < FIRST_CAST_BY_CODE))
+    cast: NodeProto = NodeProto.FromString(_nameless_cast(to, opset < FIRST_CAST_BY_CODE))
     if name:
-        made.name = name
-    made.input.append(source)
-    made.output.append(result)
-    return made
+        cast.name = name
+    cast.input.append(source)
+    cast.output.append(result)
+    return cast
 
 
 @cache
 def _nameless_cast(to: DType, in_words: bool) -> bytes:
-    """A serialized Cast; before opset 6 it states its type as a word."""
-    stated = AttributeProto(name="to", type=AttributeProto.INT, i=to.code)
-    if in_words:
-        stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code))
+    """Return a serialized Cast; before opset 6 it states its type as a word."""
+    stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code) if in_words else to.code)
     serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
     return serialized
 
@@ -69,11 +68,10 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 
 
 class Surroundings:
-    """The nodes ahead of a node and behind it, and the constants that they read.
+    """Nodes before and after a replaced op, and the constants that they read.
 
-    Names are made from stems: the same stem gives the same name, in whichever replacement, so that equal nodes of
-    several replacements are one. `op`: one that is replaced, in the same graph. `typed`: the names of nodes ahead end
-    with their type.
+    A stem gives the same name in all replacements, so that their equal nodes become one. `typed`: the names of nodes
+    before the op end with their type.
     """
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:
@@ -83,7 +81,7 @@ class Surroundings:
         self.weights: list[TensorProto] = []
 
     def name(self, stem: str) -> str:
-        """Return a name that no value and no node of the model has."""
+        """Return a name that is not in the model."""
         return unused(stem + self._suffix, self._names)
 
     def constant(self, stem: str, values: Array) -> str:
@@ -93,13 +91,13 @@ class Surroundings:
         return name
 
     def before(self, op_type: str, inputs: Sequence[str], stem: str, **attributes: Any) -> str:
-        """Add a node ahead; return the name of its result."""
+        """Add a node before; return the name of its result."""
         name = self.name(stem)
         self.ahead.append(new_node(op_type, inputs, name, f"{name}_{op_type}" if self._typed else name, **attributes))
         return name
 
     def after(self, op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> None:
-        """Add a node behind, which makes `result`."""
+        """Add a node after, with `result` as its output."""
         self.behind.append(new_node(op_type, inputs, result, f"{result}_{op_type}", **attributes))
 
 
@@ -109,13 +107,13 @@ class Surroundings:
 class Builder:
     """Appends nodes with fresh names.
 
-    Nodes are named after a *region* and numbered. The same op on the same inputs with the same attributes is
-    appended once: asking for it again gives the same name, so callers may write formulas as they stand.
-    `opset` is that of ai.onnx; forms that differ between opsets have methods of their own.
+    Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes are one node:
+    asking for it again returns the same name, so that formulas can be written down as they are.
+    `opset` is that of ai.onnx; ops whose form depends on it have methods of their own.
     """
 
     error: type[AmpRewriteError] = ModelError
-    """Raised where the opset lacks a form."""
+    """The error for a form that the opset lacks."""
 
     def __init__(self, taken: set[str], *, opset: int, region: str) -> None:
         self.opset = opset
@@ -124,13 +122,11 @@ class Builder:
         self._region = region
         self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._dtypes: dict[str, DType] = {}
-        self._counts: dict[str, int] = {}
-
-    # -- names -----------------------------------------------------------------------------------------
+        self._counts: Counter[str] = Counter()
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Name the nodes that are appended inside `with` after another region: "update/Mul_3"."""
+        """Name nodes appended inside `with` after another region: "update/Mul_3"."""
         before, self._region = self._region, name
         try:
             yield
@@ -138,26 +134,24 @@ class Builder:
             self._region = before
 
     def fresh(self, name: str) -> str:
-        """Return the name, or one made from it, that no value and no node has; it is taken from now on."""
+        """Return a free name, made from this one, and take it."""
         return numbered(name, self._taken)
 
     def _numbered(self, op_type: str) -> str:
         stem = f"{self._region}/{op_type}"
-        self._counts[stem] = self._counts.get(stem, -1) + 1
-        return self.fresh(f"{stem}_{self._counts[stem]}")
+        self._counts[stem] += 1
+        return self.fresh(f"{stem}_{self._counts[stem] - 1}")
 
     def dtype(self, name: str) -> DType | None:
-        """Return the element type of an input or constant that was appended."""
+        """Return the element type of an appended input or constant."""
         return self._dtypes.get(name)
 
-    # -- nodes -----------------------------------------------------------------------------------------
-
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output; return the output's name. An attribute of None is left out."""
+        """Append a node with one output; return the output's name. Attributes of None are left out."""
         return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
 
     def ops(self, op_type: str, *inputs: str, results: int, domain: str = "", **attributes: Any) -> tuple[str, ...]:
-        """Append a node with several outputs; return their names. "" is an input left out."""
+        """Append a node with several outputs; return their names. "" stands for an omitted input."""
         return self._once(onnx.helper.make_node(op_type, inputs, [], domain=domain, **attributes), results)
 
     def like(self, node: NodeProto, inputs: Sequence[str]) -> tuple[str, ...]:
@@ -180,20 +174,18 @@ class Builder:
         return tuple(outputs)
 
     def append(self, node: NodeProto) -> None:
-        """Append a node as it is; its output names are the caller's, from `fresh`."""
+        """Append a node as it is, with output names from `fresh`."""
         self.nodes.append(node)
 
     def name(self, source: str, result: str) -> None:
-        """Append an Identity that gives a value another name, one that is free or whose node was left out."""
+        """Append an Identity with this result: a free name, or the name of a value whose node was left out."""
         self.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
-
-    # -- constants ---------------------------------------------------------------------------------------
 
     def constant(self, values: Array) -> str:
         """Return a constant of the type and shape of the array."""
-        found = self.op("Constant", value=onnx.numpy_helper.from_array(values))
-        self._dtypes[found] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
-        return found
+        name = self.op("Constant", value=onnx.numpy_helper.from_array(values))
+        self._dtypes[name] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
+        return name
 
     def scalar(self, value: float, dtype: DType) -> str:
         """Return a constant of rank 0."""
@@ -206,7 +198,7 @@ class Builder:
     # -- forms that differ between opsets ----------------------------------------------------------------
 
     def requires(self, opset: int, what: str) -> None:
-        """Raise where the model's opset is lower than `what` needs."""
+        """Raise `error` if the model's opset is lower than `what` needs."""
         if self.opset < opset:
             raise self.error(
                 f"{what} needs ai.onnx opset {opset}, and the model imports {self.opset}; raise it with"
@@ -214,25 +206,20 @@ class Builder:
             )
 
     def reduce(self, op_type: str, x: str, axes: Sequence[int] | str | None, *, keepdims: bool) -> str:
-        """Reduce over these axes; None means all of them, an empty list none.
+        """Reduce over these axes: None for all, an empty list for none.
 
         Axes held by a value of the graph need ReduceSum, or opset 18.
         """
-        if isinstance(axes, str):
-            self.requires(FIRST_AXES_INPUT, f"{op_type} with computed axes")
-            if op_type != "ReduceSum":
-                self.requires(FIRST_REDUCTION_AXES_INPUT, f"{op_type} with computed axes")
-            return self.op(op_type, x, axes, keepdims=int(keepdims), noop_with_empty_axes=1)
         if axes is None:
             return self.op(op_type, x, keepdims=int(keepdims))
         if not axes:
             return x
-        if self.opset >= (FIRST_AXES_INPUT if op_type == "ReduceSum" else FIRST_REDUCTION_AXES_INPUT):
-            return self.op(op_type, x, self.ints(axes), keepdims=int(keepdims))
-        return self.op(op_type, x, axes=list(axes), keepdims=int(keepdims))
+        first = FIRST_AXES_INPUT if op_type == "ReduceSum" else FIRST_REDUCTION_AXES_INPUT
+        attributes = {"keepdims": int(keepdims), "noop_with_empty_axes": 1 if isinstance(axes, str) else None}
+        return self._listing(op_type, x, "axes", axes, first, results=1, **attributes)[0]
 
     def reshape(self, x: str, shape: Sequence[int] | str) -> str:
-        """Reshape to dims, or to those that a value holds. A 0 is a dim of 0, from opset 14 on."""
+        """Reshape to dims, or to those that a value holds. A 0 stands for a dim of 0, from opset 14 on."""
         if isinstance(shape, str):
             return self.op("Reshape", x, shape, allowzero=1 if self.opset >= FIRST_ALLOWZERO else None)
         zeros = 0 in shape
@@ -242,36 +229,33 @@ class Builder:
 
     def unsqueeze(self, x: str, axes: Sequence[int] | str) -> str:
         """Insert dims of 1 at these axes of the result."""
-        return self._with_axes("Unsqueeze", x, axes)
+        return self._listing("Unsqueeze", x, "axes", axes, results=1)[0] if axes else x
 
     def squeeze(self, x: str, axes: Sequence[int]) -> str:
         """Remove the dims of 1 at these axes."""
-        return self._with_axes("Squeeze", x, axes)
-
-    def _with_axes(self, op_type: str, x: str, axes: Sequence[int] | str) -> str:
-        if isinstance(axes, str):
-            self.requires(FIRST_AXES_INPUT, f"{op_type} with computed axes")
-            return self.op(op_type, x, axes)
-        if not axes:
-            return x
-        if self.opset < FIRST_AXES_INPUT:
-            return self.op(op_type, x, axes=list(axes))
-        return self.op(op_type, x, self.ints(axes))
+        return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
 
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
         """Split into parts of these sizes, which a value may hold; return the parts."""
-        if self.opset >= FIRST_AXES_INPUT:
-            held = sizes if isinstance(sizes, str) else self.ints(sizes)
-            return self.ops("Split", x, held, results=results, axis=axis)
-        if isinstance(sizes, str):
-            self.requires(FIRST_AXES_INPUT, "Split with computed sizes")
-        return self.ops("Split", x, results=results, axis=axis, split=list(sizes))
+        return self._listing("Split", x, "split", sizes, results=results, axis=axis)
+
+    def _listing(
+        self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any
+    ) -> tuple[str, ...]:
+        """Append an op with a list, or a value that holds one: an attribute before opset `first`, then an input."""
+        if isinstance(listed, str):
+            self.requires(first, f"{op_type} with computed {name}")
+            return self.ops(op_type, x, listed, **others)
+        if self.opset < first:
+            others[name] = list(listed)
+            return self.ops(op_type, x, **others)
+        return self.ops(op_type, x, self.ints(listed), **others)
 
     def cast(self, x: str, to: DType) -> str:
-        """Cast a value, unless it is known to have the type."""
+        """Cast a value, unless its known type is the same."""
         return x if self.dtype(x) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
-        """Return a tensor of one value, of the shape that `shape` holds."""
+        """Return a tensor filled with one value, of the shape that `shape` holds."""
         filling: TensorProto = onnx.numpy_helper.from_array(np.array([value], dtype.numpy))
         return self.op("ConstantOfShape", shape, value=filling)

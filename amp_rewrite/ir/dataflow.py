@@ -1,9 +1,9 @@
-"""How values travel between ops: the steps that every analysis takes along the graph, and walks in bulk.
+"""Dataflow between ops: the steps along the graph that analyses share, and walks in bulk.
 
-The steps: the only reader of a value, the number that a constant holds, what a value is behind copies and casts, the
+The steps: the only reader of a value, the number in a constant, the source of a value behind copies and casts, the
 value that an op squares. The walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and across
-the edges of bodies, along the tables of `op_classes`. An op in no table stops every walk: products over a long axis,
-attention, normalization, recurrent cells, and what gives an index or a truth value (ArgMax, TopK, comparisons, Shape).
+the edges of bodies, along the tables of `op_classes`. An op in no table stops a walk: products over a long axis,
+attention, normalization, recurrent cells, and ops that return an index or a truth value (ArgMax, comparisons, Shape).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, SCALINGS, Slots
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
-from amp_rewrite.ir.view import Op, OpId, Scope, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Cause = TypeVar("Cause")
 Step = Callable[[Op], ValueId | None]
-"""The input of an op whose numbers its result has, in some sense; None where the op makes other numbers."""
+"""The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
 
 # -- readers -----------------------------------------------------------------------------------------
 
 
 def exposed(view: View, value: ValueId) -> bool:
-    """True if more than ops see a value: it is fed to the model, or is an output of the model or of a body."""
+    """True if a value is visible outside ops: an input of the model, or an output of the model or of a body."""
     return view.values[value].public or value in view.yielded
 
 
@@ -39,10 +39,10 @@ def only_reader(
     captured: bool = False,
     yielded: bool = False,
 ) -> Op | None:
-    """Return the op that alone reads a value, once, in the same graph; None if there is none, or none of `kinds`.
+    """Return the only reader of a value, in the same graph; None if there are others, or it is not of `kinds`.
 
-    `repeated`: it may read the value several times. `captured`: it may stand in a body. `yielded`: the value may be
-    exposed, too.
+    `repeated`: it may read the value several times. `captured`: it may be in a body. `yielded`: the value may also be
+    exposed.
     """
     if value is None or (not yielded and exposed(view, value)):
         return None
@@ -56,19 +56,15 @@ def only_reader(
 
 
 def alone(view: View, value: ValueId | None, reader: Op) -> bool:
-    """True if this op is the only reader of a value, as `only_reader` has it by default."""
-    found = only_reader(view, value)
-    return found is not None and found.id == reader.id
+    """True if `only_reader` returns this op by default."""
+    return only_reader(view, value) is view.ops[reader.id]
 
 
 # -- constants ---------------------------------------------------------------------------------------
 
 
 def number(view: View, value: ValueId | None, axes: int | None = None) -> float | None:
-    """Return the one number that a constant of at most so many axes holds; None for other values.
-
-    None also for types that numpy lacks, and for bool.
-    """
+    """Return the single number in a constant of at most so many axes; None for other values and for bool."""
     tensor = view.constant(value)
     if tensor is None or any(dim != 1 for dim in tensor.dims) or (axes is not None and len(tensor.dims) > axes):
         return None
@@ -76,11 +72,11 @@ def number(view: View, value: ValueId | None, axes: int | None = None) -> float 
     return float(held.item()) if held.dtype.kind in "fiu" else None
 
 
-# -- what a value is behind other ops ----------------------------------------------------------------
+# -- sources of values behind ops --------------------------------------------------------------------
 
 
 def behind(view: View, value: ValueId | None, step: Step, most: int | None = None) -> Iterator[tuple[Op, ValueId]]:
-    """Yield the ops that a value comes through, nearest first, `most` at most, and the input that `step` names."""
+    """Follow `step` up from a value, `most` times at most; yield each op and its input, nearest first."""
     passed = 0
     while passed != most and (op := view.producer(value)) is not None and (value := step(op)) is not None:
         yield op, value
@@ -88,13 +84,13 @@ def behind(view: View, value: ValueId | None, step: Step, most: int | None = Non
 
 
 def trail(view: View, value: ValueId | None, step: Step, most: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops that `behind` yields, and the value behind all of them: itself if there is none."""
+    """Return the ops that `behind` yields and the last input; the value itself if there are none."""
     passed = list(behind(view, value, step, most))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
 def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
-    """Return the value behind all ops that `behind` yields; itself if there is none."""
+    """Return the last input that `behind` yields; the value itself if there is none."""
     _, source = trail(view, value, step, most)
     assert source is not None
     return source
@@ -106,9 +102,9 @@ def first_input_of(kinds: Container[str]) -> Step:
 
 
 def multiples(view: View, *, signs: bool = False) -> Step:
-    """Return the step to what an op copies, or multiplies or divides by a constant; a Concat stops it.
+    """Return the step through copies except Concat, and through products and quotients with a constant.
 
-    `signs`: also to what a Neg negates, and to x in c / x.
+    `signs`: also through Neg, and to x in c / x.
     """
 
     def step(op: Op) -> ValueId | None:
@@ -123,13 +119,13 @@ def multiples(view: View, *, signs: bool = False) -> Step:
 
 
 def casts_floats(view: View, op: Op) -> bool:
-    """True if an op only changes the floating type of a value."""
+    """True for a Cast between floating types."""
     ends = (op.inputs[0], op.outputs[0]) if op.kind in CASTS else ()
     return bool(ends) and all(v is not None and (t := view.dtype(v)) is not None and t.floating for v in ends)
 
 
 def keeps_type(view: View, op: Op) -> bool:
-    """True if the first result of an op has the known type of its first input: a Cast of this kind is a copy."""
+    """True if the first input and result of an op have the same known type: such a Cast is a copy."""
     before, after = (view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0]))
     return before is not None and before is after
 
@@ -138,7 +134,7 @@ def keeps_type(view: View, op: Op) -> bool:
 
 
 def axes_of(view: View, op: Op) -> Sequence[int]:
-    """Return the axes of a reduction that are stated or constant; none if it is over all, or they are computed."""
+    """Return the stated or constant axes of a reduction; an empty list if it is over all, or they are computed."""
     stated = attribute(op.node, "axes")
     if stated is not None:
         return list(stated.ints)
@@ -147,16 +143,13 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
 
 
 def squared(op: Op | None) -> ValueId | None:
-    """Return what an op multiplies by itself or raises to a power, whatever the exponent; None for other ops."""
+    """Return the operand that an op multiplies by itself or raises to any power; None for other ops."""
     powers = op is not None and (op.kind == "Pow" or (op.kind == "Mul" and len(set(op.inputs)) == 1))
     return op.inputs[0] if op is not None and powers else None
 
 
 def sums_squares(view: View, op: Op, *, cast: bool = False) -> ValueId | None:
-    """Return the value of which a reduction reads squares, or other powers; None if it reads something else.
-
-    `cast`: a Cast may stand between.
-    """
+    """Return the value whose squares or other powers a reduction reads; else None. `cast`: a Cast may stand between."""
     made_by = view.producer(op.inputs[0])
     if cast and made_by is not None and made_by.kind == "Cast":
         made_by = view.producer(made_by.inputs[0])
@@ -177,7 +170,7 @@ class Flow:
 
     @classmethod
     def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:
-        """Return the walker for one table; it walks into and out of bodies of If, Loop, Scan and SequenceMap."""
+        """Return the walks along a table, into and out of bodies of If, Loop, Scan and SequenceMap."""
         origins: dict[ValueId, tuple[ValueId, ...]] = {}
         fates: dict[ValueId, tuple[ValueId, ...]] = {}
         for into, source in _seams(view):
@@ -186,11 +179,11 @@ class Flow:
         return cls(view, slots, origins, fates)
 
     def through(self, op: Op) -> Sequence[int]:
-        """Return the inputs whose numbers the op's result is made of; none for an op that stops the walk."""
+        """Return the inputs that the op's result is computed from; none for an op that stops the walk."""
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
-        """Yield the values that a value is made of, one step up."""
+        """Yield the values that a value is computed from, one step up."""
         made_by = self.view.producer(value)
         if made_by is not None:
             for slot in self.through(made_by):
@@ -202,7 +195,7 @@ class Flow:
         yield from self._origins.get(value, ())
 
     def results(self, value: ValueId) -> Iterator[ValueId]:
-        """Yield the values that are made of a value, one step down."""
+        """Yield the values that are computed from a value, one step down."""
         for use in self.view.uses[value]:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):
@@ -212,18 +205,18 @@ class Flow:
     def back(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
-        """Return every value that the starts are made of, and the starts, each with the cause of its nearest start."""
+        """Return all values that the starts are computed from, and the starts, with the cause of the nearest start."""
         return _reach(starts, self.sources, enter)
 
     def forth(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
-        """Return every value that is made of a start, and the starts, each with the cause of its nearest start."""
+        """Return all values that are computed from a start, and the starts, with the cause of the nearest start."""
         return _reach(starts, self.results, enter)
 
 
 def float32(view: View) -> Callable[[ValueId], bool]:
-    """Return the test for values of float32, in any container."""
+    """Return a test for float32 values, in any container."""
     return lambda value: view.dtype(value) is DType.FLOAT
 
 
@@ -238,13 +231,13 @@ def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
 
 
 def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
-    """Return the ops that make marked values, in order of the ops, each with the cause of its first marked result."""
-    found: dict[OpId, Cause] = {}
+    """Return the producers of marked values, in order, each with the cause of its first marked result."""
+    producers: dict[OpId, Cause] = {}
     for value, cause in marked.items():
         made_by = view.values[value].producer
         if made_by is not None:
-            found.setdefault(made_by, cause)
-    return dict(sorted(found.items()))
+            producers.setdefault(made_by, cause)
+    return dict(sorted(producers.items()))
 
 
 def _reach(
@@ -263,28 +256,21 @@ def _reach(
     return seen
 
 
+_OFFSETS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
+"""The first inputs of an op and of its body that correspond, and the body's first output. A Loop's body has the
+iteration number and the condition as first inputs, and the condition as first output."""
+
+
 def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
     """Yield pairs of a value and its source at the edges of bodies, carried state included."""
     yield from ((body_input, body_output) for body_output, body_input in view.carried)
     for scope in view.scopes:
-        if scope.owner is None:
+        op = view.ops[scope.owner] if scope.owner is not None else None
+        if op is None or op.kind not in _OFFSETS:
             continue
-        op = view.ops[scope.owner]
-        into, out = _edges(view, op, scope)
-        yield from ((a, b) for a, b in into if b is not None)
-        yield from ((a, b) for a, b in out if a is not None)
-
-
-def _edges(
-    view: View, op: Op, scope: Scope
-) -> tuple[Iterable[tuple[ValueId, ValueId | None]], Iterable[tuple[ValueId | None, ValueId]]]:
-    """Return pairs (body input, owner's input) and (owner's output, body output), as the operator pairs them."""
-    if op.kind == "If":
-        return (), zip(op.outputs, scope.outputs, strict=False)
-    if op.kind == "Loop":
-        # The body's first two inputs are the iteration number and the condition; its first output the condition.
-        return zip(scope.inputs[2:], op.inputs[2:], strict=False), zip(op.outputs, scope.outputs[1:], strict=False)
-    if op.kind in ("Scan", "SequenceMap"):
-        skip = 1 if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN else 0
-        return zip(scope.inputs, op.inputs[skip:], strict=False), zip(op.outputs, scope.outputs, strict=False)
-    return (), ()
+        owner_input, body_input, body_output = _OFFSETS[op.kind]
+        if op.kind == "Scan" and view.opsets.get("", 1) < FIRST_UNBATCHED_SCAN:
+            owner_input = 1
+        inputs = zip(scope.inputs[body_input:], op.inputs[owner_input:], strict=False)
+        outputs = zip(op.outputs, scope.outputs[body_output:], strict=False)
+        yield from ((a, b) for a, b in (*inputs, *outputs) if a is not None and b is not None)

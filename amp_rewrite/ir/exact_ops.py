@@ -1,4 +1,4 @@
-"""Ops whose results need no rounding: on values of a low type they give values of that type."""
+"""Exact ops: on values of a low type, their results are values of that type without rounding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS
 
 
 def exact(op: Op) -> bool:
-    """True if the low results of an op are values of the low type before any rounding. O(attributes)."""
+    """True if an op on low values needs no rounding. O(attributes)."""
     if op.kind in EXACT:
         return True
-    if op.kind == "Clip":  # a bound left out is the largest value of the type; one in an attribute is any float32
+    if op.kind == "Clip":  # an omitted bound is the largest value of the type; one in an attribute may be any float32
         return len(op.inputs) == 3 and None not in op.inputs
-    if op.kind == "Pad":  # an attribute is float32 and any value
+    if op.kind == "Pad":  # an attribute may be any float32
         return op.signature is not None and op.signature.since >= FIRST_PAD_WITH_INPUTS
     if op.kind in SCATTERS:
         reduction = attribute(op.node, "reduction")

@@ -1,4 +1,4 @@
-"""Walks over the nodes of a graph, those of its bodies included, and the nodes that some results need."""
+"""Walks over the nodes of a graph and its bodies, and the nodes that given results need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield a graph and those inside it, in the order of a view's scopes."""
+    """Yield a graph and the graphs inside it, in the order of a view's scopes."""
     yield graph
     for node in graph.node:
         for _, body in bodies(node):
@@ -26,7 +26,7 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    """Yield the names that nodes and their bodies read; a body's own names may be among them."""
+    """Yield the names that nodes and their bodies read, which may include a body's own."""
     for node in nodes:
         yield from filter(None, node.input)
         for _, body in bodies(node):
@@ -35,7 +35,7 @@ def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
 
 
 def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
-    """Return the nodes on which some results depend, in their order."""
+    """Return the nodes that these results depend on, in order."""
     read = set(results)
     kept: list[NodeProto] = []
     for node in reversed(nodes):

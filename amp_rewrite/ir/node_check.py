@@ -1,7 +1,6 @@
-"""What a schema demands of a node beyond types: how many inputs and outputs, which attributes of which kind.
+"""Schema checks of nodes beyond types: the numbers of inputs and outputs, and the kinds of attributes.
 
-The rest of the package reads `op.inputs[1]` or an attribute's `i` without asking: whatever is not there, or is of
-another kind, is refused here, before anything looks at it.
+Violations are errors here, so that other modules may read `op.inputs[1]` or an attribute's `i` without a check.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ANY = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """Counts of inputs and outputs, the slots that may not be left out, and the kinds of attributes."""
+    """The numbers of inputs and outputs, the required slots, and the kinds of attributes."""
 
     inputs: tuple[int, int] = (0, _ANY)
     outputs: tuple[int, int] = (0, _ANY)
@@ -33,7 +32,7 @@ class NodeCheck:
 
 @cache
 def node_check(domain: str, op_type: str, since: int) -> NodeCheck:
-    """What the schema of that version demands; of an operator that only the runtime knows, its inputs alone."""
+    """Return the checks of a schema version; only of the inputs for an operator that only the runtime knows."""
     schema = onnx_schema(domain, op_type, since)
     if schema is None:
         row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
@@ -54,16 +53,16 @@ def node_check(domain: str, op_type: str, since: int) -> NodeCheck:
 def violation(
     signature: Signature, inputs: Sequence[str], outputs: Sequence[str], stated: Sequence[AttributeProto]
 ) -> str | None:
-    """How a node of a graph (not of a function's body) breaks its schema, and the way out; None if it does not.
+    """Return how a node of a graph (not of a function's body) breaks its schema, and the remedy; None if it is valid.
 
-    The node is told by the names of its inputs and outputs and by its attributes.
+    `inputs` and `outputs` are the names in the node, `stated` its attributes.
     """
     terms = node_check(signature.domain, signature.op_type, signature.since)
     return (
         _ports("input", inputs, terms.inputs, terms.needed_inputs)
         or _ports("output", outputs, terms.outputs, terms.needed_outputs)
         or (_attributes(stated, terms) if stated or terms.needed_attributes else None)
-        or (_said_in_words(signature.op_type, len(inputs), stated) if signature.op_type in _WORDY else None)
+        or _undeclared(signature.op_type, len(inputs), stated)
     )
 
 
@@ -87,7 +86,7 @@ def _attributes(stated: Sequence[AttributeProto], terms: NodeCheck) -> str | Non
     for name in terms.needed_attributes:
         if name not in named:
             return f"lacks the attribute {name!r}; add it"
-    if fault := unstated(stated):
+    if fault := missing_value(stated):
         return fault
     for name, a in named.items():
         kind = terms.attributes.get(name)
@@ -95,12 +94,12 @@ def _attributes(stated: Sequence[AttributeProto], terms: NodeCheck) -> str | Non
             spelled = AttributeProto.AttributeType.Name
             return f"has the attribute {name!r} as {spelled(a.type)}, not as {spelled(kind)}; export it again"
         if name == terms.dtype_attribute and not _names_type(a):
-            return f"has the attribute {name!r} be {a.s[:80] or a.i!r}, which is no element type; export it again"
+            return f"has the attribute {name!r} be {a.s[:80] or a.i!r}, which is not an element type; export it again"
     return None
 
 
-def unstated(stated: Sequence[AttributeProto]) -> str | None:
-    """Which attribute of a node of a graph has no value: needs no schema to be seen; None if all have one."""
+def missing_value(stated: Sequence[AttributeProto]) -> str | None:
+    """Return an error for the first attribute without a value; None if all have one. Needs no schema."""
     for a in stated:
         if a.ref_attr_name:
             return f"has the attribute {a.name!r} refer to one of a function, but stands in none; state its value"
@@ -109,12 +108,12 @@ def unstated(stated: Sequence[AttributeProto]) -> str | None:
     return None
 
 
-# Where the value of an attribute lies that is a message: what reads it takes one that is missing for an empty one.
+# Fields of attributes that hold a message. A reader of a missing message would see an empty one.
 _HELD = {AttributeProto.GRAPH: "g", AttributeProto.TENSOR: "t"}
 
 
 def _names_type(a: AttributeProto) -> bool:
-    """Whether the attribute states an element type: by its number, or in text as Cast did before opset 6."""
+    """True if an attribute states an element type: by its number, or in text as Cast did before opset 6."""
     if a.type == AttributeProto.STRING:
         return a.s.decode("utf-8", "replace") in _TYPE_NAMES
     return not a.s and a.i in _TYPE_CODES
@@ -122,16 +121,17 @@ def _names_type(a: AttributeProto) -> bool:
 
 _TYPE_NAMES = frozenset(onnx.TensorProto.DataType.keys())
 _TYPE_CODES = frozenset(onnx.TensorProto.DataType.values())
-_WORDY = ("Constant", "Scan", "Transpose")
 
 
-def _said_in_words(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
-    """What the schema only says in its description."""
+def _undeclared(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
+    """Return a violation of a rule that stands only in the description of a schema."""
     if op_type == "Constant":
         return None if stated else "holds no value; export it again"
     if op_type == "Transpose":
         perm = next((list(a.ints) for a in stated if a.name == "perm"), [])
-        sound = sorted(perm) == list(range(len(perm)))
-        return None if sound else f"turns the axes by {perm[:10]}, which is no permutation; correct perm"
-    scanned = next((a.i for a in stated if a.name == "num_scan_inputs"), 1)
-    return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"
+        valid = sorted(perm) == list(range(len(perm)))
+        return None if valid else f"turns the axes by {perm[:10]}, which is not a permutation; correct perm"
+    if op_type == "Scan":
+        scanned = next((a.i for a in stated if a.name == "num_scan_inputs"), 1)
+        return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"
+    return None

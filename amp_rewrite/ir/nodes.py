@@ -1,7 +1,7 @@
 """The parts of a view: ops, values, uses, scopes, type variables. Ids are positions in the view's tuples.
 
-What there are hundreds of thousands of in a large model are named tuples: a frozen dataclass takes four times as long
-to make and three times as long to hash.
+Parts that a large model has by the hundred thousand are named tuples: a frozen dataclass takes four times as long to
+create and three times as long to hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAIN = ScopeId(0)
 
 
 class Role(Enum):
-    """Where a value comes from."""
+    """The origin of a value."""
 
     INPUT = "input"
     INITIALIZER = "initializer"
@@ -30,36 +30,35 @@ class Role(Enum):
 
 
 class Use(NamedTuple):
-    """One place where an op reads a value: `op.inputs[slot]`."""
+    """A read of a value by an op: `op.inputs[slot]`."""
 
     op: OpId
     slot: int
 
 
 class Op(NamedTuple):
-    """A node. `None` in inputs and outputs is an optional one left out."""
+    """A node. `None` in inputs and outputs stands for an omitted optional one."""
 
     id: OpId
     scope: ScopeId
     domain: str
     op_type: str
     name: str
-    """The node's own name, or a stable one made from scope, type and position when it has none."""
+    """The node's name, or a stable one from scope, type and position if it has none."""
     node: NodeProto
     inputs: tuple[ValueId | None, ...]
     outputs: tuple[ValueId | None, ...]
     bodies: tuple[ScopeId, ...]
     signature: Signature | None
     kind: str
-    """The type with its domain, as lists spell it: "Conv", "com.microsoft::FusedMatMul"."""
+    """The type with its domain, in the spelling of lists: "Conv", "com.microsoft::FusedMatMul"."""
 
 
 class Value(NamedTuple):
     """A named value of one scope.
 
-    `public`: an input or output of the model itself. `overridable`: an initializer that is also an input
-    of a model of IR version 4 or later, so that a caller may feed another value. `tensor` is the constant
-    behind an initializer or a Constant node.
+    `public`: an input or output of the model. `overridable`: an initializer that is also an input of a model of IR
+    version 4 or later, so that a caller may feed another value. `tensor`: the constant of an initializer or Constant.
     """
 
     id: ValueId
@@ -74,7 +73,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A graph: the main one, or a body. `owner` is the op that the body belongs to."""
+    """A graph: the main one, or a body. `owner` is the op with the body."""
 
     id: ScopeId
     parent: ScopeId | None
@@ -88,7 +87,7 @@ class Scope:
 
 
 class Variable(NamedTuple):
-    """A type variable of one op: the ports that share it and the type that they have."""
+    """A type variable of one op: the ports that share it, and their type."""
 
     op: OpId
     name: str

@@ -1,9 +1,9 @@
-"""What an operator's schema says: type variables, legal types, and attributes that carry a type."""
+"""Operator schemas: type variables, legal types, and attributes that state a type."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -34,17 +34,17 @@ class ValueType(NamedTuple):
 
     @property
     def onnx_spelling(self) -> str:
-        """As schemas spell it: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
+        """The spelling of schemas: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
         return _spell(self.container, self.dtype)
 
     def of(self, dtype: DType | None) -> ValueType:
-        """The same container with elements of another type."""
+        """Return the same container with elements of another type."""
         return ValueType(self.container, dtype)
 
 
-def unknown(found: ValueType | None) -> bool:
-    """Whether a type, or its element type, is still to be found out; maps have no single one."""
-    return found is None or (found.dtype is None and found.container != "map")
+def unknown(value_type: ValueType | None) -> bool:
+    """True if a type or its element type is not known; a map has no single one."""
+    return value_type is None or (value_type.dtype is None and value_type.container != "map")
 
 
 @cache
@@ -55,55 +55,44 @@ def _spell(container: str, dtype: DType | None) -> str:
     return f"optional(seq({inner}))" if container == "optional(seq)" else f"{container}({inner})"
 
 
-@cache
 def parse_type(spelling: str) -> ValueType:
-    """The type behind a schema's type string."""
-    for opening, container in (("optional(seq(tensor(", "optional(seq)"), ("optional(tensor(", "optional")):
-        if spelling.startswith(opening):
-            return ValueType(container, _BY_ONNX_NAME.get(spelling[len(opening) :].rstrip(")")))
-    for opening in ("tensor(", "sparse_tensor("):
-        if spelling.startswith(opening):
-            return ValueType(opening[:-1], _BY_ONNX_NAME.get(spelling[len(opening) : -1]))
-    if spelling.startswith("seq(tensor("):
-        return ValueType("seq", _BY_ONNX_NAME.get(spelling[11:-2]))
-    return ValueType(spelling.split("(", 1)[0], None)
+    """Return the type that a schema spells like this."""
+    container = "optional(seq)" if spelling.startswith("optional(seq(") else spelling.split("(", 1)[0]
+    return _BY_SPELLING.get(spelling) or ValueType(container, None)
 
 
-_BY_ONNX_NAME = {d.onnx_name: d for d in DType}
+_BY_SPELLING = {
+    **{f"sparse_tensor({d.onnx_name})": ValueType("sparse_tensor", d) for d in DType},
+    **{_spell(c, d): ValueType(c, d) for c in (TENSOR, "seq", "optional", "optional(seq)") for d in DType},
+}
 
 
 def type_of_proto(proto: onnx.TypeProto) -> ValueType | None:
-    """The type that a TypeProto states; None when it states none."""
+    """Return the type that a TypeProto states; None for an empty one."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return ValueType(TENSOR, DType.of(proto.tensor_type.elem_type)) if proto.tensor_type.elem_type else None
-    if kind == "sequence_type":
-        inner = type_of_proto(proto.sequence_type.elem_type)
-        return ValueType("seq", inner.dtype if inner and inner.container == TENSOR else None)
-    if kind == "optional_type":
-        inner = type_of_proto(proto.optional_type.elem_type)
-        if inner is None:
-            return ValueType("optional", None)
-        return ValueType("optional(seq)" if inner.container == "seq" else "optional", inner.dtype)
     if kind == "sparse_tensor_type":
         return ValueType("sparse_tensor", DType.of(proto.sparse_tensor_type.elem_type))
-    return ValueType("map", None) if kind else None
+    if kind not in ("sequence_type", "optional_type"):
+        return ValueType("map", None) if kind else None
+    inner = type_of_proto(getattr(proto, kind).elem_type) or ValueType(TENSOR, None)
+    if kind == "sequence_type":
+        return ValueType("seq", inner.dtype if inner.container == TENSOR else None)
+    return ValueType("optional(seq)" if inner.container == "seq" else "optional", inner.dtype)
 
 
 def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
     """Change the element type inside a TypeProto of tensors, sequences and optionals of tensors."""
-    kind = proto.WhichOneof("value")
+    while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        proto = getattr(proto, kind).elem_type
     if kind == "tensor_type":
         proto.tensor_type.elem_type = dtype.code
-    elif kind == "sequence_type":
-        set_element_type(proto.sequence_type.elem_type, dtype)
-    elif kind == "optional_type":
-        set_element_type(proto.optional_type.elem_type, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One formal input or output. `variable` is its type, or the variable that this one is linked with."""
+    """A formal input or output. `variable` is its type, or the variable that this type is linked with."""
 
     name: str
     type: str
@@ -114,7 +103,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """An operator's schema at one version, as far as types are concerned. There is one object for each."""
+    """The types in an operator's schema at one version. Equal schemas are one object."""
 
     domain: str
     op_type: str
@@ -123,7 +112,7 @@ class Signature:
     outputs: tuple[Param, ...]
     types: Mapping[str, frozenset[str]]
     expandable: bool
-    """Whether the schema has a function body."""
+    """True if the schema has a function body."""
 
     @property
     def kind(self) -> str:
@@ -131,33 +120,30 @@ class Signature:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     def input(self, slot: int) -> Param | None:
-        """The formal input behind an actual one; None past the last."""
+        """Return the formal input of a slot; None past the last."""
         return _formal(self.inputs, slot)
 
     def output(self, slot: int) -> Param | None:
-        """The formal output behind an actual one; None past the last."""
+        """Return the formal output of a slot; None past the last."""
         return _formal(self.outputs, slot)
 
     def input_variable(self, slot: int) -> str | None:
-        """The type variable of an actual input: the schema's own name, `V[2]` in a heterogeneous list.
+        """Return the type variable of an actual input: the schema's name, `V[2]` in a heterogeneous list.
 
-        A port of one fixed type has that type as its variable. None past the last formal input.
+        The variable of a port of one fixed type is that type. None past the last formal input.
         """
-        params = self.inputs  # asked for several times per input of a model
+        params = self.inputs  # a hot path: several calls per input of a model
         return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
 
     def output_variable(self, slot: int) -> str | None:
-        """The same for an actual output."""
+        """Return the type variable of an actual output, like `input_variable`."""
         params = self.outputs
         return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
 
-    def legal(self, variable: str) -> frozenset[str]:
-        """The type strings that a variable may take; a fixed type is its own only choice."""
-        return self.types.get(variable.split("[", 1)[0], frozenset((variable,)))
-
     def admits(self, variable: str, dtype: DType) -> bool:
-        """Whether tensors (or sequences, for a sequence variable) of this element type are legal."""
-        return any(parse_type(t).dtype is dtype for t in self.legal(variable))
+        """True if tensors (or sequences, for a sequence variable) of this element type are legal."""
+        legal = self.types.get(variable.split("[", 1)[0], (variable,))  # a fixed type is its only choice
+        return any(parse_type(t).dtype is dtype for t in legal)
 
 
 def _formal(params: tuple[Param, ...], slot: int) -> Param | None:
@@ -183,76 +169,65 @@ def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | N
 
 @cache
 def signature(domain: str, op_type: str, opset: int) -> Signature | None:
-    """The schema in force at an opset version of a domain; None for an operator that no schema here knows."""
+    """Return the schema in force at an opset version of a domain; None for an unknown operator."""
     domain = normal_domain(domain)
     schema = onnx_schema(domain, op_type, opset)
     if schema is None:
         return _contrib_signature(domain, op_type)
-    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     linked = _LINKED.get((domain, op_type), {})
-
-    def params(formals: Any) -> tuple[Param, ...]:
-        return tuple(
-            Param(p.name, p.type_str, p.option == variadic, p.is_homogeneous, linked.get(p.type_str, p.type_str))
-            for p in formals
-        )
-
-    return Signature(
-        domain,
-        op_type,
-        schema.since_version,
-        params(schema.inputs),
-        params(schema.outputs),
-        {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
-        schema.has_function or schema.has_context_dependent_function,  # type: ignore[attr-defined]
-    )
+    sides: Any = (schema.inputs, schema.outputs)
+    formals = ([(p.name, p.type_str, p.option.name, p.is_homogeneous) for p in side] for side in sides)
+    inputs, outputs = (_params(side, linked) for side in formals)
+    types = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    expandable = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
+    return Signature(domain, op_type, schema.since_version, inputs, outputs, types, expandable)
 
 
 def _contrib_signature(domain: str, op_type: str) -> Signature | None:
     row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
     if row is None:
         return None
-
-    def params(formals: list[list[Any]]) -> tuple[Param, ...]:
-        return tuple(Param(p[0], p[1], p[2] == "Variadic", len(p) < 4 or bool(p[3]), p[1]) for p in formals)
-
     types = {name: frozenset(legal) for name, legal in row["types"].items()}
-    return Signature(domain, op_type, row["since"], params(row["inputs"]), params(row["outputs"]), types, False)
+    inputs, outputs = (_params(row[side], {}) for side in ("inputs", "outputs"))
+    return Signature(domain, op_type, row["since"], inputs, outputs, types, False)
+
+
+def _params(formals: Iterable[Sequence[Any]], linked: Mapping[str, str]) -> tuple[Param, ...]:
+    """Return parameters from their names, types, options and, where stated, homogeneity."""
+    return tuple(
+        Param(name, spelling, option == "Variadic", all(homogeneous), linked.get(spelling, spelling))
+        for name, spelling, option, *homogeneous in formals
+    )
 
 
 @cache
 def contrib_schemas() -> Mapping[str, Any]:
-    """onnxruntime's own operators by "domain::Op", from the table that ships with the package."""
+    """Return onnxruntime's own operators by "domain::Op", from the table that ships with the package."""
     text = resources.files("amp_rewrite").joinpath("runtime", "_tables", "contrib_schemas.json").read_text("utf-8")
     ops: dict[str, Any] = json.loads(text)["ops"]
     return ops
 
 
 # Variables that name one element type twice: once bare, once inside a container.
+_SEQUENCES = ("SequenceAt", "SequenceInsert", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence")
 _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("", "SequenceAt"): {"S": "T"},
-    ("", "SequenceInsert"): {"S": "T"},
-    ("", "SequenceConstruct"): {"S": "T"},
-    ("", "SplitToSequence"): {"S": "T"},
-    ("", "ConcatFromSequence"): {"S": "T"},
-    ("", "Optional"): {"O": "V"},
-    ("", "OptionalGetElement"): {"O": "V"},
+    **{("", op): {"S": "T"} for op in _SEQUENCES},
+    **{("", op): {"O": "V"} for op in ("Optional", "OptionalGetElement")},
 }
 
 # Variables that stay float32 by choice, because the operator computes or reads there in float32 anyway.
 KEPT_VARIABLES: Mapping[tuple[str, str], frozenset[str]] = {
-    ("", "LayerNormalization"): frozenset({"U"}),
-    ("", "Dropout"): frozenset({"T1"}),
-    ("", "Resize"): frozenset({"T2"}),
-    ("com.microsoft", "BitmaskDropout"): frozenset({"T1"}),
-    ("com.microsoft", "BiasDropout"): frozenset({"T1"}),
-    ("com.microsoft", "BitmaskBiasDropout"): frozenset({"T1"}),
-    ("com.microsoft", "EmbedLayerNormalization"): frozenset({"U"}),
-    ("com.microsoft", "GroupNorm"): frozenset({"M"}),
-    ("com.microsoft", "SkipGroupNorm"): frozenset({"M"}),
-    ("com.microsoft", "SkipLayerNormalization"): frozenset({"U"}),
-    ("com.microsoft", "SkipSimplifiedLayerNormalization"): frozenset({"U"}),
-    ("", "SimplifiedLayerNormalization"): frozenset({"U"}),
+    (domain, op): frozenset({variable})
+    for domain, variable, ops in (
+        ("", "T1", ("Dropout",)),
+        ("", "T2", ("Resize",)),
+        ("", "U", ("LayerNormalization", "SimplifiedLayerNormalization")),
+        ("com.microsoft", "M", ("GroupNorm", "SkipGroupNorm")),
+        ("com.microsoft", "T1", ("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout")),
+        ("com.microsoft", "U", ("EmbedLayerNormalization", "SkipLayerNormalization")),
+        ("com.microsoft", "U", ("SkipSimplifiedLayerNormalization",)),
+    )
+    for op in ops
 }
 
 # The attribute that states the element type of the output, by operator; all hold a DataType code.
@@ -277,87 +252,85 @@ IMPLIED_BY_INPUT: Mapping[str, int] = {
 }
 
 
+# Attributes of Constant that hold plain numbers or strings: the element type, and the field of the attribute.
+PLAIN_CONSTANTS: Mapping[str, tuple[DType, str]] = {
+    "value_float": (DType.FLOAT, "f"),
+    "value_floats": (DType.FLOAT, "floats"),
+    "value_int": (DType.INT64, "i"),
+    "value_ints": (DType.INT64, "ints"),
+    "value_string": (DType.STRING, "s"),
+    "value_strings": (DType.STRING, "strings"),
+}
+
+
 def attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
-    """A node's attribute by name; None when it is absent."""
-    return next((a for a in node.attribute[:] if a.name == name), None)  # a slice is iterated over in half the time
+    """Return a node's attribute by name; None if it is absent."""
+    return next((a for a in node.attribute[:] if a.name == name), None)  # iterating over a slice takes half as long
 
 
 def float_attribute(node: NodeProto, name: str, default: float) -> float:
-    """A number among a node's attributes."""
-    found = attribute(node, name)
-    return default if found is None else found.f
+    """Return a node's float attribute."""
+    stated = attribute(node, name)
+    return default if stated is None else stated.f
 
 
 def int_attribute(node: NodeProto, name: str, default: int) -> int:
-    """A whole number among a node's attributes."""
-    found = attribute(node, name)
-    return default if found is None else found.i
+    """Return a node's integer attribute."""
+    stated = attribute(node, name)
+    return default if stated is None else stated.i
 
 
-def stated_dtype(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
-    """The element type of an output that no input binds: stated by an attribute, or by the operator's rule.
+def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
+    """Return the element type of an output that no input binds, by an attribute or the operator's own rule.
 
-    None where the schema's own constraint must decide.
+    None if the schema's type constraint must decide.
     """
     domain, op = normal_domain(node.domain), node.op_type
     name = DTYPE_ATTRIBUTES.get((domain, op))
-    if name is not None:
-        found = attribute(node, name)
-        if found is not None and (found.i or found.s):
-            # Cast-1 wrote the type as a string, "FLOAT".
-            code = TensorProto.DataType.Value(found.s.decode()) if found.s else found.i
-            return DType.of(code)
-        slot = IMPLIED_BY_INPUT.get(op)
-        if slot is not None and len(inputs) > slot and (found_type := inputs[slot]):
-            return found_type.dtype
-        if slot is not None:
-            return DType.UINT8 if op == "QuantizeLinear" else None
+    if name is None:
+        rule = _STATED.get((domain, op))
+        return rule(node, inputs) if rule else None
+    stated = attribute(node, name)
+    if stated is not None and (stated.i or stated.s):
+        # Cast-1 states the type as a string, "FLOAT".
+        return DType.of(TensorProto.DataType.Value(stated.s.decode()) if stated.s else stated.i)
+    slot = IMPLIED_BY_INPUT.get(op)
+    if slot is None:
         return DType.INT32 if op == "Multinomial" else DType.FLOAT
-    rule = _STATED.get((domain, op))
-    return rule(node, inputs) if rule else None
+    implied = inputs[slot] if len(inputs) > slot else None
+    if implied is not None:
+        return implied.dtype
+    return DType.UINT8 if op == "QuantizeLinear" else None
 
 
-def _constant_of_shape(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
-    found = attribute(node, "value")
-    return DType.of(found.t.data_type) if found is not None else DType.FLOAT
+def _constant_of_shape(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
+    fill = attribute(node, "value")
+    return DType.of(fill.t.data_type) if fill is not None else DType.FLOAT
 
 
-def _constant(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
+def _constant(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
     for a in node.attribute:
         if a.name == "value":
             return DType.of(a.t.data_type)
         if a.name == "sparse_value":
             return DType.of(a.sparse_tensor.values.data_type)
-        if a.name in _CONSTANT_ATTRIBUTES:
-            return _CONSTANT_ATTRIBUTES[a.name]
+        if a.name in PLAIN_CONSTANTS:
+            return PLAIN_CONSTANTS[a.name][0]
     return None
 
 
-_CONSTANT_ATTRIBUTES = {
-    "value_float": DType.FLOAT,
-    "value_floats": DType.FLOAT,
-    "value_int": DType.INT64,
-    "value_ints": DType.INT64,
-    "value_string": DType.STRING,
-    "value_strings": DType.STRING,
-}
+def _stash(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
+    return DType.of(int_attribute(node, "stash_type", DType.FLOAT.code))
 
 
-def _stash(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
-    found = attribute(node, "stash_type")
-    return DType.of(found.i) if found is not None else DType.FLOAT
+def _optional(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
+    stated = attribute(node, "type")
+    content = inputs[0] if inputs and inputs[0] else type_of_proto(stated.tp) if stated is not None else None
+    return content.dtype if content else None
 
 
-def _optional(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
-    if inputs and inputs[0]:
-        return inputs[0].dtype
-    found = attribute(node, "type")
-    stated = type_of_proto(found.tp) if found is not None else None
-    return stated.dtype if stated else None
-
-
-def _labels(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
-    """ai.onnx.ml writes the type of its labels in the name of the attribute that lists them."""
+def _labels(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
+    """Return the type of labels in ai.onnx.ml, which is part of the name of the attribute that lists them."""
     names = {a.name for a in node.attribute}
     tensor = attribute(node, "values_tensor")
     if tensor is not None:
@@ -365,25 +338,24 @@ def _labels(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
     if "values_floats" in names:
         return DType.FLOAT
     if "classes_strings" in names:  # LabelEncoder-1 turns strings into integers and back
-        return DType.INT64 if inputs and inputs[0] and inputs[0].dtype is DType.STRING else DType.STRING
+        return DType.INT64 if _first(node, inputs) is DType.STRING else DType.STRING
     if names & {"values_strings", "classlabels_strings"}:
         return DType.STRING
     return DType.INT64 if names & {"values_int64s", "classlabels_int64s", "classlabels_ints"} else None
 
 
-def _first(node: NodeProto, inputs: list[ValueType | None]) -> DType | None:
+def _first(_: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
     return inputs[0].dtype if inputs and inputs[0] else None
 
 
+_CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
 _STATED = {
-    **{("ai.onnx.ml", op): _labels for op in ("LabelEncoder", "LinearClassifier", "SVMClassifier")},
-    ("ai.onnx.ml", "TreeEnsembleClassifier"): _labels,
+    **{("ai.onnx.ml", op): _labels for op in _CLASSIFIERS},
+    **{("com.microsoft", op): _first for op in _ATTENTIONS},
     ("", "Constant"): _constant,
     ("", "ConstantOfShape"): _constant_of_shape,
     ("", "LayerNormalization"): _stash,
-    ("", "Optional"): _optional,
     ("", "LinearAttention"): _first,
-    ("com.microsoft", "GroupQueryAttention"): _first,
-    ("com.microsoft", "MultiHeadAttention"): _first,
-    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): _first,
+    ("", "Optional"): _optional,
 }

@@ -1,7 +1,7 @@
-"""Element types from schemas alone: what an op gives, from what it reads and from what its attributes state.
+"""Inference of element types from schemas, input types and attributes alone.
 
-No shapes, and no trust in declarations: `value_info` may be absent or wrong. Where neither inputs nor
-attributes tell (an unknown op, an untyped body input), the consumers may: `settle`.
+Shapes are not used, and declarations are not trusted: `value_info` may be absent or wrong. Types that neither inputs
+nor attributes determine (of unknown ops and untyped body inputs) come from the readers: `settle`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.ir.nodes import Op, OpId, Scope, Use, Value, ValueId
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, attribute, parse_type, stated_dtype, unknown
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, int_attribute, parse_type, stated_dtype, unknown
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 Types = Sequence[ValueType | None]
@@ -24,20 +24,20 @@ _REMEMBERED = 1 << 12  # a model has few kinds of nodes, even where it has many 
 
 
 def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    """The type of an op's output; None, or a dtype of None, where nothing tells it. ModelError on a clash."""
+    """Return the type of an op's output; None, or a dtype of None, if it is unknown. ModelError on a clash."""
     if op.bodies and not op.domain:
         return _body_result(op, slot, types, scopes)
     if op.signature is None:
         return None
-    given = _given(op, types)
-    told = _told(op.signature, slot, given)
-    if told is not None:
-        return told
+    inputs = _input_types(op, types)
+    by_inputs = _bound_result(op.signature, slot, inputs)
+    if by_inputs is not None:
+        return by_inputs
     formal = op.signature.output(slot)
     if formal is None:
         raise ModelError(f"node {op.name!r} ({op.kind}) has more outputs than its schema; remove output {slot}")
-    bound(op, types)  # for its objections
-    dtype = stated_dtype(op.node, list(given))
+    bound(op, types)  # for its errors
+    dtype = stated_dtype(op.node, inputs)
     if dtype is None:
         legal = {parse_type(t).dtype for t in op.signature.types[formal.type]}
         dtype = legal.pop() if len(legal) == 1 else None
@@ -45,21 +45,21 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _told(signature: Signature, slot: int, given: tuple[ValueType | None, ...]) -> ValueType | None:
-    """The type of an output that follows from the schema and the inputs' types alone; None if it does not."""
+def _bound_result(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> ValueType | None:
+    """Return the type of an output that follows from the schema and the inputs' types alone; else None."""
     formal = signature.output(slot)
     if formal is None:
         return None
     if formal.type not in signature.types:
         return parse_type(formal.type)
-    found = _binding(signature, given)
-    match = None if isinstance(found, str) else found.get(signature.output_variable(slot) or "")
+    binding = _binding(signature, inputs)
+    match = None if isinstance(binding, str) else binding.get(signature.output_variable(slot) or "")
     return match and ValueType(_container(signature, formal.type, match), match.dtype)
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _container(signature: Signature, variable: str, match: ValueType | None) -> str:
-    """What a result is in; some variables may be tensors, sequences or optionals alike."""
+    """Return the container of a result; some variables may be tensors, sequences or optionals alike."""
     legal = {parse_type(t).container for t in signature.types[variable]}
     if len(legal) == 1:
         return legal.pop()
@@ -71,26 +71,26 @@ def _container(signature: Signature, variable: str, match: ValueType | None) -> 
     return container
 
 
-def _given(op: Op, types: Types) -> tuple[ValueType | None, ...]:
+def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
     return tuple([types[v] if v is not None else None for v in op.inputs])
 
 
 def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
-    """The type of each variable that the op's inputs bind. ModelError when two inputs disagree."""
+    """Return the type of each variable that the op's inputs bind. ModelError if two inputs disagree."""
     if op.signature is None:
         return {}
-    found = _binding(op.signature, _given(op, types))
-    if isinstance(found, str):
-        raise ModelError(f"node {op.name!r} ({op.kind}){found}")
-    return found
+    binding = _binding(op.signature, _input_types(op, types))
+    if isinstance(binding, str):
+        raise ModelError(f"node {op.name!r} ({op.kind}){binding}")
+    return binding
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _binding(signature: Signature, given: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
-    """The type of each variable that inputs of these types bind; words for the error where they cannot be."""
-    found: dict[str, ValueType] = {}
+def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
+    """Return the type of each variable that inputs of these types bind; an error message if they cannot."""
+    binding: dict[str, ValueType] = {}
     first: dict[str, int] = {}
-    for slot, actual in enumerate(given):
+    for slot, actual in enumerate(inputs):
         formal = signature.input(slot)
         if formal is None:
             return f" has more inputs than its schema; remove input {slot}"
@@ -100,54 +100,52 @@ def _binding(signature: Signature, given: tuple[ValueType | None, ...]) -> Mappi
             versioned = f"version {signature.since} of {signature.kind}"
             return f": input {slot} is {actual}, which {versioned} does not admit; the model is invalid"
         variable = signature.input_variable(slot) or ""
-        known = found.setdefault(variable, actual)
+        known = binding.setdefault(variable, actual)
         if known.dtype is not actual.dtype:
             return (
                 f": inputs {first[variable]} and {slot} must have one element type, "
                 f"but they are {known} and {actual}; the model is invalid"
             )
         first.setdefault(variable, slot)
-    return found
+    return binding
 
 
 # -- bodies ------------------------------------------------------------------------------------------
 
 
-def handed_in(node: NodeProto, domain: str, given: list[ValueType | None], opset: int) -> list[ValueType | None]:
-    """The types of a body's formal inputs, from the types that its owner reads."""
+def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> Types:
+    """Return the types of a body's formal inputs, from the types of its owner's inputs."""
     if domain:
-        return []
+        return ()
     if node.op_type == "Loop":
-        return [ValueType(TENSOR, DType.INT64), ValueType(TENSOR, DType.BOOL), *given[2:]]
+        return (ValueType(TENSOR, DType.INT64), ValueType(TENSOR, DType.BOOL), *types[2:])
     if node.op_type == "Scan":
-        return given[1:] if opset < FIRST_UNBATCHED_SCAN else given
+        return types[1:] if opset < FIRST_UNBATCHED_SCAN else types
     if node.op_type == "SequenceMap":
-        return [ValueType(TENSOR, t.dtype) if t and t.container == "seq" else t for t in given]
-    return []
+        return [ValueType(TENSOR, t.dtype) if t and t.container == "seq" else t for t in types]
+    return ()
 
 
 def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterator[tuple[ValueId, ValueId]]:
-    """(body output, body input) for each state that a Loop or Scan carries to its next iteration."""
-    if domain or node.op_type not in ("Loop", "Scan"):
-        return iter(())
-    if node.op_type == "Loop":
-        return zip(body.outputs[1:], body.inputs[2:], strict=False)
-    scanned = attribute(node, "num_scan_inputs")
-    states = len(body.inputs) - (scanned.i if scanned is not None else 0)
-    return zip(body.outputs[:states], body.inputs[:states], strict=False)
+    """Yield (body output, body input) of each state that a Loop or Scan carries to its next iteration."""
+    if node.op_type == "Loop" and not domain:
+        yield from zip(body.outputs[1:], body.inputs[2:], strict=False)
+    elif node.op_type == "Scan" and not domain:
+        states = len(body.inputs) - int_attribute(node, "num_scan_inputs", 0)
+        yield from zip(body.outputs[:states], body.inputs[:states], strict=False)
 
 
 def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
     at = slot + 1 if op.op_type == "Loop" else slot
     for body in op.bodies if op.op_type == "If" else op.bodies[:1]:
         outputs = scopes[body].outputs
-        found = types[outputs[at]] if at < len(outputs) else None
-        if found is not None and found.dtype is not None:
-            return ValueType("seq", found.dtype) if op.op_type == "SequenceMap" else found
+        result = types[outputs[at]] if at < len(outputs) else None
+        if result is not None and result.dtype is not None:
+            return ValueType("seq", result.dtype) if op.op_type == "SequenceMap" else result
     return None
 
 
-# -- what only consumers tell --------------------------------------------------------------------------
+# -- types from readers --------------------------------------------------------------------------------
 
 
 def settle(
@@ -157,67 +155,61 @@ def settle(
     types: list[ValueType | None],
     scopes: Sequence[Scope],
 ) -> None:
-    """Fill in the types that are still unknown, as far as consumers tell them; carry each discovery on.
+    """Fill in types that are still unknown and that readers determine, and propagate each.
 
-    A consumer tells when its port has one fixed type, or when another input or a result binds the same variable.
-    What stays unknown stays so: it is never guessed.
+    A reader determines a type if its port has one fixed type, or if another input or a result binds the same variable.
+    Other types stay unknown: they are never guessed.
     """
     queue = deque(v.id for v in values if unknown(types[v.id]))
     queued = set(queue)
-    told: set[tuple[OpId, str | None]] = set()  # variables of ops that a result has bound
+    bound_by_results: set[tuple[OpId, str | None]] = set()
     while queue:
         value = queue.popleft()
         queued.discard(value)
-        made_by = values[value].producer
-        found = _again(ops[made_by], value, types, scopes) if made_by is not None else None
-        found = found if found is not None and found.dtype is not None else _demanded(ops, uses[value], types)
-        if found is None or found.dtype is None or not unknown(types[value]):
+        near = [ops[use.op] for use in uses[value]]
+        producer, settled = values[value].producer, None
+        if producer is not None:
+            op = ops[producer]
+            slot = op.outputs.index(value)
+            settled = result_type(op, slot, types, scopes)
+        if settled is None or settled.dtype is None:
+            settled = _by_readers(near, uses[value], types)
+        if settled is None or settled.dtype is None or not unknown(types[value]):
             continue
-        types[value] = found
-        around = [use.op for use in uses[value]]
-        if made_by is not None:
-            binding = made_by, _result_variable(ops[made_by], value)
-            around += [made_by] * (binding not in told)
-            told.add(binding)
-        for op in around:
-            for near in (*ops[op].inputs, *ops[op].outputs):
-                if near is not None and near not in queued and unknown(types[near]):
-                    queue.append(near)
-                    queued.add(near)
+        types[value] = settled
+        if producer is not None:
+            binding = producer, op.signature.output_variable(slot) if op.signature is not None else None
+            near += [op] * (binding not in bound_by_results)
+            bound_by_results.add(binding)
+        for op in near:
+            for port in (*op.inputs, *op.outputs):
+                if port is not None and port not in queued and unknown(types[port]):
+                    queue.append(port)
+                    queued.add(port)
 
 
-def _again(op: Op, value: ValueId, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    return result_type(op, op.outputs.index(value), types, scopes)
-
-
-def _result_variable(op: Op, value: ValueId) -> str | None:
-    return op.signature.output_variable(op.outputs.index(value)) if op.signature is not None else None
-
-
-def _bound_by_result(op: Op, variable: str, types: Types) -> ValueType | None:
-    """The type that a result of the op, which its readers told, binds the variable to."""
-    if op.signature is None or not variable:
-        return None
-    for slot, result in enumerate(op.outputs):
-        told = types[result] if result is not None else None
-        if told is not None and told.dtype is not None and op.signature.output_variable(slot) == variable:
-            return told
-    return None
-
-
-def _demanded(ops: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType | None:
-    for use in uses:
-        op = ops[use.op]
+def _by_readers(readers: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType | None:
+    """Return the type that the first reader with an opinion gives to a value."""
+    for op, use in zip(readers, uses, strict=True):
         formal = op.signature.input(use.slot) if op.signature else None
         if op.signature is None or formal is None:
             continue
         if formal.type not in op.signature.types:
             return parse_type(formal.type)
         variable = op.signature.input_variable(use.slot) or ""
-        known = bound(op, types).get(variable) or _bound_by_result(op, variable, types)
+        known = bound(op, types).get(variable) or _bound_by_result(op, op.signature, variable, types)
         if known is not None and known.container == TENSOR:
             return known
         legal = op.signature.types[formal.type]
         if len(legal) == 1:
             return parse_type(next(iter(legal)))
+    return None
+
+
+def _bound_by_result(op: Op, signature: Signature, variable: str, types: Types) -> ValueType | None:
+    """Return the type of a settled result of the op with this type variable."""
+    for slot, result in enumerate(op.outputs):
+        settled = types[result] if result is not None and variable else None
+        if settled is not None and settled.dtype is not None and signature.output_variable(slot) == variable:
+            return settled
     return None

@@ -1,7 +1,7 @@
-"""Facts about ai.onnx opsets and IR versions, each under one name: from which version on something is so.
+"""Facts about ai.onnx opsets and IR versions: the version from which on something holds.
 
-`files` comes before this wing and names its own: `files.model.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
-Constants in `files.skeleton`. The kernel tables and onnx's schemas state all else.
+`files` precedes this wing and names its own: `files.model.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
+Constants in `files.skeleton`. All other facts are in the kernel tables and in onnx's schemas.
 """
 
 from __future__ import annotations
@@ -9,47 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIRST_IR_WITH_FREE_INITIALIZERS = 4
-"""The IR version from which an initializer need not be a graph input; one that is gives the input its default."""
-
+"""The IR version from which an initializer need not be an input; as an input it is the default."""
 FIRST_CAST_BY_CODE = 6
-"""The opset from which Cast states its type by number; before, it is a word."""
-
+"""The opset from which Cast states its type as a number; before, as a word."""
 FIRST_WHERE = 9
 """The opset from which Where exists."""
-
 FIRST_UNBATCHED_SCAN = 9
 """The opset from which Scan has no batch axis and no `sequence_lens` before its other inputs."""
-
 FIRST_INFERENCE_BATCH_NORM = 9
 """The opset from which the statistics of BatchNormalization are per channel only."""
-
 FIRST_CLIP_WITH_INPUTS = 11
 """The opset from which Clip takes its bounds as inputs; before, they are attributes."""
-
 FIRST_PAD_WITH_INPUTS = 11
 """The opset from which Pad takes its sizes and its fill as inputs; before, they are attributes."""
-
 FIRST_TRAINING_MODE: Mapping[str, int] = {"BatchNormalization": 14, "Dropout": 12}
-"""The opset from which an operator states that it runs in training mode."""
-
+"""The opset from which an operator has an attribute or input for training mode."""
 FIRST_AXES_INPUT = 13
 """The opset from which Squeeze, Unsqueeze, Split and ReduceSum take axes and sizes as inputs."""
-
 FIRST_REDUCTION_AXES_INPUT = 18
 """The opset from which the other reductions take axes as an input."""
-
 FIRST_BFLOAT16_CAST = 13
 """The opset from which Cast knows bfloat16."""
-
 FIRST_ROW_SOFTMAX = 13
 """The opset from which Softmax is over one axis, by default the last; before, it flattens its input to a matrix."""
-
 FIRST_ALLOWZERO = 14
 """The opset from which Reshape has `allowzero`, and from which onnx infers shapes through what a Reshape reads."""
-
 FIRST_SCATTER_ADD = 16
-"""The opset from which ScatterElements and ScatterND add up what arrives at one position."""
-
+"""The opset from which ScatterElements and ScatterND can add up elements of one position."""
 FIRST_FUSED: Mapping[str, int] = {
     "Attention": 23,
     "Gelu": 20,
@@ -57,11 +43,9 @@ FIRST_FUSED: Mapping[str, int] = {
     "RMSNormalization": 23,
     "Softmax": FIRST_ROW_SOFTMAX,
 }
-"""The opset from which ONNX has one operator that means what models before it write out op by op."""
-
+"""The opset from which ONNX has an operator for what older models write out op by op."""
 FIRST_STASHED: Mapping[str, int] = {"GroupNormalization": 21}
 """The opset from which the function body of an operator casts to a type of its own and back."""
-
 MEANING_CHANGES: Mapping[str, tuple[int, ...]] = {
     "Attention": (24,),
     "DFT": (20,),
@@ -69,11 +53,9 @@ MEANING_CHANGES: Mapping[str, tuple[int, ...]] = {
     "GroupNormalization": (21,),
     "RoiAlign": (16,),
 }
-"""The opsets at which an operator means something else by the words of its schema: scale per group instead of per
-channel, another default, modes with other names."""
-
+"""The opsets at which an operator changes its meaning: scale per group instead of per channel, another default, modes
+with other names."""
 OLDEST_MOVED = 13
-"""The oldest opset that a model is moved from or to: before it, ten operators took attributes that are inputs now."""
-
+"""The oldest opset that a model is moved from or to: before, ten operators took attributes that are now inputs."""
 NEWEST_MOVED = 24
 """The newest opset that a model is moved to unasked: that of the kernel table."""

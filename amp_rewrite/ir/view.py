@@ -1,7 +1,7 @@
 """A read-only index over a model: ops, values, uses, scopes, and the element type of every value.
 
-Ops are in topological order across scopes: an op stands after everything that it reads, and an op with
-bodies (If, Loop, Scan …) stands after the ops of its bodies.
+Ops are in topological order across scopes: an op comes after its inputs, and an op with bodies (If, Loop, Scan …) after
+the ops of its bodies.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ class View(Index):
 
     @classmethod
     def of(cls, model: Model) -> View:
-        """Index a model. ModelError, naming the node, when the graph is not one that can run."""
+        """Index a model. ModelError with the node's name if the graph cannot run."""
         index = build(model.proto)
         return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
 
     def dtype(self, value: ValueId) -> DType | None:
-        """The element type of a value, whatever its container; None when it is unknown."""
-        found = self.types[value]
-        return found.dtype if found else None
+        """Return the element type of a value in any container; None if unknown."""
+        value_type = self.types[value]
+        return value_type.dtype if value_type else None
 
     @cached_property
     def low_types(self) -> tuple[DType, ...]:
-        """The low types that the model holds, that of its first low value first."""
-        found = {t: None for t in self.types if t is not None and t.dtype is not None and t.dtype.low}
-        return tuple(dict.fromkeys(t.dtype for t in found if t.dtype is not None))
+        """The low types in the model, in order of their first values."""
+        dtypes = dict.fromkeys(t.dtype for t in dict.fromkeys(self.types) if t is not None)
+        return tuple(dtype for dtype in dtypes if dtype is not None and dtype.low)
 
     def value_name(self, value: ValueId) -> str:
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:
-        """The ops that read a value, once per use."""
+        """Yield the ops that read a value, once per use."""
         return (self.ops[use.op] for use in self.uses[value])
 
     def producer(self, value: ValueId | None) -> Op | None:
-        """The op that makes a value; None for inputs, initializers and left-out inputs."""
+        """Return the op that produces a value; None for inputs, initializers and omitted inputs."""
         made_by = self.values[value].producer if value is not None else None
         return self.ops[made_by] if made_by is not None else None
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
-        """The tensor behind a value that no one can change: an initializer or a Constant's output."""
+        """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
 
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """How a constant's values fit into a low type; each constant is read once. Fit() if it is none."""
+        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""
         if (value, to) not in self._fits:
             tensor = self.constant(value)
             self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()
@@ -80,7 +80,7 @@ class View(Index):
 
     @cached_property
     def values_of(self) -> tuple[tuple[Value, ...], ...]:
-        """For each scope its own values, in order."""
+        """The values of each scope, in order."""
         own: tuple[list[Value], ...] = tuple([] for _ in self.scopes)
         for value in self.values:
             own[value.scope].append(value)
@@ -88,13 +88,13 @@ class View(Index):
 
     @cached_property
     def yielded(self) -> frozenset[ValueId]:
-        """Values that are an output of their scope."""
+        """The values that are an output of their scope."""
         return frozenset(v for scope in self.scopes for v in scope.outputs)
 
     @cached_property
     def variables(self) -> tuple[tuple[Variable, ...], ...]:
-        """For each op its type variables, in order of first port. Ops with bodies and unknown ops have none."""
-        known: dict[tuple[Signature, _Present, _Present], _Ports] = {}  # most ops of a model are like many others
+        """The type variables of each op, in order of first port. Ops with bodies and unknown ops have none."""
+        known: dict[tuple[Signature, _Present, _Present], _Ports] = {}  # most ops of a model equal many others
         return tuple([self._variables_of(op, known) for op in self.ops])
 
     def _variables_of(self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]) -> tuple[Variable, ...]:
@@ -110,24 +110,23 @@ class View(Index):
         return tuple([Variable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
-        """Linked variables name tensors and sequences alike; a bare tensor says it best."""
+        """Return the type at these ports, preferably of a tensor: linked variables name tensors and sequences alike."""
         first: ValueType | None = None
         for side, slots in ((op.inputs, ins), (op.outputs, outs)):
             for slot in slots:
                 value = side[slot]
-                found = self.types[value] if value is not None else None
-                if found is not None and found.container == TENSOR:
-                    return found
-                first = first or found
+                value_type = self.types[value] if value is not None else None
+                if value_type is not None and value_type.container == TENSOR:
+                    return value_type
+                first = first or value_type
         return first
 
     @cached_property
     def graph(self) -> nx.DiGraph[int]:
-        """The ops as a networkx DiGraph: nodes are op ids (attributes `op_type`, `name`), edges carry `values`.
+        """The ops as a networkx DiGraph. Nodes are op ids (attributes `op_type`, `name`); edges carry `values`.
 
-        An edge leads from the producer of a value to each reader, through captures too, and from the
-        producer of a body's output to the op that owns the body. Loop-carried edges are in `carried`,
-        so this is a DAG.
+        An edge leads from the producer of a value to each reader, through captures too, and from the producer of a
+        body's output to the op that owns the body. Loop-carried edges are in `carried`, so this is a DAG.
         """
         import networkx as nx
 
@@ -148,15 +147,15 @@ class View(Index):
 
 
 _Present = tuple[bool, ...]
-"""Which ports of a side are left out."""
+"""True for each omitted port of a side."""
 _Ports = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
 
 def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports:
-    """The type variables of an op, each with its inputs and its outputs."""
-    found: dict[str, tuple[list[int], list[int]]] = {}
+    """Return the type variables of an op, each with its inputs and its outputs."""
+    variables: dict[str, tuple[list[int], list[int]]] = {}
     for side, (missing, named) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
         for slot, absent in enumerate(missing):
             if not absent and (name := named(slot)) is not None:
-                found.setdefault(name, ([], []))[side].append(slot)
-    return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in found.items())
+                variables.setdefault(name, ([], []))[side].append(slot)
+    return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in variables.items())

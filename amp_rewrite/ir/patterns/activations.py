@@ -26,7 +26,7 @@ SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
 
 
 def _gated(bell: Ops) -> Either:
-    """x · ½ · (1 + bell), the products in any order. The numbers are not looked at."""
+    """Return the pattern of x · ½ · (1 + bell), the products in any order, with any numbers."""
     x, one = Value(ENTRY, varying), op("Add", bell, _WEIGHT)
     return either(
         op("Mul|Div", op("Mul", x, one), _WEIGHT),

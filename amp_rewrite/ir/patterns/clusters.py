@@ -14,13 +14,13 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Ops that compute one thing together ("layer_normalization", "softmax" …) and must share one color.
+    """Ops of one computation ("layer_normalization", "softmax" …), which must share one color.
 
-    `entry` is the value that is normalized or activated, before any Cast that the cluster starts with.
-    `tail` are the scale Mul and bias Add that end a normalization, Casts between them included; they stand in
-    `ops` too. onnxruntime fuses a decomposed normalization into one node whose input is `entry`, looking past
-    the Casts, and then refuses the model unless scale and bias have the type of that input.
-    `values` are the captures of the pattern that matched, by name.
+    `entry` is the value that is normalized or activated, before any Cast at the start of the cluster.
+    `tail` are the scale Mul and bias Add at the end of a normalization, Casts between them included; `ops` contains
+    them. onnxruntime fuses a decomposed normalization into one node with the input `entry`, looking through the
+    Casts, and then refuses the model unless scale and bias have the type of that input.
+    `values` are the captured values of the pattern, by name.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A kind of cluster, its pattern, and what may follow: each step reads the one before."""
+    """A kind of cluster, its pattern, and the optional ops after it, each a reader of the one before."""
 
     kind: str
     pattern: Pattern
@@ -50,18 +50,18 @@ _TABLE = (
     (_Row("softmax", activations.SOFTMAX),),
     (_Row("gelu_erf", activations.GELU_ERF), _Row("gelu_tanh", activations.GELU_TANH)),
 )
-"""The kinds of clusters in the order in which they take ops. Rows side by side are tried at each anchor in turn."""
+"""The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
 _SEARCHES = tuple((rows, Search.of(*(row.pattern for row in rows))) for rows in _TABLE)
 _ANCHORS = frozenset(kind for _, search in _SEARCHES for kind in search.after)
 
 
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
-    """The clusters of a model that compute in these types, in the order of their first ops; no op is in two of them.
+    """Return the clusters of a model that compute in these types, by their first ops; no op is in two of them.
 
     O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
     """
     taken: set[OpId] = set()
-    found = []
+    result = []
     rare = [op for op in view.ops if op.kind in _ANCHORS]
     for rows, search in _SEARCHES:
         for op in rare:
@@ -70,8 +70,8 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
             cluster = next(_clusters_at(view, rows, search, op), None)
             if cluster is not None and taken.isdisjoint(cluster.ops):
                 taken.update(cluster.ops)
-                found.append(cluster)
-    return tuple(sorted(found, key=lambda cluster: cluster.ops))
+                result.append(cluster)
+    return tuple(sorted(result, key=lambda cluster: cluster.ops))
 
 
 def _clusters_at(view: View, rows: Sequence[_Row], search: Search, anchor: Op) -> Iterator[Cluster]:
@@ -85,15 +85,15 @@ def _clusters_at(view: View, rows: Sequence[_Row], search: Search, anchor: Op) -
 
 
 def _with_tail(view: View, row: _Row, match: Match, last: Op) -> tuple[Match, Op]:
-    """The match with the ops that follow, as far as each is all that reads the result before it; and the last op."""
+    """Return the match with the tail, as far as each op is the only reader of the one before; and the last op."""
     for step in row.tail:
         result = last.outputs[0]
         following = readers(view, result)
         if result is None or len(following) != 1 or result in view.yielded:
             break
         reader = view.ops[following[0]]
-        made, read = reader.outputs[0], Match(match.ops, {**match.values, "normalized": result})
-        longer = None if made is None else next(step.at(view, made, read), None)
+        output, start = reader.outputs[0], Match(match.ops, {**match.values, "normalized": result})
+        longer = None if output is None else next(step.at(view, output, start), None)
         if longer is None or reader.scope != last.scope:
             break
         match, last = longer, reader

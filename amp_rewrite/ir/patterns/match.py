@@ -12,32 +12,32 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from amp_rewrite.ir.dataflow import casts_floats
+from amp_rewrite.ir.dataflow import casts_floats, exposed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Test = Callable[[View, ValueId], bool]
 Way = tuple[tuple[tuple[str, ...], bool], ...]
-"""The kinds of the ops from an anchor to the last op of a pattern, True for an op that may be missing."""
+"""The kinds of the ops from an anchor to the last op of a pattern; True for an optional op."""
 
 ANCHOR = "anchor"
 """The name of the rarest op of a pattern. The search for matches starts there."""
 ENTRY = "x"
-"""The name of the value that a matched computation is applied to."""
+"""The name of the input of a matched computation."""
 _MOST_READERS = 4
-"""Of a value within a match. One with more is read outside."""
+"""The most readers of a value within a match. A value with more is read outside."""
 _COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The ops of a match and its captured values by name. `direct`: Casts are not looked through."""
+    """The ops of a match and its captured values by name. `direct`: without looking through Casts."""
 
     ops: frozenset[OpId] = frozenset()
     values: Mapping[str, ValueId] = field(default_factory=dict)
     direct: bool = False
 
     def bind(self, name: str, value: ValueId) -> Match | None:
-        """Capture a value; None if the name stands for another one."""
+        """Capture a value; None if the name already has another."""
         if not name or self.values.get(name) == value:
             return self
         return None if name in self.values else Match(self.ops, {**self.values, name: value}, self.direct)
@@ -57,7 +57,7 @@ class Pattern:
         raise NotImplementedError
 
     def ways(self) -> Iterator[Way]:
-        """Yield the ways from the anchor of the pattern to its last op; none without an anchor."""
+        """Yield the ways from the anchor of the pattern to its last op."""
         return iter(())
 
 
@@ -65,7 +65,7 @@ class Pattern:
 class Value(Pattern):
     """Any value that passes a test and does not match `unless`.
 
-    `read`: the value is taken as it is read, else as it is behind Casts. `casts`: these Casts belong to the match.
+    `read`: capture the value as it is read, not the one behind Casts. `casts`: these Casts belong to the match.
     """
 
     name: str = ""
@@ -99,9 +99,7 @@ class Ops(Pattern):
         if op is None or op.kind not in self.kinds or len(op.inputs) < len(self.of):
             return
         bound = match.bind(self.name, bare)
-        if bound is None:
-            return
-        if self.once and len(readers(view, bare)) > 1:
+        if bound is None or (self.once and len(readers(view, bare)) > 1):
             return
         taken = bound.take(op.id, *(passed if self.casts else ()))
         swaps = op.kind in _COMMUTATIVE and len(op.inputs) > 1
@@ -127,7 +125,7 @@ def _all(view: View, values: tuple[ValueId | None, ...], of: tuple[Pattern, ...]
 
 @dataclass(frozen=True, slots=True)
 class Either(Pattern):
-    """One of several patterns, the first that fits."""
+    """Alternative patterns, tried in order."""
 
     of: tuple[Pattern, ...]
 
@@ -159,38 +157,39 @@ class Through(Pattern):
 
 @dataclass(frozen=True, slots=True)
 class MadeOf(Pattern):
-    """An expression of the entry, which is captured already, and weights, in at most `most` ops of these kinds."""
+    """An expression of the captured entry and weights, of at most `most` ops of these kinds."""
 
     kinds: tuple[str, ...]
     most: int = 8
 
     def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
-        step = Ops(self.kinds, ())
         pending: list[ValueId | None] = [value]
-        made = 0
+        count = 0
         while pending:
             read = pending.pop()
             if read is None:
                 return
-            bare, _ = behind_casts(view, read)
+            bare, passed = behind_casts(view, read)
             if bare == match.values[ENTRY] or weight(view, bare):
                 continue
-            extended, op = next(step.at(view, read, match), None), view.producer(bare)
-            made += extended is not None and extended.ops > match.ops
-            if extended is None or op is None or made > self.most:
+            op = view.producer(bare)
+            if op is None or op.kind not in self.kinds or (match.direct and passed):
                 return
-            match = extended
+            count += not match.ops.issuperset((op.id, *passed))
+            if count > self.most:
+                return
+            match = match.take(op.id, *passed)
             pending.extend(op.inputs)
         yield match
 
 
 def op(kinds: str, *of: Pattern, name: str = "", casts: bool = True, once: bool = False) -> Ops:
-    """An op of one of these kinds, "|" between them, with these operands first."""
+    """Return a pattern for an op of one of these kinds, separated by "|", with these first operands."""
     return Ops(tuple(kinds.split("|")), of, name, casts, once)
 
 
 def either(*of: Pattern) -> Either:
-    """One of these patterns."""
+    """Return a pattern for one of several."""
     return Either(of)
 
 
@@ -198,12 +197,12 @@ X = Value(ENTRY)
 
 
 def constant(view: View, value: ValueId) -> bool:
-    """True for a value that nothing can change."""
+    """True for a constant, Casts looked through."""
     return view.constant(behind_casts(view, value)[0]) is not None
 
 
 def weight(view: View, value: ValueId) -> bool:
-    """True for an initializer, a Constant, or the result of one small op of such values."""
+    """True for an initializer, a Constant, or the result of a single op of these."""
     bare, _ = behind_casts(view, value)
     made_by = view.producer(bare)
     read = (bare,) if made_by is None or made_by.kind == "Constant" else made_by.inputs
@@ -220,9 +219,9 @@ def varying(view: View, value: ValueId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search for patterns from their anchors, as an automaton over the kinds of anchor, reader, reader's reader …
+    """A search for patterns from their anchors: an automaton over the kinds of anchor, reader, reader's reader …
 
-    `lasts` are the numbers of the patterns whose last op may be here.
+    `lasts` are the numbers of the patterns that may end here.
     """
 
     patterns: Sequence[Pattern]
@@ -235,7 +234,7 @@ class Search:
         return _search(patterns, frozenset(ways), {})
 
     def matches(self, view: View, anchor: Op, start: Match = Match()) -> Iterator[tuple[int, Match, Op]]:
-        """Yield the number of a pattern, a match with this op as anchor, and its last op. It need not be closed."""
+        """Yield the number of a pattern, a match with this anchor, and its last op. The match may not be closed."""
         for number, last_id in sorted(set(self._ends(view, anchor))):
             last = view.ops[last_id]
             value = last.outputs[0]
@@ -244,7 +243,7 @@ class Search:
                     yield number, match, last
 
     def _ends(self, view: View, at: Op) -> Iterator[tuple[int, OpId]]:
-        """Yield the numbers of the patterns with the ops where they may end. O(1)."""
+        """Yield the numbers of patterns with ops where they may end. O(1)."""
         follows = self.after.get(at.kind)
         if follows is not None:
             yield from ((number, at.id) for number in follows.lasts)
@@ -253,13 +252,13 @@ class Search:
                 yield from follows._ends(view, view.ops[reader])
 
     def direct(self, view: View, anchor: Op) -> Match | None:
-        """The first closed match with this op as anchor, Casts and Identities not looked through."""
-        found = self.matches(view, anchor, Match(direct=True))
-        return next((match for _, match, last in found if is_closed(view, match, last)), None)
+        """Return the first closed match with this anchor, without looking through Casts and Identities."""
+        matches = self.matches(view, anchor, Match(direct=True))
+        return next((match for _, match, last in matches if is_closed(view, match, last)), None)
 
 
 def _search(patterns: Sequence[Pattern], ways: frozenset[tuple[int, Way]], known: dict[object, Search]) -> Search:
-    """Make the search along ways of patterns, these by number. `known` are the searches by their ways."""
+    """Return the search along ways of patterns, numbered. `known` are the searches by their ways."""
     ways = frozenset((number, short) for number, way in ways for short in _shortened(way))
     if ways not in known:
         search = known[ways] = Search(patterns, sorted({number for number, way in ways if not way}), {})
@@ -272,16 +271,16 @@ def _search(patterns: Sequence[Pattern], ways: frozenset[tuple[int, Way]], known
 
 
 def _shortened(way: Way) -> Iterator[Way]:
-    """Yield a way and what is left of it without its first steps, as far as these are optional."""
+    """Yield a way, and its rest without leading optional steps."""
     yield way
     if way and way[0][1]:
         yield from _shortened(way[1:])
 
 
 def with_entry_casts(view: View, match: Match) -> Match:
-    """The match with those Casts of its entry that only it reads.
+    """Add the Casts of a match's entry that only the match reads.
 
-    A Cast of the entry that others read too stays outside: the entry, then, is the result of that Cast.
+    A Cast of the entry with other readers stays outside; its result is then the entry.
     """
     ops, entry = set(match.ops), match.values[ENTRY]
     for reader in view.readers(entry):
@@ -303,8 +302,8 @@ def is_closed(view: View, match: Match, last: Op) -> bool:
 
 
 def readers(view: View, value: ValueId | None) -> list[OpId]:
-    """The ops that read a value, each once, Casts looked through."""
-    found: dict[OpId, None] = {}
+    """Return the ops that read a value, each once, Casts looked through."""
+    ops: dict[OpId, None] = {}
     pending = [value]
     while pending:
         value = pending.pop()
@@ -312,8 +311,8 @@ def readers(view: View, value: ValueId | None) -> list[OpId]:
             if is_transparent(view, view.ops[use.op]):
                 pending.append(view.ops[use.op].outputs[0])
             else:
-                found[use.op] = None
-    return list(found)
+                ops[use.op] = None
+    return list(ops)
 
 
 def is_transparent(view: View, op: Op) -> bool:
@@ -322,7 +321,7 @@ def is_transparent(view: View, op: Op) -> bool:
 
 
 def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
-    """The value behind Casts, and these."""
+    """Return the value behind Casts, and these Casts."""
     passed: list[OpId] = []
     while (made_by := view.producer(value)) is not None and is_transparent(view, made_by):
         read = made_by.inputs[0]
@@ -334,7 +333,6 @@ def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
 
 
 def _encloses(view: View, ops: Container[OpId], op: Op) -> bool:
-    """True if only these ops read the results of one."""
-    made = [value for value in op.outputs if value is not None]
-    named = any(value in view.yielded or view.values[value].public for value in made)
-    return not named and all(use.op in ops for value in made for use in view.uses[value])
+    """True if only these ops read the results of an op."""
+    results = [value for value in op.outputs if value is not None]
+    return not any(exposed(view, v) or any(use.op not in ops for use in view.uses[v]) for v in results)

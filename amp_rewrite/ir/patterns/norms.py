@@ -19,7 +19,7 @@ from amp_rewrite.ir.view import Role, ValueId, View
 
 
 def _two(view: View, value: ValueId) -> bool:
-    """True for 2, and for an exponent that is not constant: onnxruntime looks no closer."""
+    """True for 2, and for an exponent that is not constant, which onnxruntime does not check."""
     tensor = view.constant(value)
     return tensor is None or bool((view.model.array(tensor) == 2).all())
 
@@ -29,12 +29,8 @@ def _negative(view: View, value: ValueId) -> bool:
     return tensor is not None and bool((view.model.array(tensor) < 0).all())
 
 
-def _not_negative(view: View, value: ValueId) -> bool:
-    return not _negative(view, value)
-
-
 def _per_feature(view: View, value: ValueId) -> bool:
-    """True for a weight, and for an input of one dimension: a scale or bias that the caller feeds."""
+    """True for a weight, and for an input of one dimension: a scale or bias fed by the caller."""
     held = view.values[behind_casts(view, value)[0]]
     if held.role is not Role.INPUT:
         return weight(view, value)
@@ -43,11 +39,12 @@ def _per_feature(view: View, value: ValueId) -> bool:
 
 
 def _normalized(value: Pattern, squared: Pattern, reductions: str, between: tuple[str, ...]) -> Either:
-    """A value divided by the root of a mean or sum of squares, to which an epsilon or a bound may be applied."""
+    """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
     square = either(op("Pow", squared, Value(test=_two)), op("Mul", squared, squared))
     total = op(reductions, square)
     size = either(op("Add", total, Value("guard", read=True)), op("Max|Clip", total), total)
-    root = either(op("Sqrt", size, name=ANCHOR), op("Pow", size, Value(test=_not_negative, read=True), name=ANCHOR))
+    power = Value(test=lambda view, value: not _negative(view, value), read=True)
+    root = either(op("Sqrt", size, name=ANCHOR), op("Pow", size, power, name=ANCHOR))
     divisor = Through(between, root)
     inverse_root = op("Pow", size, Value(test=_negative, read=True), name=ANCHOR)
     inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", Value(test=weight), divisor))

@@ -1,12 +1,13 @@
-"""Dimensions of values, followed through what exporters compute shapes by: where onnx's inference makes up a new name.
+"""Dimensions of values, followed through the shape computations of exporters, where onnx's inference invents a name.
 
-A name stands for one size wherever it occurs. No input is taken to be empty: where one is, a model gives nothing.
+Equal names are equal sizes. No input is taken to be empty: on an empty one, a model gives nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
@@ -18,34 +19,35 @@ from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 
 
 def known_dims(view: View) -> AllDims:
-    """The dimensions of each value whose rank is known, by scope and name. O(nodes)."""
+    """Return the dimensions of each value whose rank is known, by scope and name. O(nodes)."""
     return _Walk(view, dims_of(view)).dims()
 
 
 @dataclass(slots=True)
 class _Walk:
     view: View
-    told: AllDims
-    found: dict[ValueId, Dims] = field(default_factory=dict)
+    inferred: AllDims
+    followed: dict[ValueId, Dims] = field(default_factory=dict)
     contents: dict[ValueId, Contents] = field(default_factory=dict)
     same: dict[str, Dim] = field(default_factory=dict)
+    """Sizes by another name for them."""
     invented: InventedNames = field(default_factory=InventedNames)
 
     def dims(self) -> AllDims:
         for op in self.view.ops:
-            self.follow(op)
-        values = {(self.view.values[v].scope, self.view.value_name(v)): dims for v, dims in self.found.items()}
-        return {key: tuple(renamed(d, self.same) for d in dims) for key, dims in {**self.told, **values}.items()}
+            if op.kind in RULES or op.kind in CONTENTS:
+                self.follow(op)
+        values = {(self.view.values[v].scope, self.view.value_name(v)): dims for v, dims in self.followed.items()}
+        return {key: tuple(renamed(d, self.same) for d in dims) for key, dims in {**self.inferred, **values}.items()}
 
     def at(self, value: ValueId | None) -> Dims | None:
         if value is None:
             return None
-        found = self.found.get(value)
-        return self.stated(value) if found is None else found
+        return self.followed[value] if value in self.followed else self.by_onnx(value)
 
-    def stated(self, value: ValueId) -> Dims | None:
-        told = self.told.get((self.view.values[value].scope, self.view.value_name(value)))
-        return None if told is None else tuple(renamed(d, self.same) for d in told)
+    def by_onnx(self, value: ValueId) -> Dims | None:
+        dims = self.inferred.get((self.view.values[value].scope, self.view.value_name(value)))
+        return None if dims is None else tuple(renamed(d, self.same) for d in dims)
 
     def holds(self, value: ValueId | None) -> Contents | None:
         if value is None:
@@ -53,47 +55,46 @@ class _Walk:
         return self.contents[value] if value in self.contents else held(self.view, value)
 
     def follow(self, op: Op) -> None:
-        if op.kind not in RULES and op.kind not in CONTENTS:
-            return
         dims, contents = [self.at(v) for v in op.inputs], [self.holds(v) for v in op.inputs]
         for result in op.outputs if op.kind == "Split" else op.outputs[:1]:
             if result is not None:
-                self.result(Reading(op, dims, contents, self.stated(result), self.invented), result)
+                self.result(Reading(op, dims, contents, self.by_onnx(result), self.invented), result)
 
     def result(self, reading: Reading, result: ValueId) -> None:
-        op, told = reading.op, reading.told
-        made = _ruled(RULES, reading)
-        if made is not None and (told is None or len(told) == len(made)):
-            self.found[result] = tuple(map(self.settled, made, told or (None,) * len(made)))
-            if op.scope == MAIN:
-                self.learn(self.found[result], told or ())
+        inferred = reading.inferred
+        dims = _ruled(RULES, reading)
+        if dims is not None and (inferred is None or len(inferred) == len(dims)):
+            dims = self.followed[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
+            if reading.op.scope == MAIN:
+                self.learn(dims, inferred or ())
         contents, rank = _ruled(CONTENTS, reading), self.at(result)
         if contents is not None and rank is not None and len(rank) <= 1:
             self.contents[result] = contents
 
-    def settled(self, made: Dim, told: Dim) -> Dim:
-        """The better of what was followed and what onnx says."""
-        if not countable(made) or isinstance(told, int):
-            return told
-        vague = any(name.startswith(MADE_UP) for name in names_in(made))
-        return told if vague and isinstance(told, str) and not told.startswith(MADE_UP) else made
-
-    def learn(self, found: Dims, told: Dims) -> None:
-        """Names that the model states for what is known by another: equal from here on."""
-        for mine, other in zip(found, told, strict=False):
+    def learn(self, followed: Dims, inferred: Dims) -> None:
+        """Note the names that the model states for sizes known by another name."""
+        for mine, other in zip(followed, inferred, strict=False):
             if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
                 self.same.setdefault(other, mine)
+
+
+def _better(followed: Dim, inferred: Dim) -> Dim:
+    """Choose between a followed size and that of onnx."""
+    if not countable(followed) or isinstance(inferred, int):
+        return inferred
+    vague = any(name.startswith(MADE_UP) for name in names_in(followed))
+    return inferred if vague and isinstance(inferred, str) and not inferred.startswith(MADE_UP) else followed
 
 
 # -- rules: the dimensions of an op's first result --------------------------------------------------
 
 
-# What the rules raise for ranks, axes, bounds and steps that do not go together.
+# Errors of a rule: a size is not known, or ranks, axes, bounds and steps do not go together.
 _FAULTS = (ValueError, IndexError, ArithmeticError)
 
 
 def _ruled(rules: Mapping[str, Callable[[Reading], tuple[Dim, ...] | None]], reading: Reading) -> Dims | None:
-    """What the rule of the op says, if there is one; None where what it reads does not go together."""
+    """Apply the rule of an op; None without one, or where it fails on the inputs."""
     rule = rules.get(reading.op.kind)
     try:
         return rule(reading) if rule is not None else None
@@ -101,121 +102,86 @@ def _ruled(rules: Mapping[str, Callable[[Reading], tuple[Dim, ...] | None]], rea
         return None
 
 
-def _same(reading: Reading) -> Dims | None:
-    return reading.dims[0]
+def _same(reading: Reading) -> Dims:
+    return reading.shape(0)
 
 
 def _broadcast(reading: Reading) -> Dims | None:
     return reading.broadcast(reading.dims)
 
 
-def _expand(reading: Reading) -> Dims | None:
-    return reading.broadcast((reading.dims[0], reading.contents[1]))
-
-
-def _filled(reading: Reading) -> Dims | None:
-    return reading.contents[0]
-
-
 def _product(reading: Reading) -> Dims | None:
-    a, b = reading.dims
-    if a is None or b is None or len(a) < 2 or len(b) < 2:
-        return None
+    a, b = reading.shape(0), reading.shape(1)
     outer = reading.broadcast((a[:-2], b[:-2]))
-    return None if outer is None else (*outer, a[-2], b[-1])
+    return None if outer is None or len(a) < 2 or len(b) < 2 else (*outer, a[-2], b[-1])
 
 
 def _transposed(reading: Reading) -> Dims | None:
-    (x,), perm = reading.dims, attribute(reading.op.node, "perm")
-    if x is None or (perm is not None and len(perm.ints) != len(x)):
-        return None
-    return tuple(x[axis] for axis in perm.ints) if perm is not None else tuple(reversed(x))
+    x, perm = reading.shape(0), attribute(reading.op.node, "perm")
+    if perm is None:
+        return x[::-1]
+    return tuple(x[axis] for axis in perm.ints) if len(perm.ints) == len(x) else None
 
 
-def _reshaped(reading: Reading) -> Dims | None:
-    x, shape = reading.dims[0], reading.contents[1] if len(reading.contents) > 1 else None
-    if shape is None:
-        return None
+def _reshaped(reading: Reading) -> Dims:
+    x, shape = reading.dims[0], reading.elements(1)
     copies = not reading.stated("allowzero", 0)
-    made = [x[i] if d == 0 and copies and x is not None and i < len(x) else d for i, d in enumerate(shape)]
-    if -1 in made:
-        rest = product(d for d in made if d != -1)
-        made[made.index(-1)] = over(product(x), rest) if x is not None else None
-    return tuple(made)
+    dims = [x[i] if d == 0 and copies and x is not None and i < len(x) else d for i, d in enumerate(shape)]
+    if -1 in dims:
+        rest = product(d for d in dims if d != -1)
+        dims[dims.index(-1)] = over(product(x), rest) if x is not None else None
+    return tuple(dims)
 
 
-def _unsqueezed(reading: Reading) -> Dims | None:
-    x, axes = reading.dims[0], reading.axes()
-    if x is None or axes is None:
-        return None
-    made, rank = list(x), len(x) + len(axes)
+def _unsqueezed(reading: Reading) -> Dims:
+    dims, axes = list(reading.shape(0)), reading.axes()
+    rank = len(dims) + len(axes)
     for axis in sorted(axis % rank for axis in axes):
-        made.insert(axis, 1)
-    return tuple(made)
+        dims.insert(axis, 1)
+    return tuple(dims)
 
 
-def _squeezed(reading: Reading) -> Dims | None:
-    x, axes = reading.dims[0], reading.axes()
-    if x is None or axes is None:
-        return None
-    gone = {axis % len(x) for axis in axes}
-    return tuple(d for i, d in enumerate(x) if i not in gone)
-
-
-def _reduced(reading: Reading) -> Dims | None:
-    x, axes = reading.dims[0], reading.axes()
-    if x is None or axes is None:
-        return None
-    gone = {axis % len(x) for axis in axes}
-    if reading.stated("keepdims", 1):
+def _reduced(reading: Reading) -> Dims:
+    x = reading.shape(0)
+    gone = {axis % len(x) for axis in reading.axes()}
+    if reading.op.kind != "Squeeze" and reading.stated("keepdims", 1):
         return tuple(1 if i in gone else d for i, d in enumerate(x))
     return tuple(d for i, d in enumerate(x) if i not in gone)
 
 
-def _concatenated(reading: Reading) -> Dims | None:
-    known = [x for x in reading.dims if x is not None]
-    if len(known) < len(reading.dims) or not known:
-        return None
-    axis = reading.stated("axis", 0) % len(known[0])
-    made: list[Dim] = [next((d for d in column if d is not None), None) for column in zip(*known, strict=True)]
-    total: Dim = 0
-    for x in known:
-        total = plus(total, x[axis])
-    made[axis] = total
-    return tuple(made)
+def _concatenated(reading: Reading) -> Dims:
+    shapes = [reading.shape(slot) for slot in range(len(reading.dims))]
+    dims: list[Dim] = [next((d for d in column if d is not None), None) for column in zip(*shapes, strict=True)]
+    axis = reading.stated("axis", 0) % len(dims)
+    dims[axis] = reduce(plus, (x[axis] for x in shapes))
+    return tuple(dims)
 
 
-def _split(reading: Reading) -> Dims | None:
-    x, told = reading.dims[0], reading.told
-    if x is None:
-        return None
+def _split(reading: Reading) -> Dims:
+    x, inferred = reading.shape(0), reading.inferred
     axis = reading.stated("axis", 0) % len(x)
-    return tuple((told[i] if told is not None else None) if i == axis else d for i, d in enumerate(x))
+    return tuple((inferred[i] if inferred is not None else None) if i == axis else d for i, d in enumerate(x))
 
 
 def _sliced(reading: Reading) -> Dims | None:
-    x = reading.dims[0]
-    if len(reading.contents) < 3:
-        return None
-    starts, ends, *more = (reading.contents[slot] for slot in range(1, len(reading.contents)))
-    axes, steps = (*more, None, None)[:2]
-    if x is None or starts is None or ends is None or (len(more) and more[0] is None):
-        return None
-    made, rank = list(x), len(x)
+    x, starts, ends = reading.shape(0), reading.elements(1), reading.elements(2)
+    axes = reading.elements(3) if len(reading.contents) > 3 else range(len(starts))
+    steps = reading.contents[4] if len(reading.contents) > 4 else (1,) * len(starts)
+    dims = list(x)
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = axes[i] if axes is not None else i
-        step = steps[i] if steps is not None else 1 if len(more) < 2 else None
+        axis = axes[i]
         if not isinstance(axis, int):
             return None
-        made[axis % rank] = _cut(reading, x[axis % rank], start, end) if step == 1 else None
-    return tuple(made)
+        axis %= len(x)
+        dims[axis] = _cut(reading, x[axis], start, end) if steps is not None and steps[i] == 1 else None
+    return tuple(dims)
 
 
-_TO_THE_END = 2**31 - 1  # exporters write this, or what int64 holds at most
+_TO_THE_END = 2**31 - 1  # exporters write this, or the largest int64
 
 
 def _cut(reading: Reading, whole: Dim, start: Dim, end: Dim) -> Dim:
-    """How many are left of an axis between a start and an end, by step 1."""
+    """Return the size of an axis between a start and an end, by step 1."""
     if whole is None or start is None or end is None:
         return None
     if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int):
@@ -229,70 +195,56 @@ def _cut(reading: Reading, whole: Dim, start: Dim, end: Dim) -> Dim:
     return reading.invented.name(f"{whole}[{start}:{end}]", *bounds)
 
 
-def _gathered(reading: Reading) -> Dims | None:
-    x, chosen = reading.dims
-    if x is None or chosen is None:
-        return None
+def _gathered(reading: Reading) -> Dims:
+    x, chosen = reading.shape(0), reading.shape(1)
     axis = reading.stated("axis", 0) % len(x)
     return (*x[:axis], *chosen, *x[axis + 1 :])
 
 
-def _chosen(reading: Reading) -> Dims | None:
-    return reading.dims[1]
-
-
 def _looked_up(reading: Reading) -> Dims | None:
-    x, chosen = reading.dims
-    if x is None or not chosen or not isinstance(chosen[-1], int) or reading.stated("batch_dims", 0):
+    x, chosen = reading.shape(0), reading.shape(1)
+    if not chosen or not isinstance(chosen[-1], int) or reading.stated("batch_dims", 0):
         return None
     return (*chosen[:-1], *x[chosen[-1] :])
 
 
 def _counted(reading: Reading) -> Dims | None:
-    (start,), (limit,), (step,) = (found if found is not None else (None,) for found in reading.contents)
+    (start,), (limit,), (step,) = (x if x is not None else (None,) for x in reading.contents)
     length = minus(limit, start)
     return (length,) if step == 1 and countable(length) else None
 
 
-def _tiled(reading: Reading) -> Dims | None:
-    x, often = reading.dims[0], reading.contents[1]
-    return tuple(map(times, x, often)) if x is not None and often is not None else None
-
-
-def _outer(reading: Reading) -> Dims | None:
-    """A convolution: the batch, the rows of its weight, and what onnx says of the rest."""
-    x, weight, told = reading.dims[0], reading.dims[1], reading.told
-    if not x or not weight or told is None or len(told) != len(x):
+def _convolved(reading: Reading) -> Dims | None:
+    """Dimensions of a convolution: the batch, the rows of its weight, and the rest by onnx."""
+    x, weight, inferred = reading.shape(0), reading.shape(1), reading.inferred
+    if inferred is None or len(inferred) != len(x):
         return None
-    return (x[0], weight[0], *told[2:])
+    return (x[0], weight[0], *inferred[2:])
 
 
 def _attended(reading: Reading) -> Dims | None:
-    queries, values = reading.dims[0], reading.dims[2]
-    if queries is None or values is None or len(queries) != 4 or len(values) != 4:
-        return None
-    return (*queries[:3], values[3])
+    queries, values = reading.shape(0), reading.shape(2)
+    return (*queries[:3], values[3]) if len(queries) == 4 == len(values) else None
 
 
 RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
     **dict.fromkeys(SAME_SHAPE, _same),
     **dict.fromkeys(BROADCASTS, _broadcast),
-    **dict.fromkeys(REDUCTIONS.keys() - {"CumSum"} | {"ReduceL2"}, _reduced),
+    **dict.fromkeys(REDUCTIONS.keys() - {"CumSum"} | {"ReduceL2", "Squeeze"}, _reduced),
     "Attention": _attended,
     "Concat": _concatenated,
-    "ConstantOfShape": _filled,
-    "Conv": _outer,
-    "Expand": _expand,
+    "ConstantOfShape": lambda reading: reading.elements(0),
+    "Conv": _convolved,
+    "Expand": lambda reading: reading.broadcast((reading.dims[0], reading.contents[1])),
     "Gather": _gathered,
-    "GatherElements": _chosen,
+    "GatherElements": lambda reading: reading.shape(1),
     "GatherND": _looked_up,
     "MatMul": _product,
     "Range": _counted,
     "Reshape": _reshaped,
     "Slice": _sliced,
     "Split": _split,
-    "Squeeze": _squeezed,
-    "Tile": _tiled,
+    "Tile": lambda reading: tuple(map(times, reading.shape(0), reading.elements(1))),
     "Transpose": _transposed,
     "Unsqueeze": _unsqueezed,
 }

@@ -16,7 +16,7 @@ Contents = tuple[Dim, ...]
 
 @dataclass(slots=True)
 class InventedNames:
-    """Names for sizes of which nothing better is known, the same for the same words, and what each does not exceed."""
+    """Names for sizes without a better one, equal for equal words, and upper bounds of these sizes."""
 
     names: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, set[Dim]] = field(default_factory=dict)
@@ -27,37 +27,51 @@ class InventedNames:
         return name
 
     def fits(self, small: Dim, large: Dim) -> bool:
-        """Whether the first is known not to exceed the second."""
+        """True if the first is known not to exceed the second."""
         return isinstance(small, str) and large in self.bounds.get(small, ())
+
+
+class Unknown(ValueError):
+    """An input of a rule is not known."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """What an op reads: dimensions, and what it holds where that is a shape; `told`: what onnx says of its result."""
+    """The inputs of an op: dimensions, and contents of shapes. `inferred`: the dimensions of its result by onnx."""
 
     op: Op
     dims: Sequence[Dims | None]
     contents: Sequence[Contents | None]
-    told: Dims | None
+    inferred: Dims | None
     invented: InventedNames
 
+    def shape(self, slot: int) -> Dims:
+        """Return the dimensions of an input. Unknown if there are none."""
+        return _known(self.dims, slot)
+
+    def elements(self, slot: int) -> Contents:
+        """Return the contents of an input. Unknown if there are none."""
+        return _known(self.contents, slot)
+
     def stated(self, name: str, default: int) -> int:
-        """A whole number among the attributes."""
+        """Return an integer attribute."""
         return int_attribute(self.op.node, name, default)
 
-    def whole(self, slot: int) -> tuple[int, ...] | None:
-        """The whole numbers that an input holds, if all are known."""
-        found = self.contents[slot] if slot < len(self.contents) else None
-        numbers = tuple(d for d in found or () if isinstance(d, int))
-        return numbers if found is not None and len(numbers) == len(found) else None
+    def integers(self, slot: int) -> tuple[int, ...]:
+        """Return the contents of an input that are all numbers. Unknown for others."""
+        contents = self.elements(slot)
+        numbers = tuple(d for d in contents if isinstance(d, int))
+        if len(numbers) < len(contents):
+            raise Unknown
+        return numbers
 
-    def axes(self, slot: int = 1) -> tuple[int, ...] | None:
-        """The axes that an attribute or an input states."""
-        found = attribute(self.op.node, "axes")
-        return tuple(found.ints) if found is not None else self.whole(slot)
+    def axes(self) -> tuple[int, ...]:
+        """Return the axes that an attribute or an input states. Unknown if they are not known."""
+        stated = attribute(self.op.node, "axes")
+        return tuple(stated.ints) if stated is not None else self.integers(1)
 
     def widest(self, a: Dim, b: Dim) -> Dim:
-        """What two sizes broadcast to: they are equal, or one is 1."""
+        """Return the size that two broadcast to: they are equal, or one is 1."""
         if a is None or b is None:
             return a if b == 1 else b if a == 1 else next((d for d in (a, b) if isinstance(d, int) and d > 1), None)
         if a in (b, 1) or self.invented.fits(a, b):
@@ -67,7 +81,7 @@ class Reading:
         return b if isinstance(b, int) else self.invented.name(" or ".join(sorted((str(a), str(b)))))
 
     def broadcast(self, shapes: Sequence[Dims | None]) -> Dims | None:
-        """What several shapes broadcast to."""
+        """Return the dimensions that several shapes broadcast to; None if one is not known."""
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
@@ -76,3 +90,10 @@ class Reading:
         for shape in known:
             result = tuple(map(self.widest, result, (1,) * (rank - len(shape)) + tuple(shape)))
         return result
+
+
+def _known(inputs: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]:
+    held = inputs[slot] if slot < len(inputs) else None
+    if held is None:
+        raise Unknown
+    return held

@@ -1,103 +1,92 @@
-"""What small integer values hold: the shapes, bounds and axes that a model computes, in sizes with names."""
+"""Contents of small integer values: the shapes, bounds and axes that a model computes, as named sizes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import onnx.numpy_helper
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.reading import Contents, Reading
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, over, plus, product, times
 from amp_rewrite.ir.view import ValueId, View
 
 _LONGEST = 16  # more axes than any shape has
-_WHOLE = frozenset((DType.INT32, DType.INT64, DType.BOOL))
+_INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
 
 
 def held(view: View, value: ValueId) -> Contents | None:
-    """What a small integer constant holds."""
+    """Return the elements of a small integer constant; None for other values."""
     tensor = view.constant(value)
-    if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _LONGEST or view.dtype(value) not in _WHOLE:
+    if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _LONGEST:
+        return None
+    if view.dtype(value) not in _INTEGERS:
         return None
     return tuple(int(number) for number in view.model.array(tensor).reshape(-1))
 
 
-def _shape(reading: Reading) -> Contents | None:
-    (x,) = reading.dims
-    if x is None:
-        return None
+def _shape(reading: Reading) -> Contents:
+    x = reading.shape(0)
     return x[reading.stated("start", 0) : reading.stated("end", len(x))]
 
 
-def _same(reading: Reading) -> Contents | None:
-    """Casts between integers, and moves from and to one axis."""
-    return reading.contents[0]
+def _same(reading: Reading) -> Contents:
+    """Contents of a move from and to one axis."""
+    return reading.elements(0)
 
 
 def _cast(reading: Reading) -> Contents | None:
-    whole = {dtype.code for dtype in _WHOLE if dtype is not DType.BOOL}
-    return reading.contents[0] if reading.stated("to", 0) in whole else None
+    to = DType.of(reading.stated("to", 0))
+    return reading.elements(0) if to in _INTEGERS and to is not DType.BOOL else None
 
 
 def _expanded(reading: Reading) -> Contents | None:
-    x, shape = reading.contents[:2]
-    count = shape[0] if shape is not None and len(shape) == 1 else None
-    return x * count if x is not None and len(x) == 1 and isinstance(count, int) and 0 <= count <= _LONGEST else None
+    x, shape = reading.elements(0), reading.elements(1)
+    count = shape[0] if len(shape) == 1 else None
+    return x * count if len(x) == 1 and isinstance(count, int) and 0 <= count <= _LONGEST else None
 
 
-def _gathered(reading: Reading) -> Contents | None:
-    x, chosen = reading.contents[0], reading.whole(1)
-    if x is None or chosen is None or not all(-len(x) <= at < len(x) for at in chosen):
-        return None
-    return tuple(x[at] for at in chosen)
+def _gathered(reading: Reading) -> Contents:
+    x = reading.elements(0)
+    return tuple(x[at] for at in reading.integers(1))
 
 
-def _sliced(reading: Reading) -> Contents | None:
-    x, bounds = reading.contents[0], [reading.whole(slot) for slot in (1, 2)]  # axis 0 is the only one
-    steps = reading.whole(4) if len(reading.contents) > 4 else (1,)
-    if x is None or steps is None or bounds[0] is None or bounds[1] is None:
-        return None
-    return x[slice(bounds[0][0], bounds[1][0], steps[0])]
+def _sliced(reading: Reading) -> Contents:
+    start, end = (reading.integers(slot)[0] for slot in (1, 2))  # axis 0 is the only one
+    step = reading.integers(4)[0] if len(reading.contents) > 4 else 1
+    return reading.elements(0)[start:end:step]
 
 
 def _concatenated(reading: Reading) -> Contents | None:
-    made: list[Dim] = []
-    for x in reading.contents:
-        if x is None:
-            return None
-        made.extend(x)
-    return tuple(made) if len(made) <= _LONGEST else None
+    elements = [x for slot in range(len(reading.contents)) for x in reading.elements(slot)]
+    return tuple(elements) if len(elements) <= _LONGEST else None
 
 
 def _filled(reading: Reading) -> Contents | None:
-    shape, fill = reading.whole(0), attribute(reading.op.node, "value")
-    if shape is None or len(shape) > 1 or math.prod(shape) > _LONGEST or fill is None:
+    shape, fill = reading.integers(0), attribute(reading.op.node, "value")
+    if len(shape) > 1 or math.prod(shape) > _LONGEST or fill is None:
         return None
     number = onnx.numpy_helper.to_array(fill.t).item()
     return (int(number),) * math.prod(shape) if isinstance(number, int) else None
 
 
-def _pairwise(rule: Callable[[Dim, Dim], Dim]) -> Callable[[Reading], Contents | None]:
-    def made(reading: Reading) -> Contents | None:
-        pairs = _aligned(reading.contents)
-        return None if pairs is None else tuple(rule(a, b) for a, b in pairs)
+def _elementwise(rule: Callable[..., Dim]) -> Callable[[Reading], Contents]:
+    """Return the rule of an op that applies a function to each element of its operands."""
 
-    return made
+    def apply(reading: Reading) -> Contents:
+        operands = [reading.elements(slot) for slot in range(len(reading.contents))]
+        longest = max(map(len, operands))
+        aligned = (x if len(x) == longest else x * longest for x in operands)
+        return tuple(rule(*row) for row in zip(*aligned, strict=True))
 
-
-def _aligned(contents: Sequence[Contents | None]) -> list[tuple[Dim, ...]] | None:
-    known = [x for x in contents if x is not None]
-    longest = max(map(len, known), default=0)
-    if len(known) < len(contents) or any(len(x) not in (1, longest) for x in known):
-        return None
-    return list(zip(*(x if len(x) == longest else x * longest for x in known), strict=True))
+    return apply
 
 
 def _equal(a: Dim, b: Dim) -> Dim:
-    """Sizes are at least 0, so a negative number is none of them."""
+    """Compare sizes, which are at least 0: a negative number differs from all."""
     if a is None or b is None:
         return None
     if (isinstance(a, int) and isinstance(b, int)) or a == b:
@@ -107,42 +96,31 @@ def _equal(a: Dim, b: Dim) -> Dim:
 
 
 def _quotient(a: Dim, b: Dim) -> Dim:
-    """Integers divide towards zero; of what is at least 0 that is downwards."""
+    """Divide towards zero, as integers do; that is downwards for what is at least 0."""
     if isinstance(a, int) and isinstance(b, int) and a >= 0 and b > 0:
         return a // b
     return over(a, b)
 
 
-def _chosen(reading: Reading) -> Contents | None:
-    rows = _aligned(reading.contents)
-    if rows is None:
-        return None
-    return tuple((a if which else b) if isinstance(which, int) else None for which, a, b in rows)
-
-
-def _multiplied(reading: Reading) -> Contents | None:
-    x = reading.contents[0]
-    return None if x is None else (product(x),)
+def _chosen(condition: Dim, a: Dim, b: Dim) -> Dim:
+    return (a if condition else b) if isinstance(condition, int) else None
 
 
 CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
-    "Add": _pairwise(plus),
+    **dict.fromkeys(RELABELS - {"Flatten"}, _same),
+    "Add": _elementwise(plus),
     "Cast": _cast,
     "Concat": _concatenated,
     "ConstantOfShape": _filled,
-    "Div": _pairwise(_quotient),
-    "Equal": _pairwise(_equal),
+    "Div": _elementwise(_quotient),
+    "Equal": _elementwise(_equal),
     "Expand": _expanded,
     "Gather": _gathered,
-    "Identity": _same,
-    "Mul": _pairwise(times),
-    "ReduceProd": _multiplied,
-    "Reshape": _same,
+    "Mul": _elementwise(times),
+    "ReduceProd": lambda reading: (product(reading.elements(0)),),
     "Shape": _shape,
     "Slice": _sliced,
-    "Squeeze": _same,
-    "Sub": _pairwise(minus),
-    "Unsqueeze": _same,
-    "Where": _chosen,
+    "Sub": _elementwise(minus),
+    "Where": _elementwise(_chosen),
 }
-"""By op. What an op reads is known only where it is whole and of at most one axis, so nothing else gets here."""
+"""By op. An op has known contents only if those of its inputs are whole and of at most one axis."""

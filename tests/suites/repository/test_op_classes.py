@@ -113,18 +113,21 @@ def test_each_class_has_a_description_and_each_word_of_the_table_a_class() -> No
     }
     assert CLASSES.keys() <= described | {"CARRIERS"}
     assert all(CLASSES.values())
-    rows = [line.split() for line in op_classes._TABLE.strip().splitlines()]
-    assert [row[0] for row in rows] == sorted({row[0] for row in rows}, key=lambda op: ("::" in op, op))
-    assert {word for row in rows for word in row[3:]} == set(re.findall(r'_ops\("(\w+)"\)', source))
-    verbs = {row[1].partition(":")[0] for row in rows} - {"-"}
-    assert verbs == set(re.findall(r'_numbers\("(\w+)"\)', source))
+    for table in op_classes._TABLES.values():
+        rows = [line.partition("=") for line in table.strip().splitlines()]
+        ops = [op for _, _, ops in rows for op in ops.split()]
+        assert len(ops) == len(set(ops))
+        assert all(ops.split() == sorted(ops.split()) != [] for _, _, ops in rows)
+    columns = op_classes._ROWS.values()
+    assert {word for row in columns for word in row[2:]} == set(re.findall(r'_ops\("(\w+)"\)', source))
+    verbs = {row[0].partition(":")[0] for row in columns} - {"-"}
+    assert verbs == set(re.findall(r'_slots\(0, "(\w+):"\)', source))
 
 
 def test_each_op_of_the_table_exists() -> None:
     from amp_rewrite.ir.schema import contrib_schemas
 
     names = {name.removeprefix("ai.onnx::") for name in contrib_schemas()}
-    rows = [line.split()[0] for line in op_classes._TABLE.strip().splitlines()]
-    assert not {op for op in rows if op not in names} - {
+    assert not {op for op in op_classes._ROWS if op not in names} - {
         schema.name for schema in onnx.defs.get_all_schemas_with_history()
     }
