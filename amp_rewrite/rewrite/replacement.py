@@ -117,6 +117,13 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
 
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
     """Return the values that ops read and do not make, in order of first use."""
-    made = {value for op in ops for value in view.ops[op].outputs}
+    results = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
-    return dict.fromkeys(value for value in read if value is not None and value not in made)
+    return dict.fromkeys(value for value in read if value is not None and value not in results)
+
+
+def only_float32(view: View, ops: Iterable[OpId]) -> bool:
+    """True if all floating values that ops read and make are float32."""
+    values = (value for op in ops for value in (*view.ops[op].inputs, *view.ops[op].outputs) if value is not None)
+    dtypes = {view.dtype(value) for value in values}
+    return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)
