@@ -66,6 +66,11 @@ class Site:
         return self.form.hiding is not None and np.isinf(self.form.hiding.fill)
 
     @property
+    def boolean(self) -> bool:
+        """True if its mask is a bool."""
+        return self.form.hiding is not None and self.view.dtype(self.form.hiding.value) is DType.BOOL
+
+    @property
     def last(self) -> Op:
         """The op whose name and result the operator takes."""
         return self.form.last if self.end is None else self.end
