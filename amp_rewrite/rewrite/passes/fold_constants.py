@@ -114,6 +114,6 @@ def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
     feed = dict(zip([name for name in op.node.input if name], operands, strict=True))
     results = run([op.node], op.node.output[0], [feed], view.opsets)
     dtype = view.dtype(op.outputs[0]) if op.outputs[0] is not None else None
-    return (
-        results[0] if not isinstance(results, str) and dtype is not None and results[0].dtype == dtype.numpy else None
-    )
+    if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:
+        return None
+    return results[0]
