@@ -1,4 +1,4 @@
-"""Where ops of the standard are one operator of onnxruntime's: patterns, each a function from a model to matches."""
+"""Matchers of ops that are one operator of onnxruntime's: each a function from a model to matches."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _EPSILON = 1e-5  # the default of both norms
 
 
 def skip_norms(site: Site) -> Iterator[Match | Refusal]:
-    """A sum of two tensors of one shape that is normalized. What else reads the sum gets it from the same node."""
+    """Yield each normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
     view = site.view
 
     def copied(op: Op) -> ValueId | None:
@@ -218,7 +218,7 @@ def _with_bias(
 
 
 def gelus(site: Site) -> Iterator[Match | Refusal]:
-    """A Gelu after a bias; and one that is written out at an opset without Gelu."""
+    """Yield each Gelu after a bias, and each that is written out at an opset without Gelu."""
     for gelu in site.whole["Gelu"]:
         x = gelu.inputs[0]
         form = attribute(gelu.node, "approximate")
@@ -264,7 +264,7 @@ def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, Valu
 
 
 def quick_gelus(site: Site) -> Iterator[Match]:
-    """x times the logistic function of x, or of x times a number."""
+    """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
     for sigmoid in (op for op in view.ops if op.kind in _QUICK_GELUS.after):
         match = _QUICK_GELUS.direct(view, sigmoid)
@@ -285,8 +285,8 @@ _QUICK_GELUS = Search.of(QUICK_GELU)
 # -- products --------------------------------------------------------------------------------------
 
 _MILD = 2.0**6
-"""By what factor, or its inverse, numbers may be scaled where that moves into the product: they are then read unscaled,
-or made scaled, in the low type, which has to hold them so. Scores are scaled by 1/sqrt(size of a head) (Vaswani et al.
+"""The largest factor, and the inverse of the least, that may move into a product: numbers are then read unscaled, or
+made scaled, in the low type, which has to hold them so. Scores are scaled by 1/sqrt(size of a head) (Vaswani et al.
 2017, section 3.2.1), and heads have far less than 4096 numbers."""
 
 
@@ -305,7 +305,7 @@ class _Side:
 
 
 def products(site: Site) -> Iterator[Match]:
-    """A MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
+    """Yield each MatMul whose factors are transposed or scaled, or whose result is scaled by one number."""
     for product in site.view.ops:
         if product.kind != "MatMul" or not site.floats((product.id,)):
             continue
