@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import onnx.helper
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,26 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
     for (kind, why), ops in refused.items():
         more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
         yield Finding("not_fused", kind, f"the one that ends in {view.ops[ops[0]].name}{more}: {why}")
+
+
+def fused_node(
+    op_type: str,
+    last: Op,
+    reads: Sequence[str],
+    results: Sequence[str],
+    stated: Mapping[str, Any],
+    domain: str | None = None,
+) -> NodeProto:
+    """Return a node under the name of the last op that it replaces; trailing "" inputs are dropped.
+
+    Without `domain` the field stays unset, as other nodes of the standard have it.
+    """
+    node = onnx.helper.make_node(op_type, reads, results, last.node.name, domain=domain)
+    while node.input and not node.input[-1]:
+        node.input.pop()
+    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in stated.items())
+    node.metadata_props.extend(last.node.metadata_props)
+    return node
 
 
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:

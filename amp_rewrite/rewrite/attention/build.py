@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx.helper
-import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.builder import Surroundings, new_node
+from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.view import ValueId
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
+from amp_rewrite.rewrite.replacement import fused_node
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.layout import Source
@@ -53,20 +52,18 @@ class _Writer(Surroundings):
         return super().constant(stem, np.ascontiguousarray(values))
 
     def written(self) -> Written:
-        site, last = self.site, self.site.last.node
+        site, result = self.site, self.site.last.node.output[0]
         queries = self._operand(site.queries, "queries")
         keys = self._operand(site.keys, "keys")
         values = self._operand(site.values, "values")
         mask, seeing = self._mask(queries, keys)
         zeroed = seeing is not None and site.form.zeroed and site.infinite
         if seeing is not None and not zeroed:
-            queries = self.before("Where", (seeing, queries, self._zero(seeing)), f"{last.output[0]}_queries")
+            queries = self.before("Where", (seeing, queries, self._zero(seeing)), f"{result}_queries")
         reads = [queries, keys, values, *([mask] if mask is not None else [])]
-        attended = self._ended(last.output[0], seeing if zeroed else None)
-        node = new_node("Attention", reads, attended, last.name, scale=site.form.scale)
-        if site.causal:
-            node.attribute.append(onnx.helper.make_attribute("is_causal", 1))
-        node.metadata_props.extend(last.metadata_props)
+        attended = self._ended(result, seeing if zeroed else None)
+        attributes = {"scale": site.form.scale, **({"is_causal": 1} if site.causal else {})}
+        node = fused_node("Attention", site.last, reads, [attended], attributes)
         return Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights), self.shown)
 
     def _operand(self, source: Source, words: str) -> str:

@@ -25,8 +25,8 @@ from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.attention_equivalence import Base, mismatch_of
-from amp_rewrite.rewrite.contrib.reference import contrib_node
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
+from amp_rewrite.rewrite.contrib.reference import DOMAIN
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
 
 KIND = "multi_head_attention"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
@@ -85,7 +85,7 @@ class _Writer(Surroundings):
             return "its values are not as wide as its keys, and their heads are split off"
         attended = self._ended(result, seeing if zeroed else None, packed=bool(moves))
         attributes = {"num_heads": self.heads, "scale": form.scale, **({"unidirectional": 1} if site.causal else {})}
-        node = contrib_node("MultiHeadAttention", last, reads, [attended], attributes)
+        node = fused_node("MultiHeadAttention", last, reads, [attended], attributes, DOMAIN)
         written = Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights))
         why = mismatch_of(site, written, self.bases, (self.heads, self.width, self.depth), packed=bool(moves))
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))

@@ -18,8 +18,8 @@ from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.contrib.reference import contrib_node
-from amp_rewrite.rewrite.replacement import Refusal, Replacement
+from amp_rewrite.rewrite.contrib.reference import DOMAIN
+from amp_rewrite.rewrite.replacement import Refusal, Replacement, fused_node
 
 DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]
 
@@ -168,7 +168,7 @@ def _skip_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Mat
     shifts = [beta] if norm.node.op_type == "LayerNormalization" else []
     outputs = [norm.last.node.output[0], *(["", "", *site.names(total)] if apart else [])]
     epsilon = {"epsilon": float_attribute(norm.node, "epsilon", _EPSILON)}
-    node = contrib_node(op_type, norm.last, site.names(*summands, gamma, *shifts, bias), outputs, epsilon)
+    node = fused_node(op_type, norm.last, site.names(*summands, gamma, *shifts, bias), outputs, epsilon, DOMAIN)
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
     tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None and view.constant(v) is None})
     place = add.id if apart else None
@@ -244,7 +244,7 @@ def _activation(
 ) -> Match:
     """Return the match of ops that end in an activation of the values that are tried."""
     last = site.view.ops[max(ops)]
-    node = contrib_node(op_type, last, site.names(*tried), list(last.node.output), stated)
+    node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
     return Match(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
@@ -317,7 +317,7 @@ def products(site: Site) -> Iterator[Match]:
             continue
         stated = {"alpha": alpha, "transA": int(left.swapped), "transB": int(right.swapped)}
         reads = site.names(left.value, right.value)
-        node = contrib_node("FusedMatMul", last, reads, list(last.node.output), stated)
+        node = fused_node("FusedMatMul", last, reads, list(last.node.output), stated, DOMAIN)
         tried = {left.value: _tried(site, left, (3, 5)), right.value: _tried(site, right, (5, 4))}
         yield Match(Replacement("scaled_product", ops, last.id, node), tried)
 

@@ -6,7 +6,7 @@ Source: docs/ContribOperators.md of onnxruntime 1.31. That its kernels compute t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,11 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.view import Op
 
 DOMAIN = "com.microsoft"
 
 _Attributes = Mapping[str, Any]
 _Results = tuple[Array | None, ...]
-
-
-def contrib_node(
-    op_type: str, last: Op, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, float]
-) -> NodeProto:
-    """Return a node of this domain under the name of the last op that it replaces; trailing "" inputs are dropped."""
-    node = onnx.helper.make_node(op_type, inputs, outputs, last.node.name, domain=DOMAIN)
-    while node.input and not node.input[-1]:
-        node.input.pop()
-    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in attributes.items())
-    node.metadata_props.extend(last.node.metadata_props)
-    return node
 
 
 def computed(node: NodeProto, feed: Mapping[str, Array]) -> dict[str, Array]:

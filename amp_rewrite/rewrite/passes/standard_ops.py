@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import int_attribute
@@ -19,7 +17,16 @@ from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, run, runs_of
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, only_float32, outside, too_old
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    Outcome,
+    Refusal,
+    Replacement,
+    fused_node,
+    only_float32,
+    outside,
+    too_old,
+)
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
@@ -82,11 +89,9 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     if stray:
         return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
     reads = [view.value_name(v) for v in (entry, *candidate.reads)]
-    last = view.ops[max(ops)].node
-    node = new_node(formula.op_type, reads, last.output[0], last.name)
-    node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in candidate.attributes.items())
-    node.metadata_props.extend(last.metadata_props)
-    return _mismatch(case, formula, candidate, node) or Replacement(case.cluster.kind, ops, max(ops), node)
+    last = view.ops[max(ops)]
+    node = fused_node(formula.op_type, last, reads, last.node.output[:1], candidate.attributes)
+    return _mismatch(case, formula, candidate, node) or Replacement(case.cluster.kind, ops, last.id, node)
 
 
 def _scalar(case: _Case, value: ValueId) -> bool:
