@@ -28,16 +28,15 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Value, ValueId, Vie
 
 
 def apply(view: View, plan: Plan) -> Model:
-    """The model with the plan carried out; the view's own model is not touched.
+    """Return the model with the plan carried out; the view's own model is not touched.
 
     One walk. Everything that the plan does not name is kept as it is: node order, names, value_info,
     metadata, training_info, functions, sparse initializers, quantization annotations.
     """
     proto = clone(view.model.proto)
-    if plan.empty:
-        return replace(view.model, proto=proto)
-    _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
-    import_standard(proto)
+    if not plan.empty:
+        _Emitter(view, plan).graph(proto.graph, view.scopes[MAIN])
+        import_standard(proto)
     return replace(view.model, proto=proto)
 
 
@@ -82,8 +81,8 @@ class _Emitter:
             if op_id not in self.plan.drop:
                 yield self._node(op, node)
             for result in op.outputs:
-                if result in self.bakes:
-                    yield from self._second_constant(op, result)
+                if result in self.bakes and self.bakes[result].keeps_original:
+                    yield self._second_constant(op, self.bakes[result])
                 if result in self.casts:
                     yield from self._casts_of(self.view.values[result])
 
@@ -98,7 +97,7 @@ class _Emitter:
             yield new_cast(clamped, cast.name, cast.to, name=self._node_name(name), opset=self.opset)
 
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
-        """float32 values held within the range of the low type."""
+        """Hold float32 values within the range of the low type."""
         name = self._node_name(clamped)
         if self.view.opsets.get("", 1) < FIRST_CLIP_WITH_INPUTS:
             yield new_node("Clip", [source], clamped, name=name, min=-to.max, max=to.max)
@@ -111,7 +110,7 @@ class _Emitter:
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _node_name(self, name: str) -> str:
-        """Made from a value name that is unique in the model, so unique itself but for a user's own choice."""
+        """Return a free name made from a value name, which is unique but for a user's own choice."""
         return unused(name, self.view.names)
 
     # -- one node ------------------------------------------------------------------------------------
@@ -129,10 +128,11 @@ class _Emitter:
             self._state_dtype(op, node, self.plan.attributes[op.id])
         if op.id in self.plan.widened:
             _widen_inside(node)
-        self._bake_constant(op, node)
-        if op.bodies:
-            for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
-                self.graph(graph, self.view.scopes[body])
+        bake = self.bakes.get(op.outputs[0]) if op.kind == "Constant" and op.outputs[0] is not None else None
+        if bake is not None and not bake.keeps_original:
+            self._hold_baked(node, bake)
+        for body, (_, graph) in zip(op.bodies, bodies(node) if op.bodies else (), strict=True):
+            self.graph(graph, self.view.scopes[body])
         return node
 
     def _state_dtype(self, op: Op, node: NodeProto, dtype: DType) -> None:
@@ -149,20 +149,12 @@ class _Emitter:
             code = TensorProto.DataType.Name(dtype.code)
         _replace(node, name, onnx.helper.make_attribute(name, code))
 
-    def _bake_constant(self, op: Op, node: NodeProto) -> None:
-        result = op.outputs[0] if op.kind == "Constant" else None
-        bake = self.bakes.get(result) if result is not None else None
-        if bake is not None and not bake.keeps_original:
-            self._hold_baked(node, bake)
-
-    def _second_constant(self, op: Op, result: ValueId) -> Iterator[NodeProto]:
-        bake = self.bakes.get(result)
-        if bake is not None and bake.keeps_original:
-            node = clone(op.node)
-            node.name = self._node_name(f"{bake.name}_constant")
-            node.output[0] = bake.name
-            self._hold_baked(node, bake)
-            yield node
+    def _second_constant(self, op: Op, bake: Bake) -> NodeProto:
+        node = clone(op.node)
+        node.name = self._node_name(f"{bake.name}_constant")
+        node.output[0] = bake.name
+        self._hold_baked(node, bake)
+        return node
 
     def _hold_baked(self, node: NodeProto, bake: Bake) -> None:
         tensor = self.view.values[bake.value].tensor
@@ -173,14 +165,10 @@ class _Emitter:
     # -- initializers, declarations ------------------------------------------------------------------
 
     def _initializers(self, graph: GraphProto, values: Sequence[Value]) -> None:
-        low: dict[str, Bake] = {
-            value.name: self.bakes[value.id]
-            for value in values
-            if value.role is Role.INITIALIZER and value.id in self.bakes
-        }
-        defaults = {
-            value.name: self.plan.io[value.id] for value in values if value.overridable and value.id in self.plan.io
-        }
+        weights = (value for value in values if value.role is Role.INITIALIZER and value.id in self.bakes)
+        low = {value.name: self.bakes[value.id] for value in weights}
+        fed = (value for value in values if value.overridable and value.id in self.plan.io)
+        defaults = {value.name: self.plan.io[value.id] for value in fed}
         if not low and not defaults:
             return
         kept: list[TensorProto] = []
@@ -202,7 +190,7 @@ class _Emitter:
                 set_element_type(formal.type, bake.to)
 
     def _value_infos(self, graph: GraphProto, values: Sequence[Value], types: dict[str, TypeProto]) -> None:
-        """Declared types follow the plan; a new value is declared where its source was."""
+        """Declare types by the plan; a new value is declared where its source was."""
         by_name = {v.name: v for v in values}
         for formal in (*graph.input, *graph.output):
             value = by_name.get(formal.name)

@@ -11,7 +11,7 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import ModelProto, TypeProto
 
-from amp_rewrite.decide.plan import Plan
+from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError
 from amp_rewrite.files.model import Model
@@ -28,10 +28,11 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     """
     fault, inferred = _examined(result)
     doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
-    wanted = _wanted(view, plan)
+    planned = _planned(view, plan)
     told = _told_by_onnx(view, inferred) if inferred is not None else {}
+    known = all(types.keys() <= told.get(scope, {}).keys() for scope, types in planned.items())
     try:
-        _compare(wanted, told if _tells(told, wanted) else _told_by_view(View.of(result)))
+        _compare(planned, told if known else _told_by_view(View.of(result)))
     except ConversionError as unplanned:
         wrong = _misdeclared(view) if fault is None else _invalid(source, fault)
         if wrong is None:
@@ -43,17 +44,15 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 def _misdeclared(view: View) -> str | None:
     """Return which output declares another type than it has: for ops that onnx does not infer, it believes that."""
     for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
-        declared, found = type_of_proto(stated.type), view.types[value]
-        if None not in (declared, found) and declared != found:
-            return (
-                f"the model is invalid: output {stated.name!r} is declared as another type than it has; export it again"
-            )
+        ends = {type_of_proto(stated.type), view.types[value]}
+        if None not in ends and len(ends) > 1:
+            name = repr(stated.name)
+            return f"the model is invalid: output {name} is declared as another type than it has; export it again"
     return None
 
 
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
-    """Return what onnx cannot infer of the result, as of the source, or of old Casts; raise where the source is
-    at fault, or the conversion."""
+    """Return what onnx cannot infer of the result, as of the source, or of old Casts; raise for any other fault."""
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
         return (Finding("unchecked", "shapes", f"onnx infers nothing of a Cast of opset {opset}"),)
     before, _ = _examined(source)
@@ -71,7 +70,7 @@ _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | Va
 
 
 def check_source(source: Model) -> None:
-    """ModelError when onnx's checker refuses a model, which is given back as it is where nothing can be lowered."""
+    """Raise ModelError if onnx's checker refuses a model, which is returned as it is if no op can be lowered."""
     fault, _ = _examined(source)
     if isinstance(fault, onnx.checker.ValidationError):
         raise ModelError(_invalid(source, fault))
@@ -110,19 +109,18 @@ _Types = Mapping[ScopeId, Mapping[str, DType]]
 """Of values by scope, then name. A result has the scopes of its source, in the same order."""
 
 
-def _wanted(view: View, plan: Plan) -> _Types:
-    """The type that every value of the result has by the plan."""
+def _planned(view: View, plan: Plan) -> _Types:
+    """Return the type that every value of the result has by the plan."""
     gone = {result for op in plan.drop for result in view.ops[op].outputs}
-    wanted: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
+    planned: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
     for value in view.values:
         dtype = plan.retype.get(value.id) or view.dtype(value.id)
         if dtype is not None and value.id not in gone:
-            wanted[value.scope][plan.rename.get(value.id, value.name)] = dtype
-    for cast in plan.casts:
-        wanted[view.values[cast.value].scope][cast.name] = cast.to
-    for bake in plan.bakes:
-        wanted[view.values[bake.value].scope][bake.name] = bake.to
-    return wanted
+            planned[value.scope][plan.rename.get(value.id, value.name)] = dtype
+    additions: tuple[Cast | Bake, ...] = (*plan.casts, *plan.bakes)
+    for new in additions:
+        planned[view.values[new.value].scope][new.name] = new.to
+    return planned
 
 
 def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
@@ -143,7 +141,7 @@ def _told_by_onnx(view: View, inferred: ModelProto) -> _Types:
 
 
 def _note(types: dict[str, DType], name: str, dtype: DType | None) -> None:
-    """The last word about a value counts, even that nothing is known."""
+    """Note the type of a value. The last word counts, even that the type is not known."""
     if dtype is not None:
         types[name] = dtype
     else:
@@ -152,13 +150,8 @@ def _note(types: dict[str, DType], name: str, dtype: DType | None) -> None:
 
 def _dtype(stated: TypeProto) -> DType | None:
     code = stated.tensor_type.elem_type  # 0 where it is another type
-    found = type_of_proto(stated) if not code else None
-    return DType.of(code) if code else found.dtype if found else None
-
-
-def _tells(told: _Types, wanted: _Types) -> bool:
-    """True if the type of every expected value is known."""
-    return all(types.keys() <= told.get(scope, {}).keys() for scope, types in wanted.items())
+    other = type_of_proto(stated) if not code else None
+    return DType.of(code) if code else other.dtype if other else None
 
 
 def _inferred(schema: Signature | None) -> bool:
@@ -168,25 +161,17 @@ def _inferred(schema: Signature | None) -> bool:
 
 
 def _told_by_view(result: View) -> _Types:
-    told: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in result.scopes}
-    for value in result.values:
-        dtype = result.dtype(value.id)
-        if dtype is not None:
-            told[value.scope][value.name] = dtype
-    return told
+    known = [[(v.name, dtype) for v in own if (dtype := result.dtype(v.id)) is not None] for own in result.values_of]
+    return {scope.id: dict(pairs) for scope, pairs in zip(result.scopes, known, strict=True)}
 
 
-def _compare(wanted: _Types, told: _Types) -> None:
-    for scope, types in wanted.items():
-        found = told.get(scope, {})
+def _compare(planned: _Types, told: _Types) -> None:
+    """Raise ConversionError for a value of another type than planned."""
+    for scope, types in planned.items():
         for name, expected in types.items():
-            if found.get(name) is not expected:
-                raise ConversionError(_unplanned(name, found.get(name), expected))
-
-
-def _unplanned(name: str, actual: DType | None, expected: DType) -> str:
-    found = actual.spelling if actual else "unknown"
-    return (
-        f"value {name!r} is {found} after the conversion, not {expected.spelling} as planned; "
-        "nothing was written; please report this"
-    )
+            actual = told.get(scope, {}).get(name)
+            if actual is not expected:
+                raise ConversionError(
+                    f"value {name!r} is {actual.spelling if actual else 'unknown'} after the conversion, not "
+                    f"{expected.spelling} as planned; nothing was written; please report this"
+                )

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import behind, first_input_of
 from amp_rewrite.ir.op_classes import MOVES, UNREPEATABLE
+from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, runs_of
 
@@ -18,16 +19,22 @@ _MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is comp
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
-    """The moves that a value comes through, the nearest first, each with what it moves."""
+    """Yield the moves that a value comes through, nearest first, each with what it moves."""
     return behind(view, value, first_input_of(TRACED_MOVES))
 
 
-def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
-    """The ops that make a value of the entries and of constants, in order; None where anything else is read.
+def permutation(op: Op) -> tuple[int, ...]:
+    """Return the permutation that a Transpose states; () if it states none, and for other ops."""
+    perm = attribute(op.node, "perm") if op.kind == "Transpose" else None
+    return tuple(perm.ints) if perm is not None else ()
 
-    None also where there are more than 64, one has bodies or is not a function, or a constant is a large weight.
+
+def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
+    """Return the ops that make a value of the entries and of constants, in order; None if they read anything else.
+
+    None also if there are more than 64, one has bodies or is not a function, or a constant is a large weight.
     """
-    found: set[OpId] = set()
+    ops: set[OpId] = set()
     pending = [value]
     while pending:
         read = pending.pop()
@@ -38,12 +45,12 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
                 return None
             continue
         op = view.producer(read)
-        if op is None or op.bodies or op.kind in UNREPEATABLE or len(found) >= _MOST_OPS:
+        if op is None or op.bodies or op.kind in UNREPEATABLE or len(ops) >= _MOST_OPS:
             return None
-        if op.id not in found:
-            found.add(op.id)
+        if op.id not in ops:
+            ops.add(op.id)
             pending.extend(v for v in op.inputs if v is not None)
-    return tuple(sorted(found))
+    return tuple(sorted(ops))
 
 
 def numbers(view: View, value: ValueId) -> Array | None:
@@ -57,5 +64,5 @@ def numbers(view: View, value: ValueId) -> Array | None:
 
 def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
     """Run ops on a feed; None if onnx's reference cannot run them."""
-    made = runs_of(view, ops, view.value_name(value), [feed])
-    return None if isinstance(made, str) else made[0]
+    results = runs_of(view, ops, view.value_name(value), [feed])
+    return None if isinstance(results, str) else results[0]

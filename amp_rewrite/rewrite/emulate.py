@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
@@ -41,7 +41,7 @@ _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimpl
 
 
 def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
-    """The model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
+    """Return the model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
 
     `model`: what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their
     low type: "numpy" float16 ones, while bfloat16 ones, which numpy cannot hold, become float32; "same" all;
@@ -62,18 +62,14 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
     source = Model.load(model, folder=folder)
-    view = View.of(_inlined(source))
+    check_imports(source.proto)
+    # A local function may be called with low types here and with others there.
+    view = View.of(inlined(source, sorted({(f.domain, f.name) for f in source.proto.functions})))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
     _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
-
-
-def _inlined(model: Model) -> Model:
-    """The model without local functions: one may be called with low types here and with others there."""
-    check_imports(model.proto)
-    return inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions}))
 
 
 class _Twin:
@@ -86,37 +82,33 @@ class _Twin:
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
         main = view.scopes[MAIN]
         self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
-        given = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
-        self.kept = frozenset(v for v in self.fed | given if view.dtype(v) in kept)
+        results = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
+        self.kept = frozenset(v for v in self.fed | results if view.dtype(v) in kept)
         apart = self.kept | self.fed if rounding else self.kept
         self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
 
     # -- values --------------------------------------------------------------------------------------
 
     def _low(self, value: ValueId | None) -> DType | None:
-        """The low type of a value; None if it is of another one."""
+        """Return the low type of a value; None if it is of another one."""
         dtype = self.view.dtype(value) if value is not None else None
         return dtype if dtype is not None and dtype.low else None
 
     def _tensor(self, value: ValueId) -> bool:
-        found = self.view.types[value]
-        return found is not None and found.container == TENSOR
+        vtype = self.view.types[value]
+        return vtype is not None and vtype.container == TENSOR
 
     def _name(self, value: ValueId) -> str:
-        """The name under which what is now float32 is read."""
+        """Return the name of the float32 twin of a value."""
         return self.names.get(value, self.view.value_name(value))
 
     def _fresh(self, name: str) -> str:
         return claimed(name, self.taken)
 
     def _low_name(self, value: ValueId) -> str:
-        """The name of a value in its low type: its own at an edge that keeps its type."""
+        """Return the name of a value in its low type: its own at an edge that keeps its type."""
         name = self.view.value_name(value)
         return name if value in self.kept else self._fresh(f"{name}_{self.view.dtype(value).spelling}")  # type: ignore[union-attr]
-
-    def _wanted(self, value: ValueId) -> bool:
-        """True if the twin of a value is read; an output that keeps its low type may have no reader."""
-        return value not in self.kept or bool(self.view.uses[value])
 
     # -- casts ---------------------------------------------------------------------------------------
 
@@ -129,10 +121,10 @@ class _Twin:
         return new_cast(source, target, to, name=self._fresh(f"{target}_cast"), opset=self.opset)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
-        """Casts from a float32 name to the value's low type, and from there to its twin."""
+        """Yield Casts from a float32 name to the value's low type, and from there to its twin."""
         low = self._low_name(value)
         yield self._cast(source, low, self._low(value) or DType.FLOAT)
-        if self._wanted(value):
+        if value not in self.kept or self.view.uses[value]:  # the twin of an output may have no reader
             yield self._cast(low, self._name(value), DType.FLOAT)
 
     # -- one graph -----------------------------------------------------------------------------------
@@ -147,7 +139,7 @@ class _Twin:
         refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
-        """The Casts between the model's inputs, and initializers that are its outputs, and their twins."""
+        """Yield the Casts between the model's inputs, and initializers that are its outputs, and their twins."""
         for value in sorted(self.fed):
             name = self.view.value_name(value)
             if value in self.kept:
@@ -169,22 +161,19 @@ class _Twin:
                 widened.append(baked(tensor, DType.FLOAT, name=name, model=self.view.model))
         refill(graph, "initializer", widened)
         for sparse in graph.sparse_initializer:
-            value = values[sparse.values.name]
-            self._widen_sparse(sparse)
-            sparse.values.name = self._name(value.id)
+            self._widen_tensor(sparse.values)
+            sparse.values.name = self._name(values[sparse.values.name].id)
 
     def _declarations(self, graph: GraphProto, scope: Scope) -> None:
-        """Declared types follow."""
         same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
-            stated = type_of_proto(formal.type)
-            if stated is not None and stated.dtype is not None and stated.dtype.low and formal.name not in same:
-                set_element_type(formal.type, DType.FLOAT)
+            if formal.name not in same:
+                _widen_type(formal.type)
 
     # -- one node ------------------------------------------------------------------------------------
 
     def _node(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """The node's twin and the Casts after it."""
+        """Yield the node's twin and the Casts around it."""
         for slot, value in enumerate(op.inputs):
             if value is not None:
                 node.input[slot] = self._name(value)
@@ -201,7 +190,7 @@ class _Twin:
             yield from self._computed(op, node)
 
     def _summed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """The sum before a norm that adds first, as its kernels have it: rounded after each addition.
+        """Yield the sum before a norm that adds first, as its kernels have it: rounded after each addition.
 
         The node then adds two halves of it, which is exact.
         """
@@ -211,18 +200,17 @@ class _Twin:
             if slot < len(op.inputs) and op.inputs[slot] is not None:
                 stem = self._fresh(f"{node.output[0]}_sum")
                 rounded = self._fresh(f"{stem}_{low.spelling}")
-                yield onnx.helper.make_node("Add", [total, node.input[slot]], [stem], stem)
+                yield new_node("Add", [total, node.input[slot]], stem, stem)
                 total = self._fresh(f"{stem}_float32")
                 yield from (self._cast(stem, rounded, low), self._cast(rounded, total, DType.FLOAT))
                 node.input[slot] = ""
         half, halves = self._fresh(f"{total}_half"), self._fresh(f"{total}_halves")
-        number = onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5])
-        yield new_node("Constant", [], half, half, value=number)
+        yield new_node("Constant", [], half, half, value=onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5]))
         yield new_node("Mul", [total, half], halves, halves)
         node.input[0] = node.input[1] = halves
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """The node in float32, and each of its low results rounded."""
+        """Yield the node in float32, and each of its low results rounded."""
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.outputs):
             dtype = self._low(value)
@@ -240,7 +228,7 @@ class _Twin:
         yield from casts
 
     def _retargeted(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """A Cast of the model: one to a low type rounds, one from a low type reads what is rounded already."""
+        """Yield a Cast of the model: one to a low type rounds, one from a low type reads what is rounded already."""
         before, after = op.inputs[0], op.outputs[0]
         assert before is not None and after is not None
         if self._same_in_twin(before, after):
@@ -281,7 +269,7 @@ class _Twin:
         return any(p is not None and not op.signature.admits(p, DType.FLOAT) for p in ports)
 
     def _island(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """The node in its low types, Casts around it."""
+        """Yield the node in its low types, Casts around it."""
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.inputs):
             dtype = self._low(value)
@@ -298,20 +286,21 @@ class _Twin:
     # -- attributes ----------------------------------------------------------------------------------
 
     def _widen(self, op: Op, attributes: Iterable[AttributeProto]) -> None:
-        """Tensors in attributes, and attributes that name a low type."""
+        """Widen tensors in attributes, and attributes that name a low type."""
         naming = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *INNER_DTYPE_ATTRIBUTES}
         for attribute in attributes:
-            for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
-                if tensor.data_type in _LOW_CODES:
-                    tensor.CopyFrom(baked(tensor, DType.FLOAT, model=self.view.model))
-            if attribute.HasField("sparse_tensor"):
-                self._widen_sparse(attribute.sparse_tensor)
+            for tensor in (attribute.t, attribute.sparse_tensor.values, *attribute.tensors):
+                self._widen_tensor(tensor)
             if attribute.name in naming and attribute.i in _LOW_CODES:
                 attribute.i = TensorProto.FLOAT
-            stated = type_of_proto(attribute.tp) if attribute.HasField("tp") else None
-            if stated is not None and stated.dtype is not None and stated.dtype.low:
-                set_element_type(attribute.tp, DType.FLOAT)
+            _widen_type(attribute.tp)
 
-    def _widen_sparse(self, sparse: SparseTensorProto) -> None:
-        if sparse.values.data_type in _LOW_CODES:
-            sparse.values.CopyFrom(baked(sparse.values, DType.FLOAT, model=self.view.model))
+    def _widen_tensor(self, tensor: TensorProto) -> None:
+        if tensor.data_type in _LOW_CODES:
+            tensor.CopyFrom(baked(tensor, DType.FLOAT, model=self.view.model))
+
+
+def _widen_type(proto: TypeProto) -> None:
+    stated = type_of_proto(proto)
+    if stated is not None and stated.dtype is not None and stated.dtype.low:
+        set_element_type(proto, DType.FLOAT)

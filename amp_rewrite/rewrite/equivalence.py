@@ -6,6 +6,7 @@ or where a constant of the node was rounded to float32. Both are measured in uni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.view import OpId, View
+from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.rewrite.movement import moved
 
 UNIT = 2.0**-24
@@ -44,7 +45,9 @@ def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnit
             return f"its shape would be {list(b.shape)} instead of {list(a.shape)}"
         bound = ROUNDINGS * UNIT * np.abs(magnitude)
         if not bool((np.abs(a - b) <= bound).all()):  # a NaN is within no bound
-            return f"on random inputs the results differ by up to {_worst(a, b)}"
+            worst = float(np.abs(a - b).max())
+            words = f"{worst:.1e}" if math.isfinite(worst) else "more than any bound"
+            return f"on random inputs the results differ by up to {words}"
     return None
 
 
@@ -54,24 +57,18 @@ def gate_magnitude(x: Array, y: Array) -> Array:
     return magnitude
 
 
-def _worst(a: Array, b: Array) -> str:
-    gap = np.abs(a - b)
-    return f"{gap.max():.1e}" if bool(np.isfinite(gap).all()) else "more than any bound"
-
-
 def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays]) -> list[Array] | str:
     """Run ops of a view in float64; return `result` for each feed, or why they cannot be run.
 
     A feed names every value that the ops read and that is not a constant. A constant that it names is not read.
     """
-    made = [view.ops[op] for op in ops]
-    nodes = [_plain(view, op.id) for op in made if op.kind != "Constant"]
+    chosen = [view.ops[op] for op in ops]
+    nodes = [_plain(view, op) for op in chosen if op.kind != "Constant"]
     constants: dict[str, Array] = {}
-    for op in made:
-        for value in op.inputs:
-            tensor = view.constant(value)
-            if value is not None and tensor is not None and view.value_name(value) not in feeds[0]:
-                constants[view.value_name(value)] = double(view.model.array(tensor))
+    for value in (value for op in chosen for value in op.inputs if value is not None):
+        tensor, name = view.constant(value), view.value_name(value)
+        if tensor is not None and name not in feeds[0] and name not in constants:
+            constants[name] = double(view.model.array(tensor))
     return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
 
 
@@ -79,9 +76,8 @@ def run(
     nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
 ) -> list[Array] | str:
     """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them."""
-    shifted = [moved(nodes, result, feed) for feed in feeds]
-    made = [array for array in shifted if array is not None]
-    return made if len(made) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
+    arrays = [array for feed in feeds if (array := moved(nodes, result, feed)) is not None]
+    return arrays if len(arrays) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
 
 
 def _run_by_reference(
@@ -89,12 +85,10 @@ def _run_by_reference(
 ) -> list[Array] | str:
     from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
 
-    graph = onnx.helper.make_graph(
-        nodes,
-        "fused",
-        [onnx.helper.make_tensor_value_info(n, _code(a), None) for n, a in feeds[0].items()],
-        [onnx.helper.make_tensor_value_info(result, TensorProto.DOUBLE, None)],
-    )
+    codes = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds[0].items()}
+    inputs = [onnx.helper.make_tensor_value_info(name, code, None) for name, code in codes.items()]
+    output = onnx.helper.make_tensor_value_info(result, TensorProto.DOUBLE, None)
+    graph = onnx.helper.make_graph(nodes, "fused", inputs, [output])
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
         evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
@@ -104,9 +98,8 @@ def _run_by_reference(
         return f"onnx's reference cannot run it: {' '.join(str(cause).split())[:120]}"
 
 
-def _plain(view: View, op_id: OpId) -> NodeProto:
-    """The node, a Cast between floats as the copy that it is here: float64 is not to lose its digits there."""
-    op = view.ops[op_id]
+def _plain(view: View, op: Op) -> NodeProto:
+    """Return the node, with a Cast between floats as a copy, which keeps the digits of float64."""
     node = clone(op.node)
     if op.kind == "Cast" and casts_floats(view, op):
         node.op_type = "Identity"
@@ -117,7 +110,3 @@ def _plain(view: View, op_id: OpId) -> NodeProto:
 def double(array: Array) -> Array:
     """Return the numbers, floats in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy else array
-
-
-def _code(array: Array) -> int:
-    return onnx.helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -7,7 +7,7 @@ whatever else a model carries stay as they are: nothing goes through another rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx.checker
@@ -27,10 +27,11 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
-from amp_rewrite.ir.versions import MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
+from amp_rewrite.ir.versions import FIRST_FUSED, MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Opset, Target
 
@@ -38,25 +39,22 @@ from amp_rewrite.settings.choices import Opset, Target
 def at_opset(
     view: View, wanted: Opset, to: DType, target: Target, *, fusing: bool = True
 ) -> tuple[View, tuple[Finding, ...]]:
-    """The view at another ai.onnx opset, and a finding that says what was gained, lost or in the way.
-
-    `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
+    """Return the view at another ai.onnx opset, and a finding that says what was gained, lost or in the way.
 
     "auto": the opset at which the target serves most ops, never one at which it serves fewer of any kind; the view
     itself if that is its own. A number: that opset. ModelError if the model cannot be moved there, saying why.
+    `fusing`: what is written out op by op will be fused where the opset has one op for it, which counts as served.
     """
     current = view.opsets.get("", 0)
     if wanted == current or not current:
         return view, ()
-    if isinstance(wanted, int):
-        model = _moved(view, wanted)
-        moved = model if isinstance(model, str) else _indexed(model)
-        if isinstance(moved, str):
-            raise ModelError(
-                f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again"
-            )
-        return moved, (_told(view, moved, _Judge.of(view, to, target, fusing)),)
-    return _best(view, _Judge.of(view, to, target, fusing))
+    if not isinstance(wanted, int):
+        return _best(view, _Judge.of(view, to, target, fusing))
+    model = _moved(view, wanted)
+    moved = model if isinstance(model, str) else _indexed(model)
+    if isinstance(moved, str):
+        raise ModelError(f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again")
+    return moved, (_compared(view, moved, _Judge.of(view, to, target, fusing)),)
 
 
 # -- which one -------------------------------------------------------------------------------------
@@ -64,10 +62,9 @@ def at_opset(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """For whom a model is: the low type and the target.
+    """The low type and the target of a model.
 
-    `whole`: for each op that will be fused with others, what they are together; as long as nothing is moved but the
-    opset, an op has the same id at every one.
+    `whole`: for each op that will be fused with others, what they are together. Ids are the same at every opset.
     """
 
     to: DType
@@ -93,7 +90,7 @@ class _Judge:
 
 
 def _wholes(view: View, to: DType, target: Target) -> Iterator[tuple[OpId, str]]:
-    """The ops that some opset has one op for, and what that computes."""
+    """Yield the ops that some opset has one op for, and what that computes."""
     if target is not Target.TENSORRT:
         for _, site in sites(view, Context(to)):
             if not isinstance(site, str):
@@ -110,25 +107,21 @@ class _Coverage:
     served: tuple[int, ...]
     kinds: tuple[str, ...]
 
-    def lost(self, then: _Coverage) -> list[str]:
-        """The kinds of ops that are served less then."""
-        return _kinds(self.kinds, (a > b for a, b in zip(self.served, then.served, strict=True)))
-
     def gained(self, then: _Coverage) -> list[str]:
-        """The kinds of ops that are served more then."""
-        return _kinds(self.kinds, (a < b for a, b in zip(self.served, then.served, strict=True)))
+        """Return the kinds of ops that are served more then."""
+        return sorted({kind for kind, a, b in zip(self.kinds, self.served, then.served, strict=True) if a < b})
+
+    def lost(self, then: _Coverage) -> list[str]:
+        """Return the kinds of ops that are served less then."""
+        return sorted({kind for kind, a, b in zip(self.kinds, self.served, then.served, strict=True) if a > b})
 
 
-_ONE_OP = {"layer_normalization": 17, "rms_normalization": 23, "gelu_erf": 20, "gelu_tanh": 20, ATTENTION: 23}
-"""The opset from which the standard has one operator for what a cluster computes."""
-
-
-def _kinds(kinds: Iterable[str], chosen: Iterable[bool]) -> list[str]:
-    return sorted({kind for kind, found in zip(kinds, chosen, strict=True) if found})
+_ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) > OLDEST_MOVED}
+"""The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
 
 
 def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
-    """The view at the opset that serves most; of several such the nearest, and its own before any other."""
+    """Return the view at the opset that serves most; of several such the nearest, and its own before any other."""
     current = view.opsets[""]
     own = judge.covers(view)
     best: Model | None = None
@@ -146,7 +139,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
         elif sum(then.served) > most:  # nothing is lost, or the sum would be less
             best, most = moved, sum(then.served)
     if best is not None and not isinstance(after := _indexed(best), str):
-        return after, (_told(view, after, judge),)
+        return after, (_compared(view, after, judge),)
     note = f"opset {current} stays: no other serves more without serving something less"
     return view, (Finding("opset", "ai.onnx", "; ".join((note, *barred[:_SHOWN]))),)
 
@@ -155,7 +148,7 @@ _SHOWN = 3  # reasons
 
 
 def _candidates(view: View, judge: _Judge) -> Iterator[int]:
-    """The opsets at which some op of the model is not what it is at its own, or a cluster becomes one op."""
+    """Yield the opsets at which some op of the model is another than at its own, or a cluster becomes one op."""
     current = view.opsets[""]
     types = sorted({op.op_type for op in view.ops if not op.domain})
     steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
@@ -168,12 +161,12 @@ def _candidates(view: View, judge: _Judge) -> Iterator[int]:
 
 
 def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """The schema versions of op types at an opset, and the steps that it has passed."""
+    """Return the schema versions of op types at an opset, and the steps that it has passed."""
     schemas = (onnx_schema("", op_type, opset) for op_type in types)
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
 
-def _told(view: View, moved: View, judge: _Judge) -> Finding:
+def _compared(view: View, moved: View, judge: _Judge) -> Finding:
     own, then = judge.covers(view), judge.covers(moved)
     words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
     if gained := own.gained(then):
@@ -192,13 +185,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _relabelled(view: View, opset: int) -> View:
-    """The view with the schemas of another opset: its ids, values and types suffice to ask the target."""
+    """Return the view with the schemas of another opset: its ids, values and types suffice to ask the target."""
     ops = tuple(op if op.domain else op._replace(signature=signature("", op.op_type, opset)) for op in view.ops)
     return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
 
 
 def _moved(view: View, opset: int) -> Model | str:
-    """The model at another opset; or why it cannot be moved there. The result passes onnx's checker and inference."""
+    """Return the model at another opset, which onnx's checker and inference pass; or why it cannot be moved there."""
     current = view.opsets[""]
     if current < OLDEST_MOVED:
         return f"opset {current} is older than {OLDEST_MOVED}"
@@ -242,12 +235,11 @@ class _Mover:
     names: set[str]
 
     def graph(self, graph: GraphProto) -> str | None:
-        """Move the nodes of a copied graph in place; why one cannot be moved."""
+        """Move the nodes of a copied graph in place; return why one cannot be moved."""
         for node in graph.node:
-            if normal_domain(node.domain) == "":
-                fault = self._node(node)
-                if fault:
-                    return f"{node.op_type} {node.name!r} {fault}"
+            fault = self._node(node) if normal_domain(node.domain) == "" else None
+            if fault:
+                return f"{node.op_type} {node.name!r} {fault}"
             for _, body in bodies(node):
                 fault = self.graph(body)
                 if fault:
@@ -271,34 +263,24 @@ class _Mover:
         """State for opset 18: axes as an input, and into how many parts to split."""
         stated = {a.name: a for a in node.attribute}
         if node.op_type.startswith("Reduce") and "axes" in stated and "axes" not in new.attributes:
-            name = self._fresh(f"{node.output[0]}_axes")
-            axes = onnx.helper.make_tensor(
-                name, onnx.TensorProto.INT64, [len(stated["axes"].ints)], stated["axes"].ints
-            )
-            self.proto.graph.initializer.append(axes)
-            node.input.append(name)
+            axes = stated["axes"].ints
+            node.input.append(claimed(f"{node.output[0]}_axes", self.names))
+            tensor = onnx.helper.make_tensor(node.input[-1], onnx.TensorProto.INT64, [len(axes)], axes)
+            self.proto.graph.initializer.append(tensor)
             _without(node, "axes")
         if node.op_type == "Split" and len(node.input) < _WITH_SIZES and "num_outputs" in new.attributes:
             node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))
-
-    def _fresh(self, name: str) -> str:
-        return claimed(name, self.names)
 
 
 _WITH_SIZES = 2
 
 
 def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
-    """Take out attributes that the new schema lacks and that say what it does anyway; which one says more."""
-    for a in list(node.attribute):
-        if a.name in new.attributes:
-            continue
+    """Take out attributes that the new schema lacks and that say what it does anyway; return which one says more."""
+    value_of = onnx.helper.get_attribute_value
+    for a in [a for a in node.attribute if a.name not in new.attributes]:
         default = old.attributes[a.name].default_value if a.name in old.attributes else None
-        if (
-            default is None
-            or not default.name
-            or onnx.helper.get_attribute_value(default) != onnx.helper.get_attribute_value(a)
-        ):
+        if default is None or not default.name or value_of(default) != value_of(a):
             return f"states {a.name}, which is not one of its attributes there"
         _without(node, a.name)
     return None

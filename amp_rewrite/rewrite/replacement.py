@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import onnx.helper
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,35 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
         yield Finding("not_fused", kind, f"the one that ends in {view.ops[ops[0]].name}{more}: {why}")
 
 
+def fused_node(
+    op_type: str,
+    last: Op,
+    reads: Sequence[str],
+    results: Sequence[str],
+    stated: Mapping[str, Any],
+    domain: str | None = None,
+) -> NodeProto:
+    """Return a node under the name of the last op that it replaces; trailing "" inputs are dropped.
+
+    Without `domain` the field stays unset, as other nodes of the standard have it.
+    """
+    node = onnx.helper.make_node(op_type, reads, results, last.node.name, domain=domain)
+    while node.input and not node.input[-1]:
+        node.input.pop()
+    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in stated.items())
+    node.metadata_props.extend(last.node.metadata_props)
+    return node
+
+
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
     """Return the values that ops read and do not make, in order of first use."""
-    made = {value for op in ops for value in view.ops[op].outputs}
+    results = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
-    return dict.fromkeys(value for value in read if value is not None and value not in made)
+    return dict.fromkeys(value for value in read if value is not None and value not in results)
+
+
+def only_float32(view: View, ops: Iterable[OpId]) -> bool:
+    """True if all floating values that ops read and make are float32."""
+    values = (value for op in ops for value in (*view.ops[op].inputs, *view.ops[op].outputs) if value is not None)
+    dtypes = {view.dtype(value) for value in values}
+    return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)

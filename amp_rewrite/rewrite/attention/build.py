@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx.helper
-import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.builder import Surroundings, new_node
+from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.view import ValueId
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
+from amp_rewrite.rewrite.replacement import fused_node
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.layout import Source
@@ -38,7 +37,7 @@ class Written:
 
 
 def write(site: Site) -> Written:
-    """The nodes of a site. Those that depend on its mask alone have the same names wherever that mask is read."""
+    """Return the nodes of a site. Those of its mask alone have the same names wherever that mask is read."""
     return _Writer(site).written()
 
 
@@ -53,21 +52,18 @@ class _Writer(Surroundings):
         return super().constant(stem, np.ascontiguousarray(values))
 
     def written(self) -> Written:
-        site, last = self.site, self.site.last.node
-        queries, keys, values = (
-            self._operand(source, words)
-            for source, words in ((site.queries, "queries"), (site.keys, "keys"), (site.values, "values"))
-        )
+        site, result = self.site, self.site.last.node.output[0]
+        queries = self._operand(site.queries, "queries")
+        keys = self._operand(site.keys, "keys")
+        values = self._operand(site.values, "values")
         mask, seeing = self._mask(queries, keys)
         zeroed = seeing is not None and site.form.zeroed and site.infinite
         if seeing is not None and not zeroed:
-            queries = self.before("Where", (seeing, queries, self._zero(seeing)), f"{last.output[0]}_queries")
+            queries = self.before("Where", (seeing, queries, self._zero(seeing)), f"{result}_queries")
         reads = [queries, keys, values, *([mask] if mask is not None else [])]
-        attended = self._ended(last.output[0], seeing if zeroed else None)
-        node = new_node("Attention", reads, attended, last.name, scale=site.form.scale)
-        if site.causal:
-            node.attribute.append(onnx.helper.make_attribute("is_causal", 1))
-        node.metadata_props.extend(last.metadata_props)
+        attended = self._ended(result, seeing if zeroed else None)
+        attributes = {"scale": site.form.scale, **({"is_causal": 1} if site.causal else {})}
+        node = fused_node("Attention", site.last, reads, [attended], attributes)
         return Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights), self.shown)
 
     def _operand(self, source: Source, words: str) -> str:
@@ -78,7 +74,7 @@ class _Writer(Surroundings):
         return self.before("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
 
     def _split(self, name: str) -> str:
-        """Three axes as four, the first split in batch and heads."""
+        """Make four axes of three, the first split in batch and heads."""
         heads = self.site.heads
         if heads == 1:
             return self.before("Unsqueeze", (name, self.constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
@@ -88,28 +84,28 @@ class _Writer(Surroundings):
         return self.before("Reshape", (name, shape), f"{name}_{heads}_heads_split")
 
     def _ended(self, result: str, seeing: str | None) -> str:
-        """The name of the operator's output, of which the nodes behind it make the result."""
+        """Return the name of the operator's output, of which the nodes behind it make the result."""
         site, steps = self.site, list[Callable[[str, str], None]]()
         if seeing is not None:
-            steps.append(lambda given, made: self.after("Where", (seeing, given, self._zero(seeing)), made))
+            steps.append(lambda x, y: self.after("Where", (seeing, x, self._zero(seeing)), y))
         if site.form.turned:
-            steps.append(lambda given, made: self.after("Transpose", (given,), made, perm=(0, 1, 3, 2)))
+            steps.append(lambda x, y: self.after("Transpose", (x,), y, perm=(0, 1, 3, 2)))
         if site.heads and site.end is None:
             steps.append(self._join)
         names = [self.name(f"{result}_{words}") for words in ("attended", "seen", "turned")[: len(steps)]] + [result]
-        for step, given, made in zip(steps, names, names[1:], strict=False):
-            step(given, made)
+        for step, x, y in zip(steps, names, names[1:], strict=False):
+            step(x, y)
         return names[0]
 
-    def _join(self, given: str, made: str) -> None:
-        """Four axes as three, batch and heads as one."""
+    def _join(self, source: str, result: str) -> None:
+        """Make three axes of four, batch and heads as one."""
         if self.site.heads == 1:
-            self.after("Squeeze", (given, self.constant(f"{made}_head_axis", np.array([1]))), made)
+            self.after("Squeeze", (source, self.constant(f"{result}_head_axis", np.array([1]))), result)
             return
-        inner, shape = self.name(f"{made}_inner"), self.name(f"{made}_joined_shape")
-        self.after("Shape", (given,), inner, start=2)
-        self.after("Concat", (self.constant(f"{made}_outer", np.array([-1])), inner), shape, axis=0)
-        self.after("Reshape", (given, shape), made)
+        inner, shape = self.name(f"{result}_inner"), self.name(f"{result}_joined_shape")
+        self.after("Shape", (source,), inner, start=2)
+        self.after("Concat", (self.constant(f"{result}_outer", np.array([-1])), inner), shape, axis=0)
+        self.after("Reshape", (source, shape), result)
 
     def _zero(self, stem: str) -> str:
         return self.constant(f"{stem}_zero", np.zeros((), np.float32))
@@ -117,9 +113,11 @@ class _Writer(Surroundings):
     # -- the mask ----------------------------------------------------------------------------------
 
     def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
-        """The mask that the operator reads and, if a row may see no key, a bool for each row that sees one."""
+        """Return the mask that the operator reads and, if a row may see no key, a bool for each row that sees one."""
         form, seeing = self.site.form, None
-        mask = self._biased([self._laid(bias) for bias in form.biases])
+        mask = None
+        for bias in (self._laid(bias) for bias in form.biases):
+            mask = bias if mask is None else self.before("Add", (mask, bias), f"{mask}_{bias}")
         if self.site.hides:
             shown, seeing = self._shown()
             mask = self._masked(mask, shown, seeing) if mask is not None else shown
@@ -128,19 +126,12 @@ class _Writer(Surroundings):
         return mask, seeing
 
     def _laid(self, value: ValueId) -> str:
-        """A mask or a bias, with batch and heads split where they are one axis of it."""
+        """Return a mask or a bias, with batch and heads split where they are one axis of it."""
         name = self.view.value_name(value)
         return self._split(name) if value in self.site.split else name
 
-    def _biased(self, biases: Sequence[str]) -> str | None:
-        """The sum of all biases; None for none."""
-        total = None
-        for bias in biases:
-            total = bias if total is None else self.before("Add", (total, bias), f"{total}_{bias}")
-        return total
-
     def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
-        """A bias with a number far below any score where a key is not shown; 0 in rows that all keys weigh alike in."""
+        """Return a bias with a number far below any score where a key is not shown; 0 in rows that show none."""
         stem = f"{bias}_{shown}"
         if seeing is not None and not self.site.infinite:
             bias = self.before("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
@@ -148,11 +139,11 @@ class _Writer(Surroundings):
         return self.before("Where", (shown, bias, fill), stem)
 
     def _shown(self) -> tuple[str, str | None]:
-        """A bool that shows some key in each row; and, where the model's own may show none, in which rows it does."""
+        """Return a bool that shows some key in each row; and, if the model's may show none, the rows where it does."""
         hiding = self.site.form.hiding
         assert hiding is not None
         stem = self._laid(hiding.value)
-        if hiding.shown is not None and not (hiding.shows and self._boolean(hiding.value)):
+        if hiding.shown is not None and not (hiding.shows and self.site.boolean):
             shown = self.shown = self.constant(f"{stem}_shown", hiding.shown)
         elif hiding.counts:
             least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
@@ -170,15 +161,10 @@ class _Writer(Surroundings):
         blind = self.before("Not", (seeing,), f"{stem}_blind")
         return self.before("Or", (shown, blind), f"{stem}_seen"), seeing
 
-    def _boolean(self, value: int) -> bool:
-        found = self.view.types[value]
-        return found is not None and found.dtype is not None and found.dtype.spelling == "bool"
-
     def _widened(self, mask: str, queries: str, keys: str) -> str:
-        """A mask that states every query and every key; one for all attentions of which it is known to be the same."""
+        """Return a mask that states every query and every key; one for all attentions of these known lengths."""
         lengths = self.site.lengths
-        known = None not in lengths
-        stem = f"{mask}_{lengths[0]}_{lengths[1]}" if known else f"{self.site.last.node.output[0]}_mask"
+        stem = f"{self.site.last.node.output[0]}_mask" if None in lengths else f"{mask}_{lengths[0]}_{lengths[1]}"
         stated = [
             self.before("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
             for read, words in ((queries, "queries"), (keys, "keys"))

@@ -7,7 +7,7 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
@@ -18,7 +18,6 @@ from amp_rewrite.rewrite.attention.recognize import Form, form_of
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, too_old
 
 KIND = "attention"
-"""The opset from which the standard has Attention."""
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
@@ -34,10 +33,8 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, Site | str]]:
-    """Yield each attention that is written out, by its last op: its site, or why one operator cannot compute it.
-
-    Whatever the opset; nothing is proved yet.
-    """
+    """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
+    compute it. Equivalence is not proved yet."""
     for last, form in forms(view):
         yield last, form if isinstance(form, str) else site_of(view, form, context.to, context.dims(view))
 
@@ -51,24 +48,24 @@ def forms(view: View) -> Iterator[tuple[OpId, Form | str]]:
 
 
 def _fusion(site: Site) -> Outcome:
-    """The operator in place of the ops, or how it differs from them on random inputs."""
+    """Return the operator in place of the ops, or how it differs from them on random inputs."""
     written = write(site)
     why = mismatch_of(site, written)
     if why is not None:
         return Refusal(KIND, site.form.last.id, why)
     ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
     moves = (*site.queries.ops, *site.keys.ops, *site.values.ops)
-    ops = tuple(sorted({*ended, *_freed(site.view, moves, ended)}))
+    ops = _with_freed(site.view, ended, moves)
     return Replacement(
         KIND, ops, site.last.id, written.node, written.weights, ahead=written.ahead, behind=written.behind
     )
 
 
-def _freed(view: View, moves: tuple[OpId, ...], ops: tuple[OpId, ...]) -> set[OpId]:
-    """The moves that nothing reads any more once the ops are gone."""
+def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:
+    """Return the ops, and the moves that only ops that go read."""
     gone = set(ops)
     for op_id in sorted(moves, reverse=True):
-        made = view.ops[op_id].outputs[0]
-        if made is not None and made not in view.yielded and all(use.op in gone for use in view.uses[made]):
+        result = view.ops[op_id].outputs[0]
+        if result is not None and result not in view.yielded and all(use.op in gone for use in view.uses[result]):
             gone.add(op_id)
-    return gone
+    return tuple(sorted(gone))

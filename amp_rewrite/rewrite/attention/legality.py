@@ -17,9 +17,18 @@ from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
-from amp_rewrite.ir.shapes.symbolic import Dim, times
+from amp_rewrite.ir.shapes.symbolic import times
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.layout import RANK, Source, dims_at, keys_source, source, split, ungrouped
+from amp_rewrite.rewrite.attention.layout import (
+    RANK,
+    Source,
+    broadcasts,
+    dims_at,
+    keys_source,
+    source,
+    split,
+    ungrouped,
+)
 from amp_rewrite.rewrite.attention.recognize import Form
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 
@@ -57,13 +66,18 @@ class Site:
         return self.form.hiding is not None and np.isinf(self.form.hiding.fill)
 
     @property
+    def boolean(self) -> bool:
+        """True if its mask is a bool."""
+        return self.form.hiding is not None and self.view.dtype(self.form.hiding.value) is DType.BOOL
+
+    @property
     def last(self) -> Op:
         """The op whose name and result the operator takes."""
         return self.form.last if self.end is None else self.end
 
 
 def site_of(view: View, form: Form, to: DType, dims: AllDims) -> Site | str:
-    """The site of a form, or why one operator cannot compute it."""
+    """Return the site of a form, or why one operator cannot compute it."""
     heads = _heads(view, form, dims)
     if isinstance(heads, str):
         return heads
@@ -82,34 +96,28 @@ def site_of(view: View, form: Form, to: DType, dims: AllDims) -> Site | str:
 
 def _heads(view: View, form: Form, dims: AllDims) -> int | str:
     """Return the number of heads of each batch in the first of three axes, 0 for four axes, or why neither is known."""
-    rank = len(dims_at(view, dims, form.queries) or ())
-    weights = form.weights(view)
-    axis = attribute(weights.node, "axis")
-    if axis is not None and axis.i not in (-1, (rank if form.parting is None else RANK) - 1):
+    rank = len(dims_at(view, dims, form.queries))
+    parting, joining = form.parting, form.joining
+    axis = attribute(form.softmax.node, "axis")
+    if axis is not None and axis.i not in (-1, (rank if parting is None else RANK) - 1):
         return "its softmax is not over the last axis"
-    if rank == RANK - 1 and form.parting is None:
-        return 1
-    if rank == RANK - 1 and form.parting is not None and form.joining is not None:
-        ends = (form.parting.inputs[0], form.parting.outputs[0], form.joining.outputs[0])
-        scores, parted, joined = (dims_at(view, dims, value) if value is not None else None for value in ends)
-        heads = parted[1] if parted is not None and len(parted) == RANK else None
-        known = scores is not None and None not in scores and joined == scores
-        if isinstance(heads, int) and heads and known and scores is not None and split(scores, heads) == parted:
-            return heads
-        return "batch and heads of its scores are not known to be split and put together again"
-    if form.parting is not None:
+    if parting is None:
+        return 1 if rank == RANK - 1 else 0
+    if rank != RANK - 1 or joining is None:
         return "its scores are laid out anew on the way"
-    return 0
+    ends = (parting.inputs[0], parting.outputs[0], joining.outputs[0])
+    scores, parted, joined = (dims_at(view, dims, value) for value in ends)
+    heads = parted[1] if len(parted) == RANK else None
+    if isinstance(heads, int) and heads and None not in scores and joined == scores and split(scores, heads) == parted:
+        return heads
+    return "batch and heads of its scores are not known to be split and put together again"
 
 
 def _parted(view: View, form: Form, dims: AllDims, whole: Dims) -> Op | None:
-    """The op that alone reads the result, and splits it in batch and heads."""
-    result = form.last.outputs[0]
-    reader = only_reader(view, result, "Reshape")
-    if reader is None or form.turned:
-        return None
-    made = reader.outputs[0]
-    return reader if made is not None and None not in whole and dims_at(view, dims, made) == whole else None
+    """Return the op that alone reads the result, and splits it in batch and heads."""
+    reader = only_reader(view, form.last.outputs[0], "Reshape")
+    fits = reader is not None and not form.turned and None not in whole
+    return reader if reader is not None and fits and dims_at(view, dims, reader.outputs[0]) == whole else None
 
 
 def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
@@ -126,7 +134,7 @@ def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
 
 
 def _masked(site: Site, dims: AllDims, queries: Dims, to: DType) -> Site | str:
-    """The site with what is known of its mask and its biases."""
+    """Return the site with what is known of its mask and its biases."""
     view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
     shown = hiding.shown if hiding is not None else None
     if shown is not None and bool(shown.all()):
@@ -145,7 +153,7 @@ def _masked(site: Site, dims: AllDims, queries: Dims, to: DType) -> Site | str:
     for found in laid.values():
         if not 1 <= len(found) <= RANK:
             return "the rank of its mask is not known"
-        if not (_broadcasts(found, queries) or _settled(view, dims, form, queries)):
+        if not (broadcasts(found[:-1], queries[:-1]) or _settled(view, dims, form, queries)):
             return "its mask is not known to have the batch, heads and length of its queries, or one"
     apart = frozenset(value for value, found in laid.items() if len(found) > len(_stated(site, dims, value)))
     if form.hiding is not None and form.hiding.value in apart and shown is not None:
@@ -157,24 +165,16 @@ def _masked(site: Site, dims: AllDims, queries: Dims, to: DType) -> Site | str:
 
 
 def _stated(site: Site, dims: AllDims, value: ValueId) -> Dims:
-    """The dimensions of a mask or bias; none where they are not known."""
+    """Return the dimensions of a mask or bias; () if they are not known."""
     held = numbers(site.view, value)
-    return held.shape if held is not None else dims_at(site.view, dims, value) or ()
+    return held.shape if held is not None else dims_at(site.view, dims, value)
 
 
 def _laid(site: Site, dims: AllDims, value: ValueId) -> Dims:
-    """The dimensions of a mask or bias, batch and heads split where they are one axis of it."""
-    found = _stated(site, dims, value)
+    """Return the dimensions of a mask or bias, batch and heads split where they are one axis of it."""
+    stated = _stated(site, dims, value)
     merged = site.heads and (site.form.parting is None or value in site.form.merged)
-    if not merged or len(found) != RANK - 1 or found[0] == 1:
-        return found
-    return split(found, site.heads) or found
-
-
-def _broadcasts(mask: Dims, queries: Dims) -> bool:
-    """True if batch, heads and length of a mask are those of the queries, or one."""
-    outer = zip(reversed(mask[:-1]), reversed(queries[:-1]), strict=False)
-    return all(d is not None and d in (1, whole) for d, whole in outer)
+    return split(stated, site.heads) if merged and len(stated) == RANK - 1 and stated[0] != 1 else stated
 
 
 def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
@@ -188,21 +188,14 @@ def _settled(view: View, dims: AllDims, form: Form, queries: Dims) -> bool:
         if len(moves) != 1:
             return False
         result = moves[0].outputs[0]
-    laid = dims_at(view, dims, result) if result is not None else None
-    values = dims_at(view, dims, form.values)
-    if laid is None or values is None or not isinstance(queries[1], int) or not isinstance(values[3], int):
+    laid, values = dims_at(view, dims, result), dims_at(view, dims, form.values)
+    batch, heads, length, _ = queries
+    width = values[3] if len(values) == RANK else None
+    if result is None or len(laid) != RANK - 1 or not isinstance(heads, int) or not isinstance(width, int):
         return False
-    readers = view.readers(result) if result is not None else ()
-    widths = {laid[-1], *(_rows(view, dims, op) for op in readers if op.inputs[0] == result)}
-    known = len(laid) == 3 and None not in (queries[0], queries[2]) and laid[:2] == (queries[0], queries[2])
-    return known and queries[1] * values[3] in widths
-
-
-def _rows(view: View, dims: AllDims, product: Op) -> Dim:
-    """The number of rows of the second operand of a product; None if the op is not a product."""
-    second = product.inputs[1] if product.kind == "MatMul" else None
-    found = dims_at(view, dims, second) if second is not None else None
-    return found[-2] if found is not None and len(found) > 1 else None
+    readers = (op for op in view.readers(result) if op.kind == "MatMul" and op.inputs[0] == result)
+    rows = {shape[-2] for op in readers if len(shape := dims_at(view, dims, op.inputs[1])) > 1}
+    return None not in (batch, length) and laid[:2] == (batch, length) and heads * width in {laid[-1], *rows}
 
 
 def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:

@@ -37,7 +37,7 @@ class Hiding:
 
 
 def selected(view: View, op: Op, slot: int) -> Hiding | None:
-    """The mask by which a Where takes scores or a number far below them."""
+    """Return the mask by which a Where takes scores or a number far below them."""
     condition, fill = op.inputs[0], number(view, op.inputs[3 - slot], axes=1)
     if condition is None or fill is None or not fill <= OUT_OF_REACH:
         return None
@@ -45,7 +45,7 @@ def selected(view: View, op: Op, slot: int) -> Hiding | None:
 
 
 def added(view: View, value: ValueId | None) -> Hiding | None:
-    """The mask that is added to scores, if it is 0 and one number far below them."""
+    """Return the mask that is added to scores, if it is 0 and one number far below them."""
     op = view.producer(value)
     if value is None:
         return None
@@ -80,11 +80,9 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
     for move, moved in moves_behind(view, condition):
         kinds.add(move.kind)
         held = numbers(view, moved)
-        if held is not None and bool((held == shows).all()):
-            return np.ones((), bool)
         if held is not None:  # Expand leaves an axis of more than one as it is
-            wide = kinds == {"Expand"} and min(held.shape[-2:], default=0) > 1
-            return np.asarray(held == shows) if wide else None
+            shown, wide = np.asarray(held == shows), kinds == {"Expand"} and min(held.shape[-2:], default=0) > 1
+            return np.ones((), bool) if bool(shown.all()) else shown if wide else None
     return None
 
 
@@ -95,7 +93,7 @@ def _tests(view: View, condition: ValueId | None, value: ValueId | None) -> bool
 
 
 def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:
-    """The mask (1 − m) · fill: a whole number, made of integers or bools, times a number far below scores."""
+    """Return the mask (1 − m) · fill: a whole number, made of integers or bools, times one far below scores."""
     for slot in (0, 1):
         fill = number(view, op.inputs[slot], axes=1)
         if fill is not None and np.isfinite(fill) and fill <= LOST and _whole(view, op.inputs[1 - slot]):

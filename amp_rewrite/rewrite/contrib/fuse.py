@@ -1,7 +1,7 @@
 """Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation, a scaled product.
 
 Each is found on the model in standard form, written out as its document says (`reference`), and proved: the ops
-that go and that formula are run in float64. Nothing here needs onnxruntime.
+that go and that formula are run in float64. onnxruntime is not needed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-import onnx.helper
 from onnx import ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
 from amp_rewrite.ir.view import MAIN, ScopeId, View
 from amp_rewrite.rewrite.contrib.attention import fuse_attentions
@@ -38,20 +38,18 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
         yield _declaring(view, context.dims(view), outcome)
     site = Site.of(view, whole, lambda: context.dims(view))
     for matcher in MATCHERS:
-        for found in matcher(site):
-            yield found if isinstance(found, Refusal) else _proved(site, found)
+        for match in matcher(site):
+            yield match if isinstance(match, Refusal) else _proved(site, match)
 
 
 def _proved(site: Site, match: Match) -> Outcome:
+    fusion = match.replacement
     why = _mismatch(site.view, match)
-    if why is not None:
-        return Refusal(match.kind, match.last, why)
-    fusion = Replacement(match.kind, match.ops, match.last, match.node, place=match.place)
-    return _declaring(site.view, site.dims(), fusion)
+    return Refusal(fusion.kind, fusion.last, why) if why is not None else _declaring(site.view, site.dims(), fusion)
 
 
 def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Outcome) -> Outcome:
-    """A fusion of the main graph with the types of its results, which onnx cannot infer."""
+    """Return a fusion of the main graph with the types of its results, which onnx cannot infer."""
     if isinstance(outcome, Refusal) or view.ops[outcome.last].scope != MAIN:
         return outcome
     names = [name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims]
@@ -60,7 +58,7 @@ def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Ou
 
 def _declared(name: str, dims: Dims) -> ValueInfoProto:
     known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims]
-    return onnx.helper.make_tensor_value_info(name, DType.FLOAT.code, known)
+    return declared(name, DType.FLOAT, known)
 
 
 # -- proof -----------------------------------------------------------------------------------------
@@ -68,39 +66,34 @@ def _declared(name: str, dims: Dims) -> ValueInfoProto:
 
 def _mismatch(view: View, match: Match) -> str | None:
     """Return how the node differs from the ops; None if both agree on random inputs."""
-    rng = np.random.default_rng(0)
-    constants = _constants(view, match)
+    fusion, rng = match.replacement, np.random.default_rng(0)
+    constants = {
+        name: view.model.array(tensor).astype(np.float64)
+        for value in outside(view, fusion.ops)
+        if (tensor := view.constant(value)) is not None
+        and value not in match.tried
+        and (name := view.value_name(value)) in fusion.node.input
+    }
     feeds: list[Arrays] = [
         {view.value_name(v): spread * (rng.standard_normal(shape) + 0.5) for v, shape in match.tried.items()}
         for spread in SPREADS
     ]
-    given = [{**constants, **feed} for feed in feeds]
+    whole = [{**constants, **feed} for feed in feeds]
     try:
-        made = [computed(match.node, arrays) for arrays in given]
+        results = [computed(fusion.node, feed) for feed in whole]
     except (KeyError, ValueError) as cause:
         return f"its formula cannot be tried: {cause}"
-    for result in (name for name in match.node.output if name):
-        after = [results[result] for results in made]
-        pairs = zip(given, after, strict=True)
-        magnitudes = [_magnitude(match, arrays, y) for arrays, y in pairs]
-        why = mismatch(runs_of(view, match.ops, result, feeds), after, magnitudes)
+    for name in filter(None, fusion.node.output):
+        after = [arrays[name] for arrays in results]
+        magnitudes = [_magnitude(match, feed, y) for feed, y in zip(whole, after, strict=True)]
+        why = mismatch(runs_of(view, fusion.ops, name, feeds), after, magnitudes)
         if why is not None:
             return why
     return None
 
 
 def _magnitude(match: Match, arrays: Arrays, y: Array) -> Array:
-    """The magnitude of the result; for an activation, that of each element, whose input is the sum of what is read."""
+    """Return the magnitude of the result; for an activation that of each element, whose input is the sum it reads."""
     if not match.elementwise:
         return np.array(np.abs(y).max())
-    return gate_magnitude(sum((arrays[name] for name in match.node.input if name), np.zeros(())), y)
-
-
-def _constants(view: View, match: Match) -> dict[str, Array]:
-    """The constants that the node reads and that are not tried with other numbers, in float64."""
-    found: dict[str, Array] = {}
-    for value in outside(view, match.ops):
-        tensor, name = view.constant(value), view.value_name(value)
-        if tensor is not None and value not in match.tried and name in match.node.input:
-            found[name] = view.model.array(tensor).astype(np.float64)
-    return found
+    return gate_magnitude(sum((arrays[name] for name in match.replacement.node.input if name), np.zeros(())), y)

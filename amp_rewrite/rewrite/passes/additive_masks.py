@@ -25,16 +25,13 @@ from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import Flow, number
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 _LARGEST_MASK = 1 << 24  # elements of a constant mask whose values are read
-_LOST = -1e30
-"""At or below it a float32 number swallows whatever it is added to, as far as that is below 1e22."""
-_BOUNDED_FILL = -DType.FLOAT16.max / 2
-"""A sum with it stays in range if the score does, and its exponential is 0 beside any score in that range."""
 _CARRY = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
 _SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # that has a sum of its own
 
@@ -55,8 +52,7 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
 
 def select_biased(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each sum of scores and a mask that carries a bias by a sum with the bias, which the mask selects."""
-    rewriter = _Rewriter(view, {})
-    yield from (rewriter.biased(op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
+    yield from (_biased(view, op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
 
 
 # -- sums of scores and masks ----------------------------------------------------------------------
@@ -82,7 +78,7 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     flow = Flow.of(view, _CARRY)
     origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
     levels = fills(view, DType.FLOAT16, among=origins).items()
-    return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -_LOST}))
+    return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
 
 
 # -- masks -----------------------------------------------------------------------------------------
@@ -101,31 +97,33 @@ class _Mask:
     added: bool
 
 
+def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
+    """Yield the operands of a sum with their slots; none if both are one value."""
+    if len(set(op.inputs)) > 1:
+        yield from ((slot, value) for slot, value in enumerate(op.inputs) if value is not None)
+
+
 def _mask_of(view: View, op: Op) -> _Mask | None:
     """Return the mask among the operands of a sum."""
-    for slot, value in enumerate(op.inputs):
-        shows = _shows(view, value) if value is not None and value != op.inputs[1 - slot] else None
-        if value is not None and shows is not None:
+    for slot, value in _operands(op):
+        shows = _shows(view, value)
+        if shows is not None:
             return _Mask(value, slot, shows, _in_each_row(view, op, value, shows))
     return None
 
 
 def _where(view: View, value: ValueId) -> Op | None:
-    made_by = view.producer(value)
-    return made_by if made_by is not None and made_by.kind == "Where" else None
+    op = view.producer(value)
+    return op if op is not None and op.kind == "Where" else None
 
 
 def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
     shown, result = _shown(view, value, shows), op.outputs[0]
-    if shown is None or result is None:
+    if shown is None or result is None or view.opsets.get("", 1) < FIRST_ROW_SOFTMAX:
         return False
-    for reader in view.readers(result):
-        axis = attribute(reader.node, "axis")
-        last = axis is None or axis.i == -1
-        if reader.kind != "Softmax" or view.opsets.get("", 1) < FIRST_ROW_SOFTMAX or not last:
-            return False
-    return bool(shown.any(axis=-1).all())
+    rows = all(r.kind == "Softmax" and int_attribute(r.node, "axis", -1) == -1 for r in view.readers(result))
+    return rows and bool(shown.any(axis=-1).all())
 
 
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
@@ -147,14 +145,14 @@ def _shows(view: View, value: ValueId) -> bool | None:
     where = _where(view, value)
     if where is not None:
         branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
-        two = len(branches) == 2 and 0 in branches and min(branches) <= _LOST
+        two = len(branches) == 2 and 0 in branches and min(branches) <= LOST
         return branches[0] == 0 if two else None
     tensor = view.constant(value)
     if tensor is None or not _readable(tensor):
         return None
     values = view.model.array(tensor)
     least = float(values.min())
-    return True if -math.inf < least <= _LOST and bool(((values == 0) | (values == least)).all()) else None
+    return True if -math.inf < least <= LOST and bool(((values == 0) | (values == least)).all()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +170,13 @@ class _BiasedMask:
 
 def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
     """Return the mask with a bias among the operands of a sum."""
-    for slot, value in enumerate(op.inputs):
-        where = _where(view, value) if value is not None and value != op.inputs[1 - slot] else None
+    for slot, value in _operands(op):
+        where = _where(view, value)
         if where is None or where.scope != op.scope:
             continue
         for at, shows in ((2, True), (1, False)):
             bias, fill = where.inputs[3 - at], number(view, where.inputs[at], axes=1)
-            if bias is not None and fill is not None and -math.inf < fill <= _LOST and view.constant(bias) is None:
+            if bias is not None and fill is not None and -math.inf < fill <= LOST and view.constant(bias) is None:
                 return _BiasedMask(where, slot, bias, shows)
     return None
 
@@ -194,48 +192,31 @@ class _Rewriter:
     weights: dict[ValueId, tuple[TensorProto, ...]]
 
     def replacement(self, op: Op, mask: _Mask) -> Replacement:
-        """The selection by a mask, or the sum with a fill in range."""
+        """Return the selection by a mask, or the sum with a fill in range."""
         words = "it selects them instead, which gives the same numbers in any type"
         if mask.value not in self.weights:
-            self.weights[mask.value] = self._bounded(mask) if mask.added else self._condition(mask)
+            self.weights[mask.value] = self._constants(mask)
         weights, where = self.weights[mask.value], _where(self.view, mask.value)
         if mask.added:
             node = clone(op.node)
             node.input[mask.slot] = weights[0].name
-            words = f"{_BOUNDED_FILL:g} in place of its fill gives the same numbers in any type"
+            words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
         else:
-            condition, fill = [w.name for w in weights] or self._read_by(where, mask.shows)
+            condition, fill = [w.name for w in weights] if where is None else _read_by(where, mask.shows)
             node = _selection(op, condition, op.node.input[1 - mask.slot], fill, mask.shows)
-        return _selected(op, mask.slot, words, node, weights=weights)
+        return Replacement("mask", (op.id,), op.id, node, weights, findings=_finding(op, mask.slot, words))
 
-    def biased(self, op: Op, mask: _BiasedMask) -> Replacement:
-        """The sum with the bias, and the selection of it."""
-        node = op.node
-        total = unused(f"{node.output[0]}_biased", self.view.names)
-        reads = [node.input[1 - mask.slot], self.view.value_name(mask.bias)]
-        add = new_node("Add", reads, total, f"{node.name}_biased" if node.name else "")
-        condition, fill = self._read_by(mask.where, mask.shows)
-        words = "its bias is, and it selects, which gives the same numbers in any type"
-        return _selected(op, mask.slot, words, _selection(op, condition, total, fill, mask.shows), ahead=(add,))
-
-    def _read_by(self, where: Op | None, shows: bool) -> tuple[str, str]:
-        """The names of a mask's condition and fill."""
-        assert where is not None
-        return where.node.input[0], where.node.input[2 if shows else 1]
-
-    def _condition(self, mask: _Mask) -> tuple[TensorProto, ...]:
-        """The condition and the fill of a constant mask; nothing for a Where, which reads them."""
+    def _constants(self, mask: _Mask) -> tuple[TensorProto, ...]:
+        """Return a constant mask with a fill in range, or its condition and fill; () for a Where, which reads them."""
+        if mask.added:
+            shown = _shown(self.view, mask.value, mask.shows)
+            assert shown is not None
+            return (self._constant(mask, "bounded", np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))),)
         tensor = self.view.constant(mask.value)
         if tensor is None:
             return ()
         values = self.view.model.array(tensor)
         return self._constant(mask, "shown", values == 0), self._constant(mask, "fill", values.min())
-
-    def _bounded(self, mask: _Mask) -> tuple[TensorProto, ...]:
-        """A constant mask with a fill in range."""
-        shown = _shown(self.view, mask.value, mask.shows)
-        assert shown is not None
-        return (self._constant(mask, "bounded", np.where(shown, np.float32(0), np.float32(_BOUNDED_FILL))),)
 
     def _constant(self, mask: _Mask, part: str, values: Array) -> TensorProto:
         name = unused(f"{self.view.value_name(mask.value)}_{part}", self.view.names)
@@ -243,17 +224,25 @@ class _Rewriter:
         return tensor
 
 
-def _selected(
-    op: Op,
-    slot: int,
-    words: str,
-    node: NodeProto,
-    *,
-    weights: tuple[TensorProto, ...] = (),
-    ahead: tuple[NodeProto, ...] = (),
-) -> Replacement:
-    finding = Finding("selected", op.node.input[slot], f"is added to scores before a softmax: {words}")
-    return Replacement("mask", (op.id,), op.id, node, weights, ahead=ahead, findings=(finding,))
+def _biased(view: View, op: Op, mask: _BiasedMask) -> Replacement:
+    """Return the sum with the bias, and the selection of it."""
+    node = op.node
+    total = unused(f"{node.output[0]}_biased", view.names)
+    reads = [node.input[1 - mask.slot], view.value_name(mask.bias)]
+    add = new_node("Add", reads, total, f"{node.name}_biased" if node.name else "")
+    condition, fill = _read_by(mask.where, mask.shows)
+    selection = _selection(op, condition, total, fill, mask.shows)
+    words = "its bias is, and it selects, which gives the same numbers in any type"
+    return Replacement("mask", (op.id,), op.id, selection, ahead=(add,), findings=_finding(op, mask.slot, words))
+
+
+def _read_by(where: Op, shows: bool) -> tuple[str, str]:
+    """Return the names of a mask's condition and fill."""
+    return where.node.input[0], where.node.input[2 if shows else 1]
+
+
+def _finding(op: Op, slot: int, words: str) -> tuple[Finding]:
+    return (Finding("selected", op.node.input[slot], f"is added to scores before a softmax: {words}"),)
 
 
 def _selection(op: Op, condition: str, scores: str, fill: str, shows: bool) -> NodeProto:

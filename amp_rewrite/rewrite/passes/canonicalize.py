@@ -51,9 +51,13 @@ def canonicalize(source: View, request: Request) -> Canonical:
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """The view at its opset, functions inlined where painting gains by it, CastLike and added masks spelled out."""
+    """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
     view, local = inline_functions(view, low=bool(request.keep))
-    view, moves = _moved(view, request)
+    moves: tuple[Finding, ...] = ()
+    if request.opset is not None:
+        from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
+
+        view, moves = at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
     view, standard = inline_schema_functions(view, request.lists, request.to, request.target)
     spelled: list[Finding] = []
     for passes in _SPELLING if request.safe else _SPELLING[:1]:
@@ -65,15 +69,6 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
 
 _SPELLING: tuple[tuple[Pass, ...], ...] = ((spell_out_casts,), (select_masks,), (select_biased,))
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
-
-
-def _moved(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """The view at the opset that is asked for."""
-    if request.opset is None:
-        return view, ()
-    from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
-
-    return at_opset(view, request.opset, request.to, request.target, fusing=request.fuse is not Fuse.NONE)
 
 
 def fuse_operators(
@@ -94,7 +89,7 @@ def fuse_operators(
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
         view = after
-    return view, _told(steps)
+    return view, _findings(steps)
 
 
 def _fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
@@ -107,20 +102,20 @@ _ROUNDS: tuple[tuple[Pass, ...], ...] = ((fold_constants,), (fold_batch_norms, f
 """Attention comes after the operators: a softmax that was written out is one of them."""
 
 
-def _told(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """The findings of each round, without refusals of ops that a later round fused after all."""
+def _findings(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
+    """Return the findings of each round, without refusals of ops that a later round fused after all."""
     fused_at: dict[_Key, int] = {}
     for number, (view, outcomes) in enumerate(steps):
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
-    told: list[Finding] = []
+    final: list[Finding] = []
     for number, (view, outcomes) in enumerate(steps):
-        final = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) <= number]
-        told.extend(findings(view, final))
-    return tuple(told)
+        kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) <= number]
+        final.extend(findings(view, kept))
+    return tuple(final)
 
 
 def _followed(marked: Mapping[OpId, str], before: View, after: View) -> Mapping[OpId, str]:
-    """The marks of ops of one view, in the view that `fuse_operators` made of it."""
+    """Return the marks of ops of one view, in the view that `fuse_operators` made of it."""
     if before is after or not marked:
         return marked
     words = {_key(before, op): word for op, word in marked.items()}
@@ -131,7 +126,7 @@ _Key = tuple[int, tuple[str, ...]]
 
 
 def _key(view: View, op: OpId) -> _Key:
-    """The scope of an op and the values that it makes, which name it in every view of a model."""
+    """Return the scope of an op and the values that it makes, which name it in every view of a model."""
     return view.ops[op].scope, tuple(view.ops[op].node.output)
 
 

@@ -8,7 +8,6 @@ CVPR 2018, section 3.2). Computed in float64 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx.numpy_helper
@@ -18,7 +17,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import alone
 from amp_rewrite.ir.op_classes import LAYERS
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
@@ -36,52 +35,42 @@ def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.ops:
         linear = view.producer(op.inputs[0]) if op.kind == "BatchNormalization" else None
         if linear is not None and linear.kind in _CARRIERS:
-            outcome = _folded(view, linear, op, context.to)
+            outcome = _unfit(view, linear, op) or _folded(view, linear, op, context.to)
             yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Weight and bias of the linear op, factor and shift of the normalization, all in float64.
-
-    `read`: the constants that they come from, by name.
-    """
-
-    read: Arrays
-    weight: Array
-    bias: Array
-    factor: Array
-    shift: Array
-
-
 def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
-    refused = _unfit(view, linear, norm)
+    axis = _channel_axis(linear)
+    constants = _constants(view, linear, norm)
+    if isinstance(constants, str):
+        return constants
+    old, gamma, beta, mean, variance, *rest = (array for _, array in constants)
+    channels = gamma.shape[0] if gamma.ndim == 1 else -1
+    if old.ndim < 2 or old.shape[axis] != channels:
+        return "its channels are not those of the weights before it"
+    offset = rest[0] if rest else np.zeros(channels)
+    if offset.shape != (channels,):
+        return "its bias is not one number per channel"
+    with np.errstate(all="ignore"):
+        factor = gamma / np.sqrt(variance + np.float64(np.float32(float_attribute(norm.node, "epsilon", 1e-5))))
+        weight = old * factor.reshape([-1 if a == axis else 1 for a in range(old.ndim)])
+        bias = offset * factor + (beta - mean * factor)
+    refused = _unfit_numbers(axis, old, weight, bias, to)
     if refused:
         return refused
-    parts = _parts(view, linear, norm)
-    if isinstance(parts, str):
-        return parts
-    weight = parts.weight * parts.factor.reshape(_along_channels(linear, parts.weight.ndim))
-    bias = parts.bias * parts.factor + parts.shift
-    refused = _unfit_numbers(_channel_axis(linear), parts.weight, weight, bias, to)
-    if refused:
-        return refused
-    stored = [array.astype(np.float32) for array in (weight, bias)]
     names = _names(view, linear)
     node = clone(linear.node)
-    del node.input[1:]
-    node.input.extend(names)
-    del node.output[:]
-    node.output.append(norm.node.output[0])
-    tensors = tuple(onnx.numpy_helper.from_array(a, n) for a, n in zip(stored, names, strict=True))
+    node.input[1:] = names
+    node.output[:] = norm.node.output[:1]
+    stored = zip((weight, bias), names, strict=True)
+    tensors = tuple(onnx.numpy_helper.from_array(array.astype(np.float32), name) for array, name in stored)
     fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, tensors)
-    return _mismatch(view, linear, norm, fusion, parts.read) or fusion
+    return _mismatch(view, linear, norm, fusion, dict(constants)) or fusion
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
     """Return what in the structure forbids folding; None if nothing does."""
-    mode = attribute(norm.node, "training_mode")
-    if (mode is not None and mode.i) or sum(out is not None for out in norm.outputs) > 1:
+    if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it trains: its statistics change"
     if view.opsets.get("", 1) < FIRST_INFERENCE_BATCH_NORM:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
@@ -89,52 +78,29 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
         return f"others read what {linear.name} gives, or it lies in another graph"
     if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.inputs if v is not None):
         return "not all of it is float32"
-    return _unfit_form(linear)
-
-
-def _unfit_form(linear: Op) -> str | None:
-    group = attribute(linear.node, "group")
-    if linear.kind == "ConvTranspose" and group is not None and group.i != 1:
+    if linear.kind == "ConvTranspose" and int_attribute(linear.node, "group", 1) != 1:
         return "its ConvTranspose has groups"
-    beta = attribute(linear.node, "beta")
-    if linear.kind == "Gemm" and len(linear.inputs) > 2 and beta is not None and beta.f != 1:
+    if linear.kind == "Gemm" and len(linear.inputs) > 2 and float_attribute(linear.node, "beta", 1.0) != 1:
         return "its Gemm scales its bias"
     return None
 
 
-def _parts(view: View, linear: Op, norm: Op) -> _Parts | str:
-    read = [linear.inputs[1], *norm.inputs[1:5]]
-    bias = linear.inputs[2] if len(linear.inputs) > 2 else None
-    arrays, names = [], []
-    for value in (*read, *([bias] if bias is not None else [])):
+def _constants(view: View, linear: Op, norm: Op) -> list[tuple[str, Array]] | str:
+    """Return weight, factor, shift, mean, variance and any bias by name, in float64; or which one is not a constant."""
+    arrays: list[tuple[str, Array]] = []
+    for value in (linear.inputs[1], *norm.inputs[1:5], *(v for v in linear.inputs[2:3] if v is not None)):
         tensor = view.constant(value)
-        if tensor is None:
+        if value is None or tensor is None:
             return f"{view.value_name(value) if value is not None else 'an operand'} is not a constant"
-        arrays.append(view.model.array(tensor).astype(np.float64))
-        names.append(tensor.name if value is None else view.value_name(value))
-    weight, gamma, beta, mean, variance, *rest = arrays
-    channels = gamma.shape[0] if gamma.ndim == 1 else -1
-    if weight.ndim < 2 or weight.shape[_channel_axis(linear)] != channels:
-        return "its channels are not those of the weights before it"
-    offset = rest[0] if rest else np.zeros(channels)
-    if offset.shape != (channels,):
-        return "its bias is not one number per channel"
-    epsilon = attribute(norm.node, "epsilon")
-    with np.errstate(all="ignore"):
-        factor = gamma / np.sqrt(variance + np.float64(np.float32(epsilon.f if epsilon is not None else 1e-5)))
-        return _Parts(dict(zip(names, arrays, strict=True)), weight, offset, factor, beta - mean * factor)
+        arrays.append((view.value_name(value), view.model.array(tensor).astype(np.float64)))
+    return arrays
 
 
 def _channel_axis(linear: Op) -> int:
-    """The axis of the weight that counts output channels."""
+    """Return the axis of the weight that counts output channels."""
     if linear.kind == "Gemm":
-        transposed = attribute(linear.node, "transB")
-        return 0 if transposed is not None and transposed.i else 1
+        return 0 if int_attribute(linear.node, "transB", 0) else 1
     return 1 if linear.kind == "ConvTranspose" else 0
-
-
-def _along_channels(linear: Op, rank: int) -> tuple[int, ...]:
-    return tuple(-1 if axis == _channel_axis(linear) else 1 for axis in range(rank))
 
 
 def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType) -> str | None:
@@ -154,11 +120,10 @@ def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType)
 
 
 def _names(view: View, linear: Op) -> list[str]:
-    """New names for weight and bias. Weights that several ops share are folded for each: the result is named, too."""
-    weight, result = linear.inputs[1], linear.outputs[0]
-    assert weight is not None and result is not None
-    shared = f"_{view.value_name(result)}" if len(view.uses[weight]) > 1 else ""
-    names = [f"{view.value_name(weight)}{shared}_{part}" for part in ("folded", "folded_bias")]
+    """Return new names for weight and bias. Weights that several ops share are folded for each: the result is named."""
+    weight = linear.inputs[1]
+    shared = f"_{linear.node.output[0]}" if weight is not None and len(view.uses[weight]) > 1 else ""
+    names = [f"{linear.node.input[1]}{shared}_{part}" for part in ("folded", "folded_bias")]
     while any(name in view.names for name in names):
         names = [f"{name}_" for name in names]
     return names
@@ -174,9 +139,9 @@ def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Array
     and Stability of Numerical Algorithms, 2nd edition, section 3.1). Of large weights the first channels are tried:
     each is computed by itself, and all of them by the same array operations.
     """
-    brought = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in fusion.weights}
-    few = _channels_tried(linear, brought[fusion.node.input[1]])
-    old, new = (_cut(linear, arrays, few) for arrays in (read, brought))
+    written = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in fusion.weights}
+    few = _channels_tried(linear, written[fusion.node.input[1]])
+    old, new = (_cut(linear, arrays, few) for arrays in (read, written))
     shape = _input_shape(linear, new[fusion.node.input[1]])
     x = {linear.node.input[0]: np.random.default_rng(0).standard_normal(shape)}
     opsets = {**view.opsets, "": max(_TRIED, view.opsets.get("", 1))}
@@ -192,15 +157,14 @@ _MOST = 1 << 18  # elements of a weight that is tried whole
 
 
 def _channels_tried(linear: Op, weight: Array) -> int | None:
-    """The number of channels of a weight to try; None for all, as always where channels come in groups."""
-    group = attribute(linear.node, "group")
-    if weight.size <= _MOST or (group is not None and group.i != 1):
+    """Return the number of channels of a weight to try; None for all, as always where channels come in groups."""
+    if weight.size <= _MOST or int_attribute(linear.node, "group", 1) != 1:
         return None
     return max(1, int(_MOST * weight.shape[_channel_axis(linear)]) // weight.size)
 
 
 def _cut(linear: Op, arrays: Arrays, few: int | None) -> dict[str, Array]:
-    """The first channels of weights, biases and statistics, in float64."""
+    """Return the first channels of weights, biases and statistics, in float64."""
     axis = _channel_axis(linear)
     at = {1: (slice(few),)}  # of a bias; of a weight its own axis
     return {
@@ -210,14 +174,13 @@ def _cut(linear: Op, arrays: Arrays, few: int | None) -> dict[str, Array]:
 
 
 def _input_shape(linear: Op, weight: Array) -> tuple[int, ...]:
-    """The least input on which every element of a kernel is used more than once."""
+    """Return the least input on which every element of a kernel is used more than once."""
     if linear.kind == "Gemm":
         inner = weight.shape[1 - _channel_axis(linear)]
-        transposed = attribute(linear.node, "transA")
-        return (inner, 2) if transposed is not None and transposed.i else (2, inner)
-    group, stated = attribute(linear.node, "group"), attribute(linear.node, "dilations")
-    spatial = weight.shape[2:]
-    dilations = stated.ints if stated is not None else (1,) * len(spatial)
-    extent = tuple((k - 1) * d + 2 for k, d in zip(spatial, dilations, strict=True))
-    inner = weight.shape[0] if linear.kind == "ConvTranspose" else weight.shape[1] * (group.i if group else 1)
+        return (inner, 2) if int_attribute(linear.node, "transA", 0) else (2, inner)
+    spatial, dilations = weight.shape[2:], attribute(linear.node, "dilations")
+    steps = dilations.ints if dilations is not None else (1,) * len(spatial)
+    extent = tuple((k - 1) * d + 2 for k, d in zip(spatial, steps, strict=True))
+    transposed = linear.kind == "ConvTranspose"
+    inner = weight.shape[0] if transposed else weight.shape[1] * int_attribute(linear.node, "group", 1)
     return (1, inner, *extent)

@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import onnx.helper
 import onnx.numpy_helper
+from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.op_classes import CASTS, CORRECTLY_ROUNDED, MOVES
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.equivalence import run
 from amp_rewrite.rewrite.replacement import Context, Replacement
@@ -38,15 +39,11 @@ def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
         result = op.outputs[0] if len(op.outputs) == 1 else None
         if result is None or result not in known or view.dtype(result) is not DType.FLOAT:
             continue
-        if (
-            all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
-            and result not in view.yielded
-        ):
-            continue  # a step on the way to another
-        if not _worth(view, op, known):
+        step = all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
+        if (step and result not in view.yielded) or not _worth(view, op, known):
             continue
         tensor = onnx.numpy_helper.from_array(known[result])
-        node = onnx.helper.make_node("Constant", [], [op.node.output[0]], name=op.node.name, value=tensor)
+        node = new_node("Constant", [], op.node.output[0], op.node.name, value=tensor)
         yield Replacement("constant", (op.id,), op.id, node)
 
 
@@ -57,10 +54,10 @@ def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
     """True if folding does arithmetic. Chains that only reshape a weight are left alone, so it is not stored twice."""
     pending = [op]
     while pending:
-        found = pending.pop()
-        if found.kind in _MAKING:
+        step = pending.pop()
+        if step.kind in _MAKING:
             return True
-        for value in (v for v in found.inputs if v is not None):
+        for value in (v for v in step.inputs if v is not None):
             made_by = view.producer(value)
             if made_by is not None and value in known and view.dtype(value) is DType.FLOAT:
                 pending.append(made_by)
@@ -68,8 +65,8 @@ def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
 
 
 def _computed(view: View) -> Mapping[ValueId, Array]:
-    """The values that are computed from constants, with their numbers; without inputs and outputs."""
-    found: dict[ValueId, Array] = {}
+    """Return the values that are computed from constants, with their numbers; without inputs and outputs."""
+    known: dict[ValueId, Array] = {}
     for op in view.ops:
         if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
             continue
@@ -77,26 +74,27 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         if result is None or view.values[result].public or view.dtype(result) not in _TYPES:
             continue
         if op.kind == "Shape":
-            found.update(_shape(view, op, result))
+            known.update(_shape(view, op, result))
             continue
-        if view.dtype(result) is not DType.FLOAT and any(
-            v is not None and view.dtype(v) is DType.FLOAT for v in op.inputs
-        ):
-            continue  # a Cast to integers, say, which machines saturate each in its way
         values = [value for value in op.inputs if value is not None]
-        if all(value in found or _readable(view, value) for value in values):
-            array = _run(view, op, [found[value] if value in found else _read(view, value) for value in values])
-            if array is not None and array.size <= LARGEST and _finite(array):
-                found[result] = array
-    return found
+        if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
+            continue  # a Cast to integers, say, which machines saturate each in its way
+        tensors = {v: tensor for v in values if v not in known and (tensor := _small(view, v)) is not None}
+        if not all(value in known or value in tensors for value in values):
+            continue
+        array = _run(view, op, [known[v] if v in known else view.model.array(tensors[v]) for v in values])
+        if array is not None and array.size <= LARGEST and _finite(array):
+            known[result] = array
+    return known
 
 
 def _shape(view: View, op: Op, result: ValueId) -> Mapping[ValueId, Array]:
-    """The shape of a constant, for which its values need not be read."""
+    """Return the shape of a constant, for which its values need not be read."""
     tensor = view.constant(op.inputs[0])
-    start, end = attribute(op.node, "start"), attribute(op.node, "end")
-    bounds = slice(start.i if start is not None else 0, end.i if end is not None else None)
-    return {result: np.array(tensor.dims[bounds], np.int64)} if tensor is not None else {}
+    if tensor is None:
+        return {}
+    start, end = int_attribute(op.node, "start", 0), int_attribute(op.node, "end", len(tensor.dims))
+    return {result: np.array(tensor.dims[start:end], np.int64)}
 
 
 def _finite(array: Array) -> bool:
@@ -104,21 +102,18 @@ def _finite(array: Array) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _readable(view: View, value: ValueId) -> bool:
-    """True if a value is a constant that is small enough to compute with."""
+def _small(view: View, value: ValueId) -> TensorProto | None:
+    """Return the tensor of a constant that is small enough to compute with."""
     tensor = view.constant(value)
-    return tensor is not None and view.dtype(value) in _TYPES and math.prod(tensor.dims) <= LARGEST
-
-
-def _read(view: View, value: ValueId) -> Array:
-    tensor = view.constant(value)
-    assert tensor is not None
-    return view.model.array(tensor)
+    fits = tensor is not None and view.dtype(value) in _TYPES and math.prod(tensor.dims) <= LARGEST
+    return tensor if fits else None
 
 
 def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
     """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
-    given = dict(zip([name for name in op.node.input if name], operands, strict=True))
-    made = run([op.node], op.node.output[0], [given], view.opsets)
+    feed = dict(zip([name for name in op.node.input if name], operands, strict=True))
+    results = run([op.node], op.node.output[0], [feed], view.opsets)
     dtype = view.dtype(op.outputs[0]) if op.outputs[0] is not None else None
-    return made[0] if not isinstance(made, str) and dtype is not None and made[0].dtype == dtype.numpy else None
+    if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:
+        return None
+    return results[0]

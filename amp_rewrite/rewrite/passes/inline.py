@@ -33,16 +33,16 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
 
     `low`: those that handle a low type as well, so that their ops can be upcast.
     """
-    wanted = sorted(_float_functions(view, (DType.FLOAT, *(d for d in DType if d.low and low))))
-    if not wanted:
+    functions = sorted(_float_functions(view, (DType.FLOAT, *(d for d in DType if d.low and low))))
+    if not functions:
         return view, ()
     note = "a local function, inlined so that what is inside it is painted too"
-    told = tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in wanted)
-    return View.of(inlined(view.model, wanted)), told
+    findings = tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in functions)
+    return View.of(inlined(view.model, functions)), findings
 
 
 def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
-    """The model with calls of these local functions, by domain and name, replaced by their bodies.
+    """Return the model with calls of these local functions, by domain and name, replaced by their bodies.
 
     ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
     """
@@ -56,9 +56,9 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
 
 
 def _one_opset(proto: ModelProto) -> ModelProto:
-    """The model with functions of another opset labelled with its own, where that means the same for their ops.
+    """Return the model with functions of another opset labelled with its own, if that means the same for their ops.
 
-    Of those that it calls the standard asks no less (IR.md, "Model Local Functions"); onnx's inliner wants one label.
+    The standard asks no less of those that it calls (IR.md, "Model Local Functions"); onnx's inliner wants one label.
     """
     own = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
     labelled = clone(proto)
@@ -73,23 +73,22 @@ def _one_opset(proto: ModelProto) -> ModelProto:
 
 
 def _since(domain: str, op_type: str, opset: int) -> int | None:
-    found = signature(domain, op_type, opset)
-    return None if found is None else found.since
+    schema = signature(domain, op_type, opset)
+    return None if schema is None else schema.since
 
 
 def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
-    """The functions that some call gives or takes these types, or one that is unknown, and those that they call."""
-    called = {
-        (f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in view.model.proto.functions
-    }
-    found: set[tuple[str, str]] = set()
+    """Return the functions of which a call handles these types, or an unknown one, and the functions that they call."""
+    local = view.model.proto.functions
+    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
+    names: set[tuple[str, str]] = set()
     pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles(view, op, dtypes)]
     while pending:
         name = pending.pop()
-        if name in called and name not in found:
-            found.add(name)
+        if name in called and name not in names:
+            names.add(name)
             pending.extend(called[name])
-    return found
+    return names
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
@@ -98,7 +97,7 @@ def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
 
 
 def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:
-    """A view in which ops that the target runs only as function bodies are those bodies.
+    """Return a view in which ops that the target runs only as function bodies are those bodies.
 
     Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
     whose body holds no denied op, which would bring the Casts inside instead of sparing them.
@@ -108,12 +107,11 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     candidates = [op for op in view.ops if _runs_as_body(op)]
     if not candidates:
         return view, ()
-    wished = paint(view, lists, to, PaintOptions(target=Target.ONNX))
-    lowered = [op for op in candidates if (found := wished.of(op.id)) is not None and found.dtype is to]
-    wanted = sorted({op.op_type for op in lowered if not _holds_denied(view, op, lists)})
+    coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
+    lowered = [op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to]
     note = "no CUDA kernel: the runtime runs its function body, so that was painted"
     findings = []
-    for name in wanted:
+    for name in sorted({op.op_type for op in lowered if not _holds_denied(view, op, lists)}):
         expanded = _expanded(view, name)
         if expanded is not None:
             view = expanded
@@ -122,9 +120,9 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
 
 
 def _expanded(view: View, op_type: str) -> View | None:
-    """A view with the ops of one type inlined; None where onnx cannot build their body, or builds a broken one.
+    """Return a view with the ops of one type inlined; None if onnx cannot build their body, or builds a broken one.
 
-    What is new bears the type's name, so that it is called the same whatever else is inlined: ranges are found by it.
+    New values bear the type's name, so that it does not depend on what else is inlined: ranges are looked up by it.
     """
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
@@ -161,15 +159,13 @@ def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
 
 
 def _body(view: View, op: Op) -> FunctionProto | None:
-    """The function body behind a node; None where onnx cannot build it from types alone."""
+    """Return the function body behind a node; None if onnx cannot build it from types alone."""
     schema = onnx.defs.get_schema(op.op_type, view.opsets.get("", 1), "")
     if schema.has_function:  # type: ignore[attr-defined]
         return schema.function_body
     types = [view.types[v] if v is not None else None for v in op.inputs]
-    protos = [
-        TypeProto() if t is None or t.dtype is None else make_tensor_type_proto(t.dtype.code, None) for t in types
-    ]
-    types_bytes = [p.SerializeToString() for p in protos]
+    codes = [t.dtype.code if t is not None and t.dtype is not None else None for t in types]
+    protos = [TypeProto() if code is None else make_tensor_type_proto(code, None) for code in codes]
     build = schema.get_context_dependent_function  # type: ignore[attr-defined]
-    built = build(op.node.SerializeToString(), types_bytes)
+    built = build(op.node.SerializeToString(), [proto.SerializeToString() for proto in protos])
     return FunctionProto.FromString(built) if built else None

@@ -7,19 +7,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx.helper
 from onnx import NodeProto
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
-from amp_rewrite.ir.schema import attribute
+from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, run, runs_of
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, outside, too_old
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    Outcome,
+    Refusal,
+    Replacement,
+    fused_node,
+    only_float32,
+    outside,
+    too_old,
+)
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
@@ -42,24 +49,19 @@ class _Case:
     context: Context
     opset: int
 
-    @property
-    def last(self) -> Op:
-        return self.view.ops[max(self.cluster.ops)]
-
     def shape(self, value: ValueId | None) -> Shape | None:
-        """The shape of a value as far as it is known."""
+        """Return the shape of a value as far as it is known."""
         return self.context.shape(self.view, value)
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """The node's inputs after the entry, its attributes, and the rank of the entry."""
+    """The node's inputs after the entry, its attributes, and the shape of the entry with which both are tried."""
 
     reads: tuple[ValueId, ...]
     attributes: Mapping[str, object]
     rank: int
     width: int
-    """Elements of the last dimension on which both are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +74,24 @@ class _Formula:
 
 
 def _fused(case: _Case, formula: _Formula) -> Replacement | str:
-    view, ops = case.view, case.cluster.ops
+    view, entry, ops = case.view, case.cluster.entry, case.cluster.ops
     first = FIRST_FUSED[formula.op_type]
     if case.opset < first:
         return too_old(case.opset, formula.op_type, first)
-    odd = _unfit(case)
-    if odd:
-        return odd
+    if not only_float32(view, ops):
+        return "not all of it is float32"
+    if entry is None:
+        return "what it is applied to is not one value"
     candidate = formula.read(case)
     if isinstance(candidate, str):
         return candidate
-    stray = [v for v in outside(view, ops) if v not in (case.cluster.entry, *candidate.reads) and not _scalar(case, v)]
+    stray = [v for v in outside(view, ops) if v not in (entry, *candidate.reads) and not _scalar(case, v)]
     if stray:
         return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
-    assert case.cluster.entry is not None
-    reads = [view.value_name(v) for v in (case.cluster.entry, *candidate.reads)]
-    node = onnx.helper.make_node(formula.op_type, reads, [case.last.node.output[0]], case.last.node.name)
-    node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in candidate.attributes.items())
-    node.metadata_props.extend(case.last.node.metadata_props)
-    return _mismatch(case, formula, candidate, node) or Replacement(case.cluster.kind, ops, case.last.id, node)
-
-
-def _unfit(case: _Case) -> str | None:
-    """Return which types of a cluster forbid fusing it. Nothing else reads its values, or it would not be a cluster."""
-    view = case.view
-    for op_id in case.cluster.ops:
-        op = view.ops[op_id]
-        floats = [v for v in (*op.inputs, *op.outputs) if v is not None and (d := view.dtype(v)) and d.floating]
-        if any(view.dtype(v) is not DType.FLOAT for v in floats):
-            return "not all of it is float32"
-    return None if case.cluster.entry is not None else "what it is applied to is not one value"
+    reads = [view.value_name(v) for v in (entry, *candidate.reads)]
+    last = view.ops[max(ops)]
+    node = fused_node(formula.op_type, last, reads, last.node.output[:1], candidate.attributes)
+    return _mismatch(case, formula, candidate, node) or Replacement(case.cluster.kind, ops, last.id, node)
 
 
 def _scalar(case: _Case, value: ValueId) -> bool:
@@ -114,7 +104,7 @@ def _scalar(case: _Case, value: ValueId) -> bool:
 
 
 def _norm(case: _Case) -> _Candidate | str:
-    """The parts of a normalization over the last axis: a constant epsilon below the root, then scale, then bias."""
+    """Return the parts of a normalization over the last axis: a constant epsilon below the root, scale, then bias."""
     shape = case.shape(case.cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:
@@ -123,15 +113,15 @@ def _norm(case: _Case) -> _Candidate | str:
     if wrong:
         return wrong
     captured = case.cluster.values
-    epsilon, scale, bias = number(case.view, captured.get("guard")), captured.get("scale"), captured.get("bias")
+    epsilon = number(case.view, captured.get("guard"))
     if epsilon is None:
         return "its epsilon is not one constant number that is added below the root"
-    if scale is None:
+    if "scale" not in captured:
         return "no scale follows, and the operator wants one"
-    for value in (scale, *([bias] if bias is not None else [])):
+    reads = tuple(captured[name] for name in ("scale", "bias") if name in captured)
+    for value in reads:
         if case.shape(value) != (width,):
             return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
-    reads = (scale,) if bias is None else (scale, bias)
     return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, len(shape), width)
 
 
@@ -141,10 +131,9 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
 def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
     """Return why the reductions of a cluster are not over the last axis, keeping it; None if they are."""
     for op in (op for op_id in case.cluster.ops if (op := case.view.ops[op_id]).kind in _REDUCTIONS):
-        keeps = attribute(op.node, "keepdims")
         if op.kind == "GlobalAveragePool" or list(axes_of(case.view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis alone"
-        if keeps is not None and not keeps.i:
+        if not int_attribute(op.node, "keepdims", 1):
             return "it drops the axis that it reduces"
     return None
 

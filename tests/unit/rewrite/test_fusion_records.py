@@ -50,15 +50,24 @@ def test_every_operator_that_the_standard_got_later_has_a_fusion() -> None:
     assert FIRST_FUSED.keys() <= {fusion.operator for fusion in FUSIONS}
 
 
+def kinds_in(node: ast.AST) -> set[object]:
+    """The kinds that a call states, or an assignment: KIND, and tables and pairs of kinds and operators."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Replacement", "_activation"):
+        own = any(keyword.arg == "findings" for keyword in node.keywords)  # of a pass that is not a fusion
+        return {arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant) and not own}
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KIND":
+        return {ast.literal_eval(node.value)}
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("_SKIP_NORMS", "(kind, op_type)"):
+        pairs = [pair.elts for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple)]
+        return {kind.value for kind, _ in pairs if isinstance(kind, ast.Constant)}
+    return set()
+
+
 def test_every_kind_that_stands_in_the_code_has_a_record() -> None:
     known = {fusion.name for fusion in FUSIONS}
     built = set()
     for path in Path(replacement.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            called = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Fusion", "Match", "_Norm")
-            if called and isinstance(node.args[0], ast.Constant):
-                built.add(node.args[0].value)
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KIND":
-                built.add(ast.literal_eval(node.value))
+            built |= kinds_in(node)
     assert built <= known
-    assert len(built) > 5
+    assert len(built) > 9
