@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import PaintOptions, paint
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.plan import Plan, plan_casts
@@ -78,11 +79,11 @@ class Draft:
     def placing(self) -> Placing | None:
         """Placing by minimum cut; None unless the request asks for it."""
         place = self.request.placement
-        if place.roof is None:
+        if place.gpu is None:
             return None
         from amp_rewrite.decide.placement.place import Placing  # late: spares the import where the request does without
 
-        return Placing.of(self.view, place.roof, self.request.to, islands=place.islands)
+        return Placing.of(self.view, place.gpu, self.request.to, islands=place.islands)
 
     def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
         request = self.request
