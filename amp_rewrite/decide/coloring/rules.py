@@ -90,9 +90,10 @@ def _tables(state: State) -> Iterator[int]:
     for v in range(len(state.vertices.all) if state.options.spare_casts else 0):
         op = state.op(v)
         table = op.inputs[0] if op.kind == "Gather" and _between(state, v) else None
-        if table is not None and state.view.constant(table) is not None:
-            if not state.view.fit(table, state.to).overflow:
-                yield v
+        if table is None or state.view.constant(table) is None:
+            continue
+        if not state.view.fit(table, state.to).overflow:
+            yield v
 
 
 _CARRIERS = (Color.GRAY, Color.CLEAR)
@@ -110,9 +111,7 @@ def joins(state: State) -> None:
     """
     if not state.options.spare_casts:
         return
-    copied = {
-        v for v, vertex in enumerate(state.vertices.all) if vertex.op in state.hazards.numbers and _joinable(state, v)
-    }
+    copied = {v for v in state.of_ops(state.hazards.numbers) if _joinable(state, v)}
     for attempt in range(_ATTEMPTS):
         joined = _joined(state, copied)
         shared = {v for v in copied & joined.keys() if not _only_read_by(state, v, joined)}

@@ -80,14 +80,12 @@ class State:
     def colors(self) -> Sequence[Color]:
         """Colors of all vertices."""
         colors = [vertex.entry.color for vertex in self.vertices.all]
-        known = (Color.DENY, Color.UNLISTED)
-        known = known if self.options.level in (Level.DEFAULT, Level.LOWER_ALL) else known[:1]
-        for op in self.hazards.benign:
-            for v in self.vertices.by_op.get(op, ()):
-                colors[v] = Color.GRAY if colors[v] in known else colors[v]
-        for op in self.options.lower:
-            for v in self.vertices.by_op.get(op, ()):
-                colors[v] = Color.ALLOW
+        unlisted_too = self.options.level in (Level.DEFAULT, Level.LOWER_ALL)
+        for v in self.of_ops(self.hazards.benign):
+            if colors[v] is Color.DENY or (unlisted_too and colors[v] is Color.UNLISTED):
+                colors[v] = Color.GRAY
+        for v in self.of_ops(self.options.lower):
+            colors[v] = Color.ALLOW
         return colors
 
     def can(self, v: int) -> bool:

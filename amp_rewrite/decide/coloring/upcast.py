@@ -30,8 +30,8 @@ def upcast_low(state: State) -> None:
     wishes = dict(_wishes(state))
     if not wishes:
         return
-    for op, paint in sorted(wishes.items()):
-        _upcast(state, op, paint)
+    for op_id in sorted(wishes):
+        _upcast(state, op_id, wishes[op_id])
     groups = clusters(state.view, _LOW) if state.upcast else ()
     for cluster in groups:
         _whole(state, cluster)

@@ -44,7 +44,7 @@ class CostModel:
         return _START + self._time(0.0, DType.FLOAT.nbytes(size) + self.to.nbytes(size), low=False)
 
     def trip(self, value: ValueId) -> int:
-        """Return the time that a fusion saves: the start of a kernel, and the way of a float32 value to memory and back."""
+        """Return the time that a fusion saves: a kernel's start, and the way of a float32 value to memory and back."""
         return _START + self._time(0.0, 2 * DType.FLOAT.nbytes(self.size(value)), low=False)
 
     def loss(self, op: Op, values: Sequence[ValueId], *, main: bool) -> int:

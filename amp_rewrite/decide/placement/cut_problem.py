@@ -79,7 +79,7 @@ class CutProblem:
         return self.state.options.shapes_follow and self.state.op(v).kind in ELEMENTLESS
 
     def _may_fall(self, v: int, before: set[int]) -> bool:
-        """True if a gray or clear vertex reads only constants, inputs of the model and low values. `before`: low so far.
+        """True if a gray or clear vertex reads only constants, inputs of the model and low values, `before` included.
 
         Without islands two kinds of ops stay float32 where TensorFlow leaves them so. Results of gray ops with two
         operands (sums of a residual stream) or on the model's inputs could outgrow their operands. Inputs of ops that
@@ -221,7 +221,7 @@ class CutProblem:
         return [value for value in ports if value is not None]
 
     def _values(self) -> tuple[ValueId, ...]:
-        """Return the float32 tensors at the vertices of the problem, without constants, which are stored in either type."""
+        """Return the float32 tensors at the vertices of the problem; constants are stored in either type."""
         view = self.state.view
         ports = dict.fromkeys(value for values in self._ports_by_vertex.values() for value in values)
         pending = list(ports)
@@ -337,7 +337,7 @@ class CutProblem:
         return tuple(groups)
 
     def _counts(self, v: int) -> bool:
-        """True if a member of a cluster decides with it: Casts take any type, kept variables are float32 in any case."""
+        """True if a member of a cluster decides with it: Casts take any type, kept variables stay float32."""
         refusal = self.state.vertices.all[v].refusal
         kept = refusal is not None and refusal.rule == reasons.KEPT_VARIABLE
         return not kept and self.state.op(v).kind != "Cast"

@@ -129,8 +129,8 @@ class _Settling:
 class _Flow:
     """The largest flow through one region, from nodes pulled high to nodes pulled low, by push and relabel.
 
-    A node that is pulled high pushes its pull to its neighbours until opposite pulls absorb it. So the work is done near
-    the border of the low side, whatever its size. O(nodes³) at worst.
+    A node that is pulled high pushes its pull to its neighbours until opposite pulls absorb it. So the work is near the
+    border of the low side, whatever its size. O(nodes³) at worst.
     """
 
     def __init__(self, region: Sequence[int], out: Sequence[Mapping[int, int]], pull: Sequence[int]) -> None:
