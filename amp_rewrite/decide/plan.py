@@ -121,7 +121,11 @@ class _Planner:
         for value, home in homes.items():
             by_type = needs[value] = {}
             for use in self.view.uses[value]:
-                by_type.setdefault(self._needed(use, home), []).append(use)
+                needed = self._needed(use, home)
+                if needed in by_type:
+                    by_type[needed].append(use)
+                else:
+                    by_type[needed] = [use]
         self._fold(homes, needs)
         kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
         for value, home in kept.items():

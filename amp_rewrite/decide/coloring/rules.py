@@ -87,8 +87,8 @@ def between_allow(state: State) -> None:
 
 def _tables(state: State) -> Iterator[int]:
     """Yield lookups in constants that fit the low type."""
-    for v in range(len(state.vertices.all) if state.options.spare_casts else 0):
-        op = state.op(v)
+    for v, vertex in enumerate(state.vertices.all if state.options.spare_casts else ()):
+        op = state.view.ops[vertex.op]
         table = op.inputs[0] if op.kind == "Gather" and _between(state, v) else None
         if table is None or state.view.constant(table) is None:
             continue

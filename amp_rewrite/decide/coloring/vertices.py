@@ -153,6 +153,8 @@ class _Builder:
     def _sequences(self) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
         """Return groups of vertices that sequences join; True for each that reaches a place that keeps its type."""
         view = self.view
+        if all(t is None or t.container == TENSOR for t in view.types):  # the common case
+            return (), ()
         types = ((value, view.types[value.id]) for value in view.values)
         values = [v for v, t in types if t is not None and t.dtype is DType.FLOAT and t.container != TENSOR]
         ops = {v.producer for v in values if v.producer is not None} | {u.op for v in values for u in view.uses[v.id]}

@@ -7,7 +7,7 @@ attention by a carried state are not in the table: only their inputs and outputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Protocol
 
@@ -184,41 +184,35 @@ def _windowed(sizes: Sizes, op: Op) -> float:
     return 2.0 * size * _dimension(sizes, op.inputs[1], -1) + _scores(size, 2 * int_attribute(op.node, "window", 0))
 
 
-_COUNTS: Mapping[str, Callable[[Sizes, Op], float]] = {
-    "Attention": _attention,
-    "CausalConvWithState": _spread,
-    "Conv": _convolution,
-    "ConvTranspose": _spread,
-    "DeformConv": _convolution,
-    "Einsum": _einsum,
-    "GRU": _recurrent,
-    "Gemm": _gemm,
-    "LSTM": _recurrent,
-    "MatMul": _product,
-    "RNN": _recurrent,
-    "com.microsoft::Attention": _projecting(past=4),
-    "com.microsoft::CausalConvWithState": _spread,
-    "com.microsoft::ConvTransposeWithDynamicPads": _spread,
-    "com.microsoft::DecoderMaskedMultiHeadAttention": _heads(past=5),
-    "com.microsoft::DecoderMaskedSelfAttention": _projecting(past=4),
-    "com.microsoft::FusedConv": _convolution,
-    "com.microsoft::FusedGemm": _factors,
-    "com.microsoft::FusedMatMul": _factors,
-    "com.microsoft::FusedMatMulActivation": _factors,
-    "com.microsoft::GemmFastGelu": _factors,
-    "com.microsoft::GemmFloat8": _factors,
-    "com.microsoft::GroupQueryAttention": _heads(past=3),
-    "com.microsoft::LongformerAttention": _windowed,
-    "com.microsoft::MatMulBnb4": _packed_weight(("N", 1)),
-    "com.microsoft::MatMulNBits": _packed_weight(("N", 1)),
-    "com.microsoft::MatMulNBitsMlp": _packed_weight(("N", 2)),
-    "com.microsoft::MatMulNBitsQkv": _packed_weight(("Nq", 1), ("Nkv", 2)),
-    "com.microsoft::MoE": _experts,
-    "com.microsoft::MultiHeadAttention": _heads(past=6),
-    "com.microsoft::NhwcConv": _convolution,
-    "com.microsoft::NhwcFusedConv": _convolution,
-    "com.microsoft::PackedAttention": _projecting(offsets=3),
-    "com.microsoft::PackedMultiHeadAttention": _packed_heads,
-    "com.microsoft::SparseAttention": _heads(past=3),
-    "com.microsoft::TransposeMatMul": _factors,
+_Table = tuple[tuple[Callable[[Sizes, Op], float], str], ...]
+_ONNX: _Table = (
+    (_attention, "Attention"),
+    (_convolution, "Conv DeformConv"),
+    (_einsum, "Einsum"),
+    (_gemm, "Gemm"),
+    (_product, "MatMul"),
+    (_recurrent, "GRU LSTM RNN"),
+    (_spread, "CausalConvWithState ConvTranspose"),
+)
+_CONTRIB: _Table = (
+    (_convolution, "FusedConv NhwcConv NhwcFusedConv"),
+    (_experts, "MoE"),
+    (_factors, "FusedGemm FusedMatMul FusedMatMulActivation GemmFastGelu GemmFloat8 TransposeMatMul"),
+    (_heads(past=3), "GroupQueryAttention SparseAttention"),
+    (_heads(past=5), "DecoderMaskedMultiHeadAttention"),
+    (_heads(past=6), "MultiHeadAttention"),
+    (_packed_heads, "PackedMultiHeadAttention"),
+    (_packed_weight(("N", 1)), "MatMulBnb4 MatMulNBits"),
+    (_packed_weight(("N", 2)), "MatMulNBitsMlp"),
+    (_packed_weight(("Nq", 1), ("Nkv", 2)), "MatMulNBitsQkv"),
+    (_projecting(offsets=3), "PackedAttention"),
+    (_projecting(past=4), "Attention DecoderMaskedSelfAttention"),
+    (_spread, "CausalConvWithState ConvTransposeWithDynamicPads"),
+    (_windowed, "LongformerAttention"),
+)
+_COUNTS = {
+    domain + name: count
+    for domain, table in (("", _ONNX), ("com.microsoft::", _CONTRIB))
+    for count, names in table
+    for name in names.split()
 }
