@@ -123,9 +123,9 @@ class Delta:
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""
-        stated = asdict(self) | {"schema": 1, "counts": dict(self.counts), "differs": self.differs}
-        stated["settings"] = {name: [a, b] for name, a, b in self.settings}
-        return json.dumps(stated, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        document = asdict(self) | {"schema": 1, "counts": dict(self.counts), "differs": self.differs}
+        document["settings"] = {name: [a, b] for name, a, b in self.settings}
+        return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
         """Return a section for a comment on a pull request. Ends with a newline."""
@@ -232,8 +232,8 @@ def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
     """Return further differences; settings only where both reports are conversions."""
     settings = ("to", *STATED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
-    stated = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
-    return tuple((name, mine, theirs) for name, mine, theirs in stated if mine != theirs)
+    values = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
+    return tuple((name, mine, theirs) for name, mine, theirs in values if mine != theirs)
 
 
 def _spell(value: object) -> str:

@@ -87,10 +87,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _report(loaded: object, source: str) -> Report:
-    stated = loaded.get("schema") if isinstance(loaded, dict) else None
-    if isinstance(loaded, dict) and stated != SCHEMA:
-        advice = "upgrade amp-rewrite" if isinstance(stated, int) and stated > SCHEMA else "write the report again"
-        raise ReportError(f"{source}: schema is {stated!r}, this version reads {SCHEMA}; {advice}")
+    schema = loaded.get("schema") if isinstance(loaded, dict) else None
+    if isinstance(loaded, dict) and schema != SCHEMA:
+        advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else "write the report again"
+        raise ReportError(f"{source}: schema is {schema!r}, this version reads {SCHEMA}; {advice}")
     try:
         report: Report = _object(Report)(loaded)
         _check_positions(report)
@@ -163,8 +163,8 @@ _CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
 def _parts(cls: Any) -> list[tuple[str, str, object]]:
     """Return the fields of a class: name, annotation, default. Postponed annotations are their own source text."""
     if issubclass(cls, tuple):
-        given = cls._field_defaults
-        return [(name, cls.__annotations__[name].__forward_arg__, given.get(name, MISSING)) for name in cls._fields]
+        defaults = cls._field_defaults
+        return [(name, cls.__annotations__[name].__forward_arg__, defaults.get(name, MISSING)) for name in cls._fields]
     return [(f.name, str(f.type), f.default) for f in fields(cls)]
 
 

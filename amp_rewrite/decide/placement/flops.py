@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Protocol
 
+from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.view import Op, ValueId
 
@@ -191,7 +192,7 @@ _ONNX: _Table = (
     (_einsum, "Einsum"),
     (_gemm, "Gemm"),
     (_product, "MatMul"),
-    (_recurrent, "GRU LSTM RNN"),
+    (_recurrent, " ".join(sorted(RECURRENT))),
     (_spread, "CausalConvWithState ConvTranspose"),
 )
 _CONTRIB: _Table = (
