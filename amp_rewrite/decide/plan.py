@@ -1,4 +1,4 @@
-"""From colors to a list of changes: retypes, casts, baked weights, rewired uses."""
+"""The plan behind a coloring: a list of changes, such as retyped values, Casts, baked weights and rewired uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import exposed
+from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, TENSOR, attribute
 from amp_rewrite.ir.view import Op, OpId, Role, ScopeId, Use, ValueId, View
@@ -18,9 +18,9 @@ from amp_rewrite.ir.view import Op, OpId, Role, ScopeId, Use, ValueId, View
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """One inserted Cast: it reads `value` as its producer makes it and writes `name`, right after the producer.
+    """An inserted Cast: it reads `value` as its producer makes it and writes `name`, right after the producer.
 
-    `saturates`: values beyond the type's range become its largest, not infinity.
+    `saturates`: values beyond the range of the type become its largest, not infinity.
     """
 
     value: ValueId
@@ -32,7 +32,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Bake:
-    """A constant stored in another type; under its own name, unless someone reads the original too."""
+    """A constant stored in another type, under its own name unless the original has readers, too."""
 
     value: ValueId
     to: DType
@@ -42,13 +42,12 @@ class Bake:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `apply` does, as data; the values and ops are those of one View.
+    """The changes that `apply` carries out, as data; values and ops are those of one View.
 
-    `retype`: values whose element type changes where they are made. `rename`: of those, the ones whose
-    name must stay with the other type (`casts` then gives it back). `attributes`: ops whose type-stating
-    attribute becomes this type; `widened`: ops whose attributes that choose the type of a computation inside
-    become float32. `drop`: the folded Casts; `identities`: Casts that became
-    copies but make a public value.
+    `retype`: values whose element type changes at their producer. `rename`: those of them whose name must stay with the
+    other type (`casts` then gives it back). `attributes`: ops whose attribute of the result type changes, with the new
+    type. `widened`: ops whose attributes of an inner type become float32. `drop`: folded Casts. `identities`: Casts
+    that became copies but make a public value.
     """
 
     to: DType
@@ -66,7 +65,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether applying the plan changes nothing."""
+        """True if applying the plan changes nothing."""
         return not (self.retype or self.casts or self.bakes or self.rewire or self.drop or self.identities)
 
 
@@ -76,27 +75,27 @@ def plan_casts(
     io: Mapping[ValueId, DType] | None = None,
     saturate: Collection[ValueId] = (),
 ) -> Plan:
-    """The plan behind a coloring: at most one Cast per (value, type), and none where a constant can be baked.
+    """Return the plan behind a coloring: at most one Cast per value and type, and none for constants that can be baked.
 
-    `io` maps public values to the type that they get; the others keep theirs. `saturate` are values whose
-    Cast clamps. O(nodes + uses).
+    `io` maps public values to the type that they get; the others keep theirs. `saturate`: values whose Cast clamps.
+    O(nodes + uses).
     """
-    if not (coloring.lowers or coloring.raises or io):
-        return Plan(coloring.to, findings=tuple(_unraised(view, coloring)))
+    if not (coloring.changes or io):
+        return Plan(coloring.to, findings=tuple(_refused(view, coloring)))
     return _Planner(view, coloring, dict(io or {}), saturate).plan()
 
 
 plan = plan_casts
 
 _TYPES = (DType.FLOAT, *(dtype for dtype in DType if dtype.low))
-"""The types that the pass moves values between."""
+"""The types between which the plan moves values."""
 _Needs = dict[ValueId, dict[DType, list[Use]]]
-"""Who reads a value in which type."""
+"""The uses of each value, by the type in which they read it."""
 
 
-def _unraised(view: View, coloring: Coloring) -> Iterator[Finding]:
-    """What was to be raised and could not be."""
-    for op, paint in coloring.unraised.items():
+def _refused(view: View, coloring: Coloring) -> Iterator[Finding]:
+    """Yield a finding for each op that cannot be upcast although a pattern or pin asks for it."""
+    for op, paint in coloring.upcast_refused.items():
         yield Finding(reasons.UNRAISED, view.ops[op].name, paint.note)
 
 
@@ -113,7 +112,7 @@ class _Planner:
         self.names = set(view.names)
         self.folds: dict[OpId, ValueId] = {}
         self.origins: dict[ValueId, ValueId] = {}
-        """Of results of folded casts that go, what they are casts of."""
+        """The sources of the results of dropped Casts."""
         self.versions: dict[ValueId, dict[DType, str]] = {}
 
     def plan(self) -> Plan:
@@ -128,43 +127,42 @@ class _Planner:
                 else:
                     by_type[needed] = [use]
         self._fold(homes, needs)
-        made = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
-        for value, home in made.items():
+        kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
+        for value, home in kept.items():
             self._provide(value, home, needs[value])
-        rewire = dict(self._rewired(needs))
         identities = {op for op in self.folds if not self._dropped(op)}
         return Plan(
             self.to,
-            retype={v: home for v, home in made.items() if home is not self.view.dtype(v)},
+            retype={v: home for v, home in kept.items() if home is not self.view.dtype(v)},
             rename=self.rename,
             casts=tuple(self.casts),
             bakes=tuple(self.bakes),
-            rewire=rewire,
+            rewire=dict(self._rewired(needs)),
             attributes=dict(self._attributes(homes)),
             widened=frozenset(self._widened()),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,
-            findings=(*self._findings(self.bakes), *_unraised(self.view, self.coloring)),
+            findings=(*self._findings(self.bakes), *_refused(self.view, self.coloring)),
         )
 
     def _provide(self, value: ValueId, home: DType, needs: dict[DType, list[Use]]) -> None:
-        """Give a value a version of each type that is wanted of it, by a bake or a Cast."""
+        """Give a value a version of each type that its readers need, by a bake or a Cast."""
         fixed = self._fixed(value)
         if (fixed is None or fixed is home) and needs.keys() <= {home}:
-            return  # as of most values
+            return  # the common case
         name = self.view.value_name(value)
         if home is not fixed is not None:
             self.rename[value] = self._fresh(name, home)
         own = self.versions[value] = {home: self.rename.get(value, name)}
-        wanted = [d for d in _TYPES if d in needs or d is fixed]
-        for dtype in wanted:
+        dtypes = [d for d in _TYPES if d in needs or d is fixed]
+        for dtype in dtypes:
             if dtype is home:
                 continue
             if fixed is not dtype and (source := self._cast_from(value, dtype)) is not None:
                 own[dtype] = self._name(source, dtype)
             elif self._bakes(value):
-                keeps = wanted != [dtype]
+                keeps = dtypes != [dtype]
                 own[dtype] = self._fresh(name, dtype) if keeps else name
                 self.bakes.append(Bake(value, dtype, own[dtype], keeps))
             else:
@@ -173,96 +171,93 @@ class _Planner:
                 clamps = dtype is self.to and value in self.saturate
                 self.casts.append(Cast(value, dtype, own[dtype], reason, clamps))
 
-    # -- what a value is and what its readers want -------------------------------------------------
+    # -- types of values and of their readers ------------------------------------------------------
 
     def _home(self, value: ValueId) -> DType | None:
-        """The type in which a float32 or low value is made; None for values that the pass has no say in."""
+        """Return the type in which a float32 or low value is made; None for values of other types."""
         dtype = self.view.dtype(value)
         if dtype not in _TYPES:
             return None
-        found = self.view.values[value]
-        if found.role is Role.INPUT or found.overridable:
-            return self.io.get(value, dtype) if found.public else dtype
-        op = self.view.ops[found.producer] if found.producer is not None else None
-        if op is None or op.signature is None or op.bodies:
-            return dtype
-        return self.coloring.dtype(op.id, op.signature.output_variable(op.outputs.index(value))) or dtype
+        if self._fed(value):
+            return self.io.get(value, dtype) if self.view.values[value].public else dtype
+        variable = made_variable(self.view, value)
+        return dtype if variable is None else self.coloring.dtype(*variable) or dtype
+
+    def _fed(self, value: ValueId) -> bool:
+        """True if a value comes from outside its graph: an input, or an initializer that a caller may override."""
+        return self.view.values[value].role is Role.INPUT or self.view.values[value].overridable
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
         if op.kind == "Cast":
-            return home  # widening first would change no bit of what a Cast gives
-        named = op.signature.input_variable(use.slot) if op.signature is not None and not op.bodies else None
-        return self.coloring.dtype(use.op, named) or self._own(op.inputs[use.slot])
-
-    def _own(self, value: ValueId | None) -> DType:
-        """The type that a value has in the model."""
-        found = self.view.dtype(value) if value is not None else None
-        assert found is not None
-        return found
+            return home  # widening first would change no bit of a Cast's result
+        dtype = self.coloring.dtype(use.op, read_variable(op, use.slot))
+        if dtype is None and (value := op.inputs[use.slot]) is not None:
+            dtype = self.view.dtype(value)
+        assert dtype is not None
+        return dtype
 
     def _fixed(self, value: ValueId) -> DType | None:
-        """The type that the value's own name must keep, since an edge of a graph states it."""
-        found = self.view.values[value]
-        if found.public and (found.role is Role.INPUT or found.overridable or value in self.view.yielded):
-            return self.io.get(value, self._own(value))
-        return self._own(value) if found.public or value in self.view.yielded else None
+        """Return the type that the value's own name must keep, since an edge of a graph states it."""
+        dtype, public, yielded = self.view.dtype(value), self.view.values[value].public, value in self.view.yielded
+        if public and (yielded or self._fed(value)):
+            return self.io.get(value, dtype) if dtype is not None else None
+        return dtype if public or yielded else None
 
     def _bakes(self, value: ValueId) -> bool:
-        found = self.view.types[value]
-        return self.view.constant(value) is not None and found is not None and found.container == TENSOR
+        stated = self.view.types[value]
+        return self.view.constant(value) is not None and stated is not None and stated.container == TENSOR
 
     # -- casts that the model has already ------------------------------------------------------------
 
     def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
-        """Find the model's own Casts that do nothing, or that changes around them made superfluous, and read past them.
+        """Find the model's own Casts that the changes around them made superfluous, and read past them.
 
-        A Cast whose source is made in its type already, of whatever type, would round what is rounded, or copy: its
-        readers read the source. So they do where the source is that type widened to float32. Two Casts of the same
-        source are one too many.
+        A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
+        source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
         """
         alike: dict[tuple[ValueId, DType], list[Op]] = {}
-        roots: dict[ValueId, ValueId] = {}  # of results of folded Casts
+        roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
         past: list[OpId] = []
         for op in self.view.ops:
             source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
             if source is None or result is None:
                 continue
-            made = homes.get(result) or self.view.dtype(result)
-            if made is not None and (homes.get(source) or self.view.dtype(source)) is made:
+            dtype = homes.get(result) or self.view.dtype(result)
+            if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
                 self.folds[op.id] = source
                 roots[result] = roots.get(source, source)
-                needs.setdefault(result, {made: list(self.view.uses[result])})
-            elif made in _TYPES and not self._outlives(op):
-                if (before := self._widened_from(roots.get(source, source), made)) is not None:
+                needs.setdefault(result, {dtype: list(self.view.uses[result])})
+            elif dtype in _TYPES and not self._outlives(op):
+                if (before := self._widened_from(roots.get(source, source), dtype)) is not None:
                     self.folds[op.id] = before
                     roots[result] = roots.get(source, source)
                     past.append(op.id)
                 else:
-                    alike.setdefault((source, made), []).append(op)
+                    alike.setdefault((source, dtype), []).append(op)
         self._fold_unread(past, needs)
         self._trace()
         for op_id, source in self.folds.items():
             origin = self.origins.get(source, source)
             if origin in needs:
                 self._hand_on(needs, op_id, origin)
-        for (source, made), ops in alike.items():
-            changed = [op for op in ops if op.outputs[0] is not None and self._changed(homes, op.outputs[0])]
+        for (source, dtype), ops in alike.items():
+            changed = [op for op in ops if (v := op.outputs[0]) is not None and homes[v] is not self.view.dtype(v)]
             if source not in homes:
-                self._fold_repeated(source, made, changed)
-            elif len(changed) > 1 or made in needs[source]:
-                self._move(needs[source], [Use(op.id, 0) for op in ops], homes[source], made)
+                self._fold_repeated(source, dtype, changed)
+            elif len(changed) > 1 or dtype in needs[source]:
+                self._move(needs[source], [Use(op.id, 0) for op in ops], homes[source], dtype)
                 for op in ops:
                     self.folds[op.id] = source
-                    self._hand_on(needs, op.id, source, but=made)
+                    self._hand_on(needs, op.id, source, but=dtype)
         self._trace()
 
     def _widened_from(self, value: ValueId, low: DType) -> ValueId | None:
-        """What a Cast of the model's own widened to float32 to make a value, if that is of this low type."""
+        """Return the source of this low type from which the model's own Cast to float32 makes a value."""
         return self._cast_from(value, low) if low.low and self._home(value) is DType.FLOAT else None
 
     def _fold_unread(self, past: Sequence[OpId], needs: _Needs) -> None:
-        """Casts to float32 go of whose result nobody reads but Casts that read past it. O(Casts)."""
+        """Fold Casts to float32 whose only readers are Casts that read past them. O(Casts)."""
         queue, read_past = list(past), Counter[ValueId]()
         for op_id in queue:
             value = self.view.ops[op_id].inputs[0]
@@ -276,32 +271,29 @@ class _Planner:
                 queue.append(op.id)
 
     def _trace(self) -> None:
-        """Follow chains of folded casts to where they begin."""
-        for op_id in sorted(self.folds):  # what an op reads is made before it
+        """Follow chains of folded Casts to their beginning."""
+        for op_id in sorted(self.folds):  # ops are in topological order
             result, source = self.view.ops[op_id].outputs[0], self.folds[op_id]
             if result is not None and self._dropped(op_id):
                 self.origins[result] = self.origins.get(source, source)
 
-    def _changed(self, homes: Mapping[ValueId, DType], value: ValueId) -> bool:
-        return homes[value] is not self.view.dtype(value)
-
     def _hand_on(self, needs: _Needs, op: OpId, source: ValueId, but: DType | None = None) -> None:
-        """Whoever reads the result of a Cast that goes needs that version of its source."""
+        """Let readers of the result of a dropped Cast need that version of its source."""
         result = self.view.ops[op].outputs[0]
         if result is not None and self._dropped(op):
             for dtype, uses in needs[result].items():
                 if dtype is not but:
                     needs[source].setdefault(dtype, []).extend(uses)
 
-    def _fold_repeated(self, source: ValueId, made: DType, ops: list[Op]) -> None:
-        """Of several Casts of one value that the pass has no say in, the later ones read what the first gave."""
+    def _fold_repeated(self, source: ValueId, dtype: DType, ops: list[Op]) -> None:
+        """Fold all but the first of several equal Casts of one value, which has neither float32 nor a low type."""
         for op in ops[1:]:
             if self._sees(op.scope, ops[0].scope) and ops[0].outputs[0] is not None:
-                self.versions[source] = {made: self.view.value_name(ops[0].outputs[0])}
+                self.versions[source] = {dtype: self.view.value_name(ops[0].outputs[0])}
                 self.folds[op.id] = source
 
     def _sees(self, inner: ScopeId, outer: ScopeId) -> bool:
-        """Whether a graph is another one or lies inside it."""
+        """True if a graph is another one or lies inside it."""
         scope: ScopeId | None = inner
         while scope is not None and scope != outer:
             scope = self.view.scopes[scope].parent
@@ -315,7 +307,7 @@ class _Planner:
         needs.setdefault(to, []).extend(uses)
 
     def _outlives(self, op: Op) -> bool:
-        """Whether the op's first result is named by an edge of a graph, so that the op cannot go."""
+        """True if an edge of a graph names the first result of an op, so that the op must stay."""
         result = op.outputs[0]
         return result is not None and exposed(self.view, result)
 
@@ -323,7 +315,7 @@ class _Planner:
         return op is not None and op in self.folds and not self._outlives(self.view.ops[op])
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
-        """What the model's own Cast made the value from, if that is of this type: there is no need to cast it back."""
+        """Return the source from which the model's own Cast makes a value, if it has this type; None otherwise."""
         op = self.view.producer(value)
         source = op.inputs[0] if op is not None and _is_cast(op) else None
         return source if source is not None and self._home(source) is dtype else None
@@ -336,31 +328,30 @@ class _Planner:
     def _rewired(self, needs: _Needs) -> Iterator[tuple[Use, str]]:
         for value, by_type in needs.items():
             if value not in self.versions and value not in self.origins:
-                continue  # it has one name
+                continue  # a value with one name
             for dtype, uses in by_type.items():
                 name = self._name(value, dtype)
                 if name != self.view.value_name(value):
                     yield from ((use, name) for use in uses)
 
     def _name(self, value: ValueId, dtype: DType) -> str:
-        """The name of one version of a value, past folded casts."""
+        """Return the name of one version of a value, past folded Casts."""
         origin = self.origins.get(value, value)
         return self.versions.get(origin, {}).get(dtype, self.view.value_name(origin))
 
-    # -- words ---------------------------------------------------------------------------------------
+    # -- reasons, attributes and findings ------------------------------------------------------------
 
     def _reason(self, value: ValueId, dtype: DType, uses: list[Use]) -> str:
         if not uses:
             if value in self.io:
                 return f"the model's output is asked to be {dtype.spelling}"
-            what = "the model's output" if self.view.values[value].public else "the body's output"
-            return f"{what} stays {dtype.spelling}"
+            return f"the {'model' if self.view.values[value].public else 'body'}'s output stays {dtype.spelling}"
         readers = sorted({use.op for use in uses})
         more = f" and {len(readers) - 1} more" if len(readers) > 1 else ""
         return f"read in {dtype.spelling} by {self.view.ops[readers[0]].name!r}{more}"
 
     def _attributes(self, homes: dict[ValueId, DType]) -> Iterator[tuple[OpId, DType]]:
-        """Ops that state the type of their result in an attribute, and the type that they now must state."""
+        """Yield the ops whose attribute of the result type must change, with the new type."""
         for op in self.view.ops:
             stated = DTYPE_ATTRIBUTES.get((op.domain, op.op_type))
             if op.id in self.folds or (stated is None and op.kind != "ConstantOfShape"):
@@ -373,15 +364,16 @@ class _Planner:
                 yield op.id, homes[result]
 
     def _implied(self, op: Op) -> DType | None:
-        """The type that a result gets now where no attribute states one; None where that is unknown."""
+        """Return the type that a result gets now if no attribute states one; None if it is unknown."""
         slot = IMPLIED_BY_INPUT.get(op.op_type)
         if slot is None or slot >= len(op.inputs) or op.signature is None:
             return DType.FLOAT
-        painted, value = self.coloring.dtype(op.id, op.signature.input_variable(slot)), op.inputs[slot]
-        return painted or (self.view.dtype(value) if value is not None else None)
+        value = op.inputs[slot]
+        own = self.view.dtype(value) if value is not None else None
+        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or own
 
     def _widened(self) -> Iterator[OpId]:
-        """Raised ops that choose a low type for what they compute inside."""
+        """Yield upcast ops with an attribute that chooses a low type for an inner computation."""
         for (op, _), paint in self.coloring.paints.items():
             if paint.rule == reasons.RAISED:
                 inner = (DType.of(a.i) for a in self.view.ops[op].node.attribute if a.name in INNER_DTYPE_ATTRIBUTES)
@@ -391,7 +383,7 @@ class _Planner:
     def _findings(self, bakes: list[Bake]) -> Iterator[Finding]:
         for bake in bakes:
             if not bake.to.low:
-                continue  # float32 holds all that a low type does
+                continue  # float32 holds all values of a low type
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:

@@ -72,6 +72,23 @@ def number(view: View, value: ValueId | None, axes: int | None = None) -> float 
     return float(held.item()) if held.dtype.kind in "fiu" else None
 
 
+# -- type variables ------------------------------------------------------------------------------------
+
+
+def read_variable(op: Op, slot: int) -> str | None:
+    """Return the type variable of an input; None past the last formal input, with bodies, or without a schema."""
+    return op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
+
+
+def made_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
+    """Return the op that makes a value and its type variable; None as for `read_variable`, or without an op."""
+    op = view.producer(value)
+    if op is None or op.signature is None or op.bodies:
+        return None
+    name = op.signature.output_variable(op.outputs.index(value))
+    return (op.id, name) if name is not None else None
+
+
 # -- sources of values behind ops --------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The pipeline: draft, paint, guard, plan, apply, check, report."""
+"""One conversion: draft, guard, paint, plan, apply, check, report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.plan import Plan
+from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import Guarded, guard
 from amp_rewrite.files.model import Model
@@ -80,81 +80,76 @@ def convert(
     Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
     A model with nothing to lower comes back unchanged.
     """
-    draft = Draft.of(model, Request.of(**options), folder=folder)
-    seen = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else Guarded()
-    return finish(draft, draft.paint(seen.pins), seen.findings)
+    request = Request.of(**options)
+    draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
+    measured = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else Guarded()
+    coloring = draft.paint(measured.pins)
+    return finish(draft, coloring, measured.findings)  # plan_casts, apply, check, report_of
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
     """Return ranges, or those in a file. EvidenceError for ranges of another model than the draft's."""
     from amp_rewrite.evidence.ranges import Ranges
 
-    found = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
-    found.check(draft.source)
-    return found
+    ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
+    ranges.check(draft.source)
+    return ranges
 
 
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
     """Return the pins and findings that ranges imply for a draft."""
-    return guard(
-        draft.view,
-        draft.paint,
-        ranges,
-        draft.request.to,
-        headroom=headroom,
-        saturate=draft.hazards.saturate,
-    )
+    to, saturate = draft.request.to, draft.hazards.saturate
+    return guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate)
 
 
 def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), words: Sequence[str] = ()) -> Converted:
-    """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry."""
-    plan = draft.plan(coloring)
-    result, doubts = _carried_out(draft, plan, words)
-    planned = {(finding.kind, finding.subject) for finding in plan.findings}
-    hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
-    changes = () if plan.empty else (*draft.expansions, *hazardous, *doubts)
-    told = (*changes, *_unserved(draft.view, coloring), *coloring.findings, *findings)
-    return Converted(result, _report(draft, coloring, plan, told), draft.view, coloring, plan)
+    """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
 
-
-def _carried_out(draft: Draft, plan: Plan, words: Sequence[str]) -> tuple[Model, tuple[Finding, ...]]:
-    """Return the checked result of a plan; for an empty plan the source itself, unexpanded."""
+    For an empty plan the result is the source itself, unexpanded.
+    """
+    view = draft.view
+    plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
+    findings = (*_unserved(view, coloring), *coloring.findings, *findings)
     if plan.empty:
-        check_source(draft.source)
-        return draft.source, ()
-    result = _signed(apply(draft.view, plan), draft.request, words)
-    return result, check(draft.view.model, draft.view, plan, result)
+        result = draft.source
+        check_source(result)
+    else:
+        result = _signed(apply(view, plan), draft.request, words)
+        unchecked = check(view.model, view, plan, result)
+        planned = {(finding.kind, finding.subject) for finding in plan.findings}
+        hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
+        findings = (*draft.expansions, *hazardous, *unchecked, *findings)
+    return Converted(result, _report(draft, coloring, plan, findings), view, coloring, plan)
 
 
-def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: tuple[Finding, ...]) -> Report:
+def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding]) -> Report:
     """Return the report; with AMP_REWRITE_LOG_PATH also write dumps of before, after and the four lists."""
     request, view = draft.request, draft.view
     name = draft.source.path.name if draft.source.path else None
-    made = report_of(
+    report = report_of(
         view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
     )
     if request.log_path is not None:
-        dump(request.log_path, report_of(view, name=name, tool=VERSION), made, request.lists)
-    return made
+        dump(request.log_path, report_of(view, name=name, tool=VERSION), report, request.lists)
+    return report
 
 
 def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     """Return findings about op types that opset, kernels or an unknown type keep from a low type."""
-    found: dict[tuple[str, str], str] = {}
+    notes: dict[tuple[str, str], str] = {}
     for op in view.ops:
-        paint_ = coloring.of(op.id) if op.signature is not None else None
-        if paint_ is not None and paint_.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
-            found.setdefault((paint_.rule, op.kind), paint_.note)
-    return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(found.items()))
+        paint = coloring.of(op.id) if op.signature is not None else None
+        if paint is not None and paint.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
+            notes.setdefault((paint.rule, op.kind), paint.note)
+    return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:
     """Return the model with a metadata entry about its conversion."""
-    proto = result.proto
-    words = [f"version={VERSION}", f"to={request.to.spelling}"]
-    words.append(f"lists={request.lists.name}@{request.lists.fingerprint[:12]}")
-    words += [f"{key}={value}" for key, value in request.settings.items()]
-    words += more
-    entry = next((p for p in proto.metadata_props if p.key == METADATA_KEY), None) or proto.metadata_props.add()
+    lists = f"lists={request.lists.name}@{request.lists.fingerprint[:12]}"
+    settings = (f"{key}={value}" for key, value in request.settings.items())
+    words = (f"version={VERSION}", f"to={request.to.spelling}", lists, *settings, *more)
+    entries = result.proto.metadata_props
+    entry = next((p for p in entries if p.key == METADATA_KEY), None) or entries.add()
     entry.key, entry.value = METADATA_KEY, " ".join(words)
     return result

@@ -1,4 +1,4 @@
-"""The part of a conversion that does not depend on data; painting a draft again with other pins is cheap."""
+"""The draft: the part of a conversion that does not depend on data. Painting it again with other pins is cheap."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import PaintOptions, paint
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
 from amp_rewrite.decide.pin import Pin
-from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """A model, read, expanded and searched for hazards, and its request, resolved to ops.
+    """A model in standard form with its hazards, and its request, resolved to ops.
 
-    `source` is the model of the caller, `view` that of the model to paint: functions inlined where painting gains by
-    it. `clusters` are the groups of ops that compute one thing together, whether or not safety rules hold.
+    `source` is the caller's model, `view` the one to paint, with the `expansions` that led to it. `clusters` are the
+    groups of ops that compute one thing together, with or without safety rules.
     """
 
     request: Request
@@ -50,24 +50,16 @@ class Draft:
         source = Model.load(model, folder=folder)
         standard = canonicalize(View.of(source), request)
         view = standard.view
-        found = find_hazards(view, request.to) if request.safe else Hazards()
-        return cls(
-            request,
-            source,
-            view,
-            found,
-            found.clusters if request.safe else clusters(view),
-            standard.keep,
-            standard.lower,
-            io_types(view, parse_io(request.io), request.to),
-            standard.findings,
-        )
+        hazards = find_hazards(view, request.to) if request.safe else Hazards()
+        groups = hazards.clusters if request.safe else clusters(view)
+        io = io_types(view, parse_io(request.io), request.to)
+        return cls(request, source, view, hazards, groups, standard.keep, standard.lower, io, standard.findings)
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
         """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
 
-        A pin from data pins the whole cluster of its op, with or without safety rules. A minimum cut places the border
-        between the types if the request asks for it, where it is cheaper.
+        A pin from data pins the whole cluster of its op, with or without safety rules. The border between the types is
+        placed as the request asks.
         """
         coloring = self._paint(pins, self.placing)
         if self.placing is None or not (self.placing.moved or self.request.placement.islands):
@@ -76,13 +68,13 @@ class Draft:
 
     @cached_property
     def placing(self) -> Placing | None:
-        """Placing by minimum cut; None unless the request asks for it."""
-        place = self.request.placement
-        if place.roof is None:
+        """Placement by minimum cut; None unless the request asks for it."""
+        placement = self.request.placement
+        if placement.gpu is None:
             return None
-        from amp_rewrite.decide.placement.place import Placing  # late: spares the import where the request does without
+        from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
 
-        return Placing.of(self.view, place.roof, self.request.to, islands=place.islands)
+        return Placing.of(self.view, placement.gpu, self.request.to, islands=placement.islands)
 
     def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
         request = self.request
@@ -100,7 +92,3 @@ class Draft:
         )
         hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
         return paint(self.view, request.lists, request.to, options, hazards, place)
-
-    def plan(self, coloring: Coloring) -> Plan:
-        """Return the changes for a coloring, as data. O(nodes + uses)."""
-        return plan_casts(self.view, coloring, self.io, self.hazards.saturate)

@@ -55,12 +55,9 @@ def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) ->
         if op.id in draft.lower or not _rounds(draft.view, coloring, op):
             continue
         cluster = cluster_of.get(op.id)
-        ops = cluster.ops if cluster is not None else (op.id,)
-        kind = cluster.kind if cluster is not None else op.kind
-        root = coloring.entries[op.id].color is Color.ALLOW
-        region = Region(op.name, kind, ops, errors.get(op.name, 0.0), root)
-        known = regions.get(ops)
-        if known is None or known.error < region.error:
+        kind, ops = (cluster.kind, cluster.ops) if cluster is not None else (op.kind, (op.id,))
+        region = Region(op.name, kind, ops, errors.get(op.name, 0.0), coloring.entries[op.id].color is Color.ALLOW)
+        if ops not in regions or regions[ops].error < region.error:
             regions[ops] = region
     return list(regions.values())
 

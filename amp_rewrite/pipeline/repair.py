@@ -76,16 +76,14 @@ class Repaired:
         """Return pins, their reasons and the verdict as text. Ends with a newline."""
         if self.verdict is None:
             return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
-        said = _summary(len(self.regions), self.candidates, self.trials, self.minimal)
-        why = [f"  {region.because}" for region in self.regions] if self.solved else [f"  {self._obstacle}"]
-        return "\n".join([f"repair: {said}", *why, "", self.verdict.text()])
-
-    @property
-    def _obstacle(self) -> str:
-        if self.trials >= self.budget and len(self.regions):
+        summary = _summary(len(self.regions), self.candidates, self.trials, self.minimal)
+        lines = [f"  {region.because}" for region in self.regions]
+        if not self.solved and self.trials >= self.budget and self.regions:
             spent = f"the budget ended after {count(self.budget, 'trial')}"
-            return f"{spent}, before a set was near enough; all regions are pinned below: allow more"
-        return "all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"
+            lines = [f"  {spent}, before a set was near enough; all regions are pinned below: allow more"]
+        elif not self.solved:
+            lines = ["  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"]
+        return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
 
 
 @takes_options
@@ -123,34 +121,29 @@ def repair(
     Raises what `convert`, `calibrate` and `verify` raise; PolicyError also for a budget below 1.
     """
     near: dict[str, Any] = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
-    by = criterion(**near) if any(said is not None for said in near.values()) else None
+    by = criterion(**near) if any(value is not None for value in near.values()) else None
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
     draft = Draft.of(model, Request.of(**options), folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if ranges is None:
-        seen = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=progress)
+        ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=progress)
     else:
-        seen = ranges_for(draft, ranges)
-    found = guarded(draft, seen, headroom)
+        ranges = ranges_for(draft, ranges)
+    pinned = guarded(draft, ranges, headroom)
     if by is None:
-        converted = finish(draft, draft.paint(found.pins), found.findings)
-        return Repaired(converted, None, seen, (), False, 0, budget, (), True)
-    return _Repair(draft, feed, by, seen, found, budget, progress).repaired()
+        converted = finish(draft, draft.paint(pinned.pins), pinned.findings)
+        return Repaired(converted, None, ranges, (), False, 0, budget, (), True)
+    return _Repair(draft, feed, by, ranges, pinned, budget, progress).repaired()
 
 
 def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
     """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
-    seen = calibrate(
-        draft.view.model,
-        feed,
-        to=draft.request.to.spelling,
-        allow_nonfinite=allow_nonfinite,
-        progress=_stage(progress, "calibrate"),
-    )
+    to, progressing = draft.request.to.spelling, _stage(progress, "calibrate")
+    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progressing)
     of = fingerprint(draft.source)
-    return replace(seen, model=_name(draft), graph=of.graph, weights=of.weights)
+    return replace(ranges, model=_name(draft), graph=of.graph, weights=of.weights)
 
 
 @dataclass(frozen=True)
@@ -189,14 +182,14 @@ class _Repair:
 
         trials.paints = lambda held: self._painted([regions[i] for i in sorted(held)])
         trials.whole = frozenset(range(len(regions)))
-        found = minimal_set(len(regions), enough)
-        made = self._finished(found.chosen, regions, trials, reference)
-        for _ in range(_ROUNDS):
-            if made.solved or found.chosen is None or not trials.learn(frozenset(found.chosen), made.verdict):
+        for attempt in range(_ROUNDS + 1):
+            chosen = minimal_set(len(regions), enough).chosen
+            repaired = self._finished(chosen, regions, trials, reference)
+            if repaired.solved or chosen is None:
+                return repaired
+            if attempt == _ROUNDS or not trials.learn(frozenset(chosen), repaired.verdict):
                 break
-            found = minimal_set(len(regions), enough)
-            made = self._finished(found.chosen, regions, trials, reference)
-        return made if made.solved or found.chosen is None else self._finished(None, regions, trials, reference)
+        return self._finished(None, regions, trials, reference)
 
     @property
     def _half(self) -> bool:
@@ -210,22 +203,18 @@ class _Repair:
 
     def _trial(self, base: Coloring, reference: Runner) -> Trial:
         may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
-        board = switchable_model(
-            self.draft.view,
-            may | set(self._tails()),
-            self.draft.request.to,
-            io=self.draft.io,
-            saturate=self.draft.hazards.saturate,
+        draft = self.draft
+        vertices = may | set(self._affine())
+        switchable = switchable_model(
+            draft.view, vertices, draft.request.to, io=draft.io, saturate=draft.hazards.saturate
         )
-        return Trial(reference, self.feed, self.by, lambda c: finish(self.draft, c).result, board)
+        return Trial(reference, self.feed, self.by, lambda c: finish(draft, c).result, switchable)
 
-    def _tails(self) -> Iterator[Vertex]:
+    def _affine(self) -> Iterator[Vertex]:
         """Yield the scales and biases of norms, which may become low while the norm itself becomes float32."""
-        for cluster in self.draft.clusters:
-            for op in cluster.tail:
-                yield from (
-                    (op, v.name) for v in self.draft.view.variables[op] if v.type and v.type.dtype is DType.FLOAT
-                )
+        for op in (op for cluster in self.draft.clusters for op in cluster.tail):
+            variables = self.draft.view.variables[op]
+            yield from ((op, v.name) for v in variables if v.type and v.type.dtype is DType.FLOAT)
 
     def _regions(self, base: Coloring, low: Model, reference: Model) -> list[Region]:
         """Return the regions, those with the largest errors first; of equals the first in the model."""
@@ -245,28 +234,19 @@ class _Repair:
         self, chosen: Sequence[int] | None, regions: Sequence[Region], trials: Trials, reference: Model
     ) -> Repaired:
         """Return the real conversion with the chosen regions pinned (None: all of them), and its verdict."""
-        found = chosen is not None or trials.whole in trials.verdicts  # what a trial denies the real model may grant
+        decided = chosen is not None or trials.whole in trials.verdicts  # a real model may pass where its trial fails
         chosen = range(len(regions)) if chosen is None else chosen
         pinned = tuple(regions[i] for i in chosen)
         minimal = trials.each_needed(frozenset(chosen))
-        said = _summary(len(pinned), len(regions), len(trials.trail), minimal)
-        findings = (*self.guarded.findings, Finding("repaired", str(self.by), said))
-        made = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
-        converted = finish(self.draft, self._painted(pinned), findings, made)
+        summary = _summary(len(pinned), len(regions), len(trials.trail), minimal)
+        findings = (*self.guarded.findings, Finding("repaired", str(self.by), summary))
+        words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
+        converted = finish(self.draft, self._painted(pinned), findings, words)
         names = (_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
-        return Repaired(
-            converted,
-            verdict,
-            self.ranges,
-            pinned,
-            minimal and verdict.ok,
-            len(regions),
-            self.budget,
-            tuple(trials.trail),
-            verdict.ok and found,
-        )
+        minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
+        return Repaired(converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved)
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         if self.progress:
@@ -285,8 +265,8 @@ def _name(draft: Draft) -> str:
 def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
     if not pinned:
         return f"no region {'had to be' if minimal else 'is'} pinned; {count(trials, 'trial')}"
-    fewest_ = "each is needed" if minimal else "perhaps not all are needed"
-    return f"{pinned} of {count(candidates, 'region')} pinned to float32, {fewest_}; {count(trials, 'trial')}"
+    needed = "each is needed" if minimal else "perhaps not all are needed"
+    return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"
 
 
 def _compact(by: Criterion) -> str:

@@ -75,8 +75,8 @@ class Delta:
     @property
     def counts(self) -> Mapping[str, int]:
         """Number of differences of each kind."""
-        found = Counter(change.kind for change in self.changes)
-        return {kind: len(self.casts) if kind == "casts" else found[kind] for kind in KINDS}
+        counts = Counter(change.kind for change in self.changes)
+        return {kind: len(self.casts) if kind == "casts" else counts[kind] for kind in KINDS}
 
     @property
     def differs(self) -> bool:
@@ -123,9 +123,9 @@ class Delta:
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""
-        stated = asdict(self) | {"schema": 1, "counts": dict(self.counts), "differs": self.differs}
-        stated["settings"] = {name: [a, b] for name, a, b in self.settings}
-        return json.dumps(stated, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        document = asdict(self) | {"schema": 1, "counts": dict(self.counts), "differs": self.differs}
+        document["settings"] = {name: [a, b] for name, a, b in self.settings}
+        return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
         """Return a section for a comment on a pull request. Ends with a newline."""
@@ -145,26 +145,23 @@ class Delta:
         """
         lines: list[str] = []
         for kind, group in self._by_kind().items():
-            told = [(f"{kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()) for c in group]
-            lines += _annotations(kind, told, fail_on)
-        told = [(f"cast {c.sign} {c.value}", f"{c.before} → {c.after} {c.why}".rstrip()) for c in self.casts]
-        lines += _annotations("casts", told, fail_on)
+            texts = [(f"{kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()) for c in group]
+            lines += _annotations(kind, texts, fail_on)
+        texts = [(f"cast {c.sign} {c.value}", f"{c.before} → {c.after} {c.why}".rstrip()) for c in self.casts]
+        lines += _annotations("casts", texts, fail_on)
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _by_kind(self) -> dict[str, list[Change]]:
-        groups: dict[str, list[Change]] = defaultdict(list)
-        for kind in KINDS:
-            groups[kind].extend(change for change in self.changes if change.kind == kind)
+        groups = {kind: [change for change in self.changes if change.kind == kind] for kind in KINDS}
         return {kind: group for kind, group in groups.items() if group}
 
 
-def _annotations(kind: str, told: list[tuple[str, str]], fail_on: Collection[str] | None) -> Iterator[str]:
-    fails = fail_on is not None and (not fail_on or kind in fail_on)
-    level = "error" if fails else "warning"
-    for title, message in told[:_ANNOTATIONS]:
+def _annotations(kind: str, texts: list[tuple[str, str]], fail_on: Collection[str] | None) -> Iterator[str]:
+    level = "error" if fail_on is not None and (not fail_on or kind in fail_on) else "warning"
+    for title, message in texts[:_ANNOTATIONS]:
         yield annotation(level, message, {"title": title})
-    if len(told) > _ANNOTATIONS:
-        yield annotation(level, f"and {len(told) - _ANNOTATIONS} more {kind}", {"title": kind})
+    if len(texts) > _ANNOTATIONS:
+        yield annotation(level, f"and {len(texts) - _ANNOTATIONS} more {kind}", {"title": kind})
 
 
 def diff(a: Report, b: Report) -> Delta:
@@ -194,17 +191,8 @@ def _change(before: Row, after: Row) -> Change | None:
     if not moved:
         return None
     kind, variable, was, now = min(moved, key=lambda move: KINDS.index(move[0]))
-    return Change(
-        kind,
-        after.path,
-        after.op,
-        after.scope,
-        was,
-        now,
-        variable,
-        before.path if before.path != after.path else "",
-        after.why,
-    )
+    former = before.path if before.path != after.path else ""
+    return Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
 
 
 def _kind(was: str, now: str) -> str:
@@ -233,10 +221,10 @@ def _casts(report: Report, identity: Mapping[int, Hashable]) -> dict[Hashable, l
     groups: dict[Hashable, list[CastRow]] = defaultdict(list)
     for cast in report.casts:
         if cast.origin != "folded":
-            made: Hashable = (cast.scope, cast.value)
+            source: Hashable = (cast.scope, cast.value)
             if cast.after != NO_ROW:
-                made = (identity.get(cast.after, (id(report), cast.after)), cast.slot)
-            groups[made, cast.from_, cast.to].append(cast)
+                source = (identity.get(cast.after, (id(report), cast.after)), cast.slot)
+            groups[source, cast.from_, cast.to].append(cast)
     return groups
 
 
@@ -244,8 +232,8 @@ def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
     """Return further differences; settings only where both reports are conversions."""
     settings = ("to", *STATED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
-    stated = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
-    return tuple((name, mine, theirs) for name, mine, theirs in stated if mine != theirs)
+    values = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
+    return tuple((name, mine, theirs) for name, mine, theirs in values if mine != theirs)
 
 
 def _spell(value: object) -> str:

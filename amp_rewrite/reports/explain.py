@@ -1,4 +1,4 @@
-"""Why an op has the type that it has: the chain of reasons, back to the op that decides."""
+"""The chain of reasons behind the type of an op, back to the op that decides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def makers(view: View) -> Mapping[str, int]:
-    """Of each value the row of the op that makes it; NO_ROW for inputs and weights."""
+    """Return the row of the op that makes each value; NO_ROW for inputs and weights."""
     return {
         value.name: NO_ROW if value.producer is None else int(value.producer)
         for value in reversed(view.values)  # of equal names in several bodies the first counts
@@ -25,11 +25,10 @@ def makers(view: View) -> Mapping[str, int]:
 
 
 def explain(report: ReportData, name: str, makers: Mapping[str, int] = MappingProxyType({})) -> str:
-    """The reasons behind one op, step by step, the last one being the root. Ends with a newline.
+    """Return the reasons behind one op, step by step, the root last. Ends with a newline.
 
-    `name` is an op's name, its path (scope and name), "#12" for the thirteenth row, or the name of a value, whose
-    row is in `makers`. PatternError for a name that no op and no value has, or that several ops have; it lists what
-    to ask for instead.
+    `name`: an op's name, its path (scope and name), "#12" for the thirteenth row, or the name of a value, whose row is
+    in `makers`. PatternError, with names to use instead, for an unknown name or one that several ops have.
     """
     at = _find(report, name, makers)
     if report.inventory:
@@ -45,11 +44,11 @@ def explain(report: ReportData, name: str, makers: Mapping[str, int] = MappingPr
 
 
 def _step(row: Row, *, first: bool) -> list[str]:
-    """One op: what it is, the rule in words, and what the lists say of it."""
+    """Return the lines about one op: its types, its rule in words, and its list entry."""
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
         return [f"{head}: it computes no float32"]
-    lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{_noted(row)}"]
+    lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{': ' + plain(row.note) if row.note else ''}"]
     if row.rule in reasons.REASONS and reasons.REASONS[row.rule].has_page:
         lines.append(f"    more: amp-rewrite rule {row.rule}, or {reasons.REASONS[row.rule].docs}")
     if row.color:
@@ -57,37 +56,32 @@ def _step(row: Row, *, first: bool) -> list[str]:
     return lines
 
 
-def _noted(row: Row) -> str:
-    return f": {plain(row.note)}" if row.note else ""
-
-
 def _types(row: Row) -> str:
-    """The type, and the variables where they differ: "float16 (T float16, U float32)"."""
+    """Return the type, with the variables if they differ: "float16 (T float16, U float32)"."""
     if len(set(row.variables.values())) < 2:
         return row.dtype
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"
 
 
 def _find(report: ReportData, name: str, makers: Mapping[str, int]) -> int:
-    """The position of the row that a name or a path stands for; that of an op before that of a value."""
+    """Return the position of the row of a name or path; ops take precedence over values."""
     if name.startswith("#") and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < len(report.rows):
         return int(name[1:])
-    found = [i for i, row in enumerate(report.rows) if row.path == name]
-    found = found or [i for i, row in enumerate(report.rows) if row.name == name]
-    if not found and name in makers:
+    rows = [i for i, row in enumerate(report.rows) if row.path == name]
+    rows = rows or [i for i, row in enumerate(report.rows) if row.name == name]
+    if not rows and name in makers:
         if makers[name] == NO_ROW:
-            raise PatternError(
-                f"{report.model.name}: no op makes {name!r}, an input or a weight; ask for a reader of it"
-            )
+            fact = f"no op makes {name!r}, an input or a weight"
+            raise PatternError(f"{report.model.name}: {fact}; ask for a reader of it")
         return makers[name]
-    if not found:
+    if not rows:
         names = dict.fromkeys((*(row.name for row in report.rows), *makers))
         near = difflib.get_close_matches(name, names, 3)
         advice = f"did you mean {', '.join(map(repr, near))}?" if near else "report --verbose lists them all"
         raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {advice}")
-    if len(found) > 1:
-        paths = [report.rows[i].path for i in found]
+    if len(rows) > 1:
+        paths = [report.rows[i].path for i in rows]
         unique = len(set(paths)) == len(paths)
-        ways = [repr(path) if unique else f"#{i} ({report.rows[i].op})" for i, path in zip(found, paths, strict=True)]
-        raise PatternError(f"{report.model.name}: {len(found)} ops are named {name!r}; ask for {' or '.join(ways)}")
-    return found[0]
+        ways = [repr(path) if unique else f"#{i} ({report.rows[i].op})" for i, path in zip(rows, paths, strict=True)]
+        raise PatternError(f"{report.model.name}: {len(rows)} ops are named {name!r}; ask for {' or '.join(ways)}")
+    return rows[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import CASTS, HEAVY
 from amp_rewrite.ir.schema import Signature, ValueType
 from amp_rewrite.ir.view import Op, ScopeId, ValueId, View
@@ -51,19 +52,20 @@ def report_of(
     rows = tuple(stock.row(op) for op in view.ops)
     casts = tuple(stock.casts())
     baked = tuple(stock.bakes())
-    found = tuple(sorted({*findings, *(plan.findings if plan else ())}))
+    sorted_findings = tuple(sorted({*findings, *(plan.findings if plan else ())}))
     proto = view.model.proto
     header = Header(
-        _last_part(name) if name else proto.graph.name,
-        proto.ir_version,
-        dict(sorted((domain or "ai.onnx", version) for domain, version in view.opsets.items())),
-        tool,
-        coloring.to.spelling if coloring else None,
-        {name: text for name, text in settings.items() if text is not None},
-        lists.name if lists else None,
-        lists.fingerprint if lists else None,
+        name=_last_part(name) if name else proto.graph.name,
+        ir_version=proto.ir_version,
+        opsets=dict(sorted((domain or "ai.onnx", version) for domain, version in view.opsets.items())),
+        tool=tool,
+        to=coloring.to.spelling if coloring else None,
+        settings={name: text for name, text in settings.items() if text is not None},
+        lists=lists.name if lists else None,
+        fingerprint=lists.fingerprint if lists else None,
     )
-    return Report(header, stock.totals(rows, casts, baked, found), rows, casts, baked, found)
+    totals = stock.totals(rows, casts, baked, sorted_findings)
+    return Report(header, totals, rows, casts, baked, sorted_findings)
 
 
 @lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant
@@ -162,23 +164,20 @@ class _Stock:
 
     def _painted(self, op: Op, variable: str | None) -> DType | None:
         """Return the type that the painter gave a variable; None for one that it left alone."""
-        if self.coloring is None or variable is None:
-            return None
-        paint = self.coloring.paints.get((op.id, variable))
-        return paint.dtype if paint else None
+        return self.coloring.dtype(op.id, variable) if self.coloring is not None else None
 
     def _variables(
         self, op: Op, inputs: tuple[ValueType | None, ...], outputs: tuple[ValueType | None, ...]
     ) -> dict[str, DType]:
         """Return the floating variables, each with the type of its first port."""
-        found = {}
+        dtypes = {}
         for variable in self.view.variables[op.id]:
             ports = (*(inputs[i] for i in variable.inputs), *(outputs[o] for o in variable.outputs))
             dtype = next((port.dtype for port in ports if port is not None and port.dtype is not None), None)
             if dtype is not None and dtype.floating:
-                found[variable.name] = dtype
-        free = {name: dtype for name, dtype in found.items() if "(" not in name}
-        return free or found  # a port of one fixed type, "tensor(float)", tells nothing beside them
+                dtypes[variable.name] = dtype
+        free = {name: dtype for name, dtype in dtypes.items() if "(" not in name}
+        return free or dtypes  # without ports of one fixed type, "tensor(float)", if there are others
 
     def _read(self, op: Op, slot: int) -> ValueType | None:
         value = op.inputs[slot]
@@ -186,8 +185,7 @@ class _Stock:
             return None
         if self.plan and op.kind == "Cast":
             return self._made[value]
-        variable = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
-        return _retyped(self.view.types[value], self._painted(op, variable))
+        return _retyped(self.view.types[value], self._painted(op, read_variable(op, slot)))
 
     def _written(self, op: Op, slot: int) -> ValueType | None:
         value = op.outputs[slot]
@@ -195,24 +193,16 @@ class _Stock:
             return None
         if self.plan:
             return self._made[value]
-        variable = op.signature.output_variable(slot) if op.signature is not None and not op.bodies else None
-        return _retyped(self.view.types[value], self._painted(op, variable))
-
-    def _made_as(self, value: ValueId) -> DType | None:
-        """Return the type of a value at its producer, once the plan is carried out."""
-        made = self._made[value]
-        return made.dtype if made is not None else None
+        variable = made_variable(self.view, value)
+        return _retyped(self.view.types[value], self._painted(op, variable[1]) if variable else None)
 
     @cached_property
     def _lineage(self) -> Lineage:
         return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
     def _key(self, op: Op) -> str:
-        weights = {}
-        for slot, value in enumerate(op.inputs):
-            if value is not None and (shape := self._lineage.shapes[value]) is not None:
-                weights[slot] = shape
-        return key_of(self._kind(op), op.node, weights)
+        shapes = ((slot, self._lineage.shapes[value]) for slot, value in enumerate(op.inputs) if value is not None)
+        return key_of(self._kind(op), op.node, {slot: shape for slot, shape in shapes if shape is not None})
 
     def _reads(self, op: Op) -> tuple[int, ...]:
         reads = [self._after(v) for v in op.inputs]
@@ -248,14 +238,16 @@ class _Stock:
             if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
                 readers += sum(use not in self.plan.rewire for use in self.view.uses[cast.value])
                 readers += cast.value in self.view.yielded
-            yield self._cast(cast.value, self._made_as(cast.value), cast.to, "inserted", cast.reason, readers)
+            made = self._made[cast.value]
+            dtype = made.dtype if made is not None else None
+            yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers)
 
     def _cast(
         self, value: ValueId, before: DType | None, to: DType | None, origin: str, reason: str, readers: int
     ) -> CastRow:
         elements = self._elements(value)
-        source = self.view.values[self._lineage.source[value]]
-        made_by = self.view.producer(source.id)
+        source = self._lineage.source[value]
+        made_by = self.view.producer(source)
         return CastRow(
             value=self.view.values[value].name,
             from_=before.spelling if before else "unknown",
@@ -266,7 +258,7 @@ class _Stock:
             readers=readers,
             size=to.nbytes(elements) if to and elements is not None else None,
             after=self._after(value),
-            slot=made_by.outputs.index(source.id) if made_by else 0,
+            slot=made_by.outputs.index(source) if made_by else 0,
         )
 
     @cached_property
@@ -275,27 +267,20 @@ class _Stock:
         return {bake.value: bake.to for bake in bakes if not bake.keeps_original}
 
     def _elements(self, value: ValueId) -> int | None:
-        found = self.view.values[value]
-        if found.tensor is not None:
-            return int(math.prod(found.tensor.dims))
-        return self._stated_elements(found.scope).get(found.name)
-
-    def _stated_elements(self, scope: ScopeId) -> Mapping[str, int]:
-        """Return the element counts that a graph states, for values whose whole shape is known."""
-        if scope not in self._stated:
-            graph = self.view.scopes[scope].graph
-            stated = ((v.name, _count(v.type)) for v in (*graph.value_info, *graph.input, *graph.output))
-            self._stated[scope] = {name: elements for name, elements in stated if elements is not None}
-        return self._stated[scope]
+        known = self.view.values[value]
+        return prod(known.tensor.dims) if known.tensor is not None else self._stated.get((known.scope, known.name))
 
     @cached_property
-    def _stated(self) -> dict[ScopeId, Mapping[str, int]]:
-        return {}
+    def _stated(self) -> Mapping[tuple[ScopeId, str], int]:
+        """Element counts that graphs state, for values whose whole shape is known."""
+        graphs = ((scope.id, scope.graph) for scope in self.view.scopes)
+        stated = ((at, v) for at, graph in graphs for v in (*graph.value_info, *graph.input, *graph.output))
+        return {(at, v.name): elements for at, v in stated if (elements := _count(v.type)) is not None}
 
     def bakes(self) -> Iterator[BakeRow]:
         for bake in self.plan.bakes if self.plan else ():
             value = self.view.values[bake.value]
-            elements = math.prod(value.tensor.dims) if value.tensor is not None else 0
+            elements = prod(value.tensor.dims) if value.tensor is not None else 0
             dtype = self.view.dtype(bake.value) or DType.FLOAT
             scope = self.view.scopes[value.scope].path
             sizes = (dtype.nbytes(elements), bake.to.nbytes(elements))
@@ -304,7 +289,7 @@ class _Stock:
     def _weights(self) -> int:
         """Return the bytes of all dense initializers and Constants, from their dims alone."""
         stored = ((v.id, v.tensor) for v in self.view.values if v.tensor is not None)
-        types = ((self.view.dtype(value), math.prod(tensor.dims)) for value, tensor in stored)
+        types = ((self.view.dtype(value), prod(tensor.dims)) for value, tensor in stored)
         return sum(dtype.nbytes(elements) for dtype, elements in types if dtype)
 
     def totals(
@@ -377,4 +362,4 @@ def _count(stated: TypeProto) -> int | None:
     shape = stated.tensor_type.shape
     if not stated.tensor_type.HasField("shape") or any(not d.HasField("dim_value") for d in shape.dim):
         return None
-    return int(math.prod(d.dim_value for d in shape.dim))
+    return int(prod(d.dim_value for d in shape.dim))

@@ -27,12 +27,11 @@ def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
     pairs = _Pairs(mine, theirs, mine.live, theirs.live)
     for evidence in _EVIDENCE:
         pairs.by(evidence)
-    pairs.by(_identity)
     pairs.spread()
-    for word in (_kind, _op):
+    for word in (_kind, lambda row: row.op):
         pairs.align(word)
         pairs.spread()
-    return tuple(sorted(pairs.found, key=lambda pair: pair[1]))
+    return tuple(sorted(pairs.to_b.items(), key=lambda pair: pair[1]))
 
 
 def compared(report: Report) -> tuple[int, ...]:
@@ -87,50 +86,32 @@ def _kind(row: Row) -> str:
     return row.key or row.op
 
 
-def _op(row: Row) -> str:
-    return row.op
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """The facts that two rows must share: the name, the graph above, the graph below."""
 
+    named: bool = False
+    up: bool = False
+    down: bool = False
 
-Evidence = Callable[[_Side, int], Hashable]
-
-
-def _identity(side: _Side, i: int) -> Hashable:
-    row = side.rows[i]
-    return (row.scope, row.name, row.op) if row.named else None
-
-
-def _named_among_all(side: _Side, i: int) -> Hashable:
-    return (_identity(side, i), side.up[i], side.down[i]) if side.rows[i].named else None
-
-
-def _among_all(side: _Side, i: int) -> Hashable:
-    return (side.up[i], side.down[i])
-
-
-def _named_from_above(side: _Side, i: int) -> Hashable:
-    return (_identity(side, i), side.up[i]) if side.rows[i].named else None
-
-
-def _named_from_below(side: _Side, i: int) -> Hashable:
-    return (_identity(side, i), side.down[i]) if side.rows[i].named else None
-
-
-def _from_below(side: _Side, i: int) -> Hashable:
-    return (side.down[i],)
-
-
-def _from_above(side: _Side, i: int) -> Hashable:
-    return (side.up[i],)
+    def key(self, side: _Side, i: int) -> Hashable:
+        """Return the facts of a row; None for a row without the name that they need."""
+        row = side.rows[i]
+        if self.named and not row.named:
+            return None
+        name = (row.scope, row.name, row.op) if self.named else ()
+        return name, self.up and side.up[i], self.down and side.down[i]
 
 
 # Names that exporters number shift when an op is inserted: one alone is weaker than a whole subgraph.
-_EVIDENCE: tuple[Evidence, ...] = (
-    _named_among_all,
-    _among_all,
-    _named_from_above,
-    _named_from_below,
-    _from_below,
-    _from_above,
+_EVIDENCE = (
+    _Evidence(named=True, up=True, down=True),
+    _Evidence(up=True, down=True),
+    _Evidence(named=True, up=True),
+    _Evidence(named=True, down=True),
+    _Evidence(down=True),
+    _Evidence(up=True),
+    _Evidence(named=True),
 )
 
 
@@ -146,16 +127,12 @@ class _Pairs:
     to_a: dict[int, int] = field(default_factory=dict)
     fresh: deque[tuple[int, int]] = field(default_factory=deque)
 
-    @property
-    def found(self) -> Iterable[tuple[int, int]]:
-        return self.to_b.items()
-
     def join(self, i: int, j: int) -> None:
         self.to_b[i] = j
         self.to_a[j] = i
         self.fresh.append((i, j))
 
-    def by(self, evidence: Evidence) -> None:
+    def by(self, evidence: _Evidence) -> None:
         """Join the unmatched rows that share this evidence, in order, where both sides have as many of them."""
         self._forget_matched()
         mine = _grouped(self.a, self.left_a, evidence)
@@ -212,16 +189,16 @@ class _Pairs:
     def _gaps(self) -> Iterator[tuple[list[int], list[int]]]:
         """Yield the unmatched rows between neighbouring anchors, where both sides have some."""
         mine, theirs = deque(self.left_a), deque(self.left_b)
-        for i, j in [*_increasing(sorted(self.found)), (len(self.a.rows), len(self.b.rows))]:
+        for i, j in [*_increasing(sorted(self.to_b.items())), (len(self.a.rows), len(self.b.rows))]:
             gap = _before(mine, i), _before(theirs, j)
             if all(gap):
                 yield gap
 
 
-def _grouped(side: _Side, left: Iterable[int], evidence: Evidence) -> dict[Hashable, list[int]]:
+def _grouped(side: _Side, left: Iterable[int], evidence: _Evidence) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i in left:
-        if (key := evidence(side, i)) is not None:
+        if (key := evidence.key(side, i)) is not None:
             groups[key].append(i)
     return groups
 
@@ -235,9 +212,7 @@ def _before(waiting: deque[int], limit: int) -> list[int]:
 
 def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return a longest run of pairs that rises in both numbers, out of pairs that rise in the first. O(n log n)."""
-    ends: list[int] = []
-    at: list[int] = []
-    before: list[int] = []
+    ends, at, before = list[int](), list[int](), list[int]()
     for k, (_, j) in enumerate(pairs):
         length = bisect_left(ends, j)
         before.append(at[length - 1] if length else -1)

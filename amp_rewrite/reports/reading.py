@@ -68,13 +68,13 @@ def list_of(read: Reader) -> Reader:
     def reader(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise Malformed(f"must be a list, but is {kind(value)}")
-        found: list[Any] = []
+        items: list[Any] = []
         try:
-            found.extend(map(read, value))
+            items.extend(map(read, value))
         except Malformed as error:
-            error.path = f"[{len(found)}]{error.path}"
+            error.path = f"[{len(items)}]{error.path}"
             raise
-        return tuple(found)
+        return tuple(items)
 
     return reader
 
@@ -85,14 +85,14 @@ def map_of(read: Reader) -> Reader:
     def reader(value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise Malformed(f"must be an object, but is {kind(value)}")
-        found = {}
+        items = {}
         for key, item in value.items():
             try:
-                found[text(key)] = read(item)
+                items[text(key)] = read(item)
             except Malformed as error:
                 error.path = f".{key}{error.path}"
                 raise
-        return found
+        return items
 
     return reader
 
@@ -101,12 +101,5 @@ def kind(value: object) -> str:
     """Return the kind of a JSON value, in words."""
     if isinstance(value, float) and not math.isfinite(value):
         return "a number out of range"
-    names = {
-        str: "text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
+    names = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "null")

@@ -91,8 +91,8 @@ def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
     Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. Other
     characters that are not printable are escaped as in `plain`.
     """
-    stated = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{level}{' ' + stated if stated else ''}::{_message(message)}"
+    escaped = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{level}{' ' + escaped if escaped else ''}::{_message(message)}"
 
 
 def _message(text: str) -> str:

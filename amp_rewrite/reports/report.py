@@ -13,19 +13,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, NoReturn
 
 from amp_rewrite.errors import Finding, ReportError
-from amp_rewrite.reports.reading import (
-    Malformed,
-    Reader,
-    fail,
-    flag,
-    integer,
-    kind,
-    list_of,
-    map_of,
-    natural,
-    optional,
-    text,
-)
+from amp_rewrite.reports import reading
+from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional
 from amp_rewrite.reports.rows import NO_ROW, SCHEMA, BakeRow, CastRow, Header, ReportData, Row, Totals
 from amp_rewrite.reports.summary import summary
 from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
@@ -98,10 +87,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _report(loaded: object, source: str) -> Report:
-    stated = loaded.get("schema") if isinstance(loaded, dict) else None
-    if isinstance(loaded, dict) and stated != SCHEMA:
-        advice = "upgrade amp-rewrite" if isinstance(stated, int) and stated > SCHEMA else "write the report again"
-        raise ReportError(f"{source}: schema is {stated!r}, this version reads {SCHEMA}; {advice}")
+    schema = loaded.get("schema") if isinstance(loaded, dict) else None
+    if isinstance(loaded, dict) and schema != SCHEMA:
+        advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else "write the report again"
+        raise ReportError(f"{source}: schema is {schema!r}, this version reads {SCHEMA}; {advice}")
     try:
         report: Report = _object(Report)(loaded)
         _check_positions(report)
@@ -126,39 +115,40 @@ def _check_positions(report: Report) -> None:
 def _object(cls: type) -> Reader:
     def reader(value: object) -> Any:
         if not isinstance(value, dict):
-            raise Malformed(f"must be an object, but is {kind(value)}")
+            raise Malformed(f"must be an object, but is {reading.kind(value)}")
         readers = _READERS[cls]
-        given = {}
+        fields_read = {}
         name = ""
         try:
             for name, item in value.items():
                 attribute, read = readers[name]
-                given[attribute] = read(item)
+                fields_read[attribute] = read(item)
             if cls is Header:
-                given["settings"] = {name: text for name in STATED if (text := given.pop(name, None)) is not None}
+                texts = ((name, fields_read.pop(name, None)) for name in STATED)
+                fields_read["settings"] = {name: text for name, text in texts if text is not None}
         except KeyError:
             raise Malformed(f"has an unknown field {name!r}") from None
         except Malformed as error:
             error.path = f".{name}{error.path}"
             raise
         for name in _NEEDED[cls]:
-            if name not in given:
+            if name not in fields_read:
                 raise Malformed(f"lacks the field {name!r}")
-        return cls(**given)
+        return cls(**fields_read)
 
     return reader
 
 
 _TYPES: dict[str, Reader] = {
-    "str": text,
-    "str | None": optional(text),
-    "int": natural,
-    "int | None": optional(natural),
-    "bool": flag,
-    "Mapping[str, int]": map_of(integer),
-    "Mapping[str, str]": map_of(text),
-    "tuple[str, ...]": list_of(text),
-    "tuple[int, ...]": list_of(integer),
+    "str": reading.text,
+    "str | None": optional(reading.text),
+    "int": reading.natural,
+    "int | None": optional(reading.natural),
+    "bool": reading.flag,
+    "Mapping[str, int]": map_of(reading.integer),
+    "Mapping[str, str]": map_of(reading.text),
+    "tuple[str, ...]": list_of(reading.text),
+    "tuple[int, ...]": list_of(reading.integer),
     "Header": _object(Header),
     "Totals": _object(Totals),
     "tuple[Row, ...]": list_of(_object(Row)),
@@ -173,18 +163,21 @@ _CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
 def _parts(cls: Any) -> list[tuple[str, str, object]]:
     """Return the fields of a class: name, annotation, default. Postponed annotations are their own source text."""
     if issubclass(cls, tuple):
-        given = cls._field_defaults
-        return [(name, cls.__annotations__[name].__forward_arg__, given.get(name, MISSING)) for name in cls._fields]
+        defaults = cls._field_defaults
+        return [(name, cls.__annotations__[name].__forward_arg__, defaults.get(name, MISSING)) for name in cls._fields]
     return [(f.name, str(f.type), f.default) for f in fields(cls)]
 
 
 _PARTS = {cls: _parts(cls) for cls in _CLASSES}
 _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
-    cls: {name.rstrip("_"): (name, integer if (cls, name) in _SIGNED else _TYPES[stated]) for name, stated, _ in parts}
+    cls: {
+        name.rstrip("_"): (name, reading.integer if (cls, name) in _SIGNED else _TYPES[stated])
+        for name, stated, _ in parts
+    }
     for cls, parts in _PARTS.items()
 }
 del _READERS[Header]["settings"]
-_READERS[Header] |= {name: (name, optional(text)) for name in STATED}  # they stand beside the other fields
+_READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  # they stand beside the other fields
 _NEEDED: dict[type, tuple[str, ...]] = {
     cls: tuple(name for name, _, default in parts if cls is Report or default is MISSING)
     for cls, parts in _PARTS.items()

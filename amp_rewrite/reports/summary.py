@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
@@ -11,6 +12,7 @@ from amp_rewrite.reports.rows import ReportData, Row
 
 _LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 def summary(report: ReportData, *, verbose: bool = False) -> str:
@@ -87,43 +89,35 @@ def _weights(report: ReportData) -> str:
 
 
 def _conversion(report: ReportData, verbose: bool) -> list[list[str]]:
-    return [
-        _why(report),
-        _raised(report),
-        _refused(report),
-        _casts(report, verbose),
-        _findings(report, verbose),
-    ]
+    rows = [_why(report), _raised(report), _refused(report)]
+    return [*rows, _casts(report, verbose), _findings(report, verbose)]
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list[Row]]:
+    groups: dict[_Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
 
 
 def _raised(report: ReportData) -> list[str]:
     """Return the ops that became float32, by the pattern or rule behind it, in order."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in report.raised:
-        groups[_asked(row)].append(row)
-    if not groups:
-        return []
-    rows = [(str(len(g)), note, _examples(g)) for note, g in groups.items()]
-    return [f"raised to float32: {count(report.totals.raised, 'op')}", *table(rows, right=">")]
 
+    def cause(row: Row) -> str:  # without the parts of a note that differ from op to op
+        return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
 
-def _asked(row: Row) -> str:
-    """Return the pattern, rule or group behind a raised row, without parts that differ from op to op."""
-    return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
+    rows = [(str(len(g)), note, _examples(g)) for note, g in _grouped(report.raised, cause).items()]
+    return [f"raised to float32: {count(report.totals.raised, 'op')}", *table(rows, right=">")] if rows else []
 
 
 def _why(report: ReportData) -> list[str]:
     """Return the ops that stayed float32, by rule, the most frequent first."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in report.rows:
-        if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW and row.op != "Constant":
-            groups[row.rule].append(row)
-    if not groups:
-        return []
-    total = sum(map(len, groups.values()))
+    high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW]
+    high = [row for row in high if row.op != "Constant"]
+    groups = _grouped(high, lambda row: row.rule or "")
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     rows = [(str(len(g)), rule, reasons.words(rule), _examples(g)) for rule, g in ordered]
-    return [f"why {count(total, 'op')} stayed float32", *table(rows, right=">")]
+    return [f"why {count(len(high), 'op')} stayed float32", *table(rows, right=">")] if rows else []
 
 
 def _examples(rows: Sequence[Row]) -> str:
@@ -134,13 +128,9 @@ def _examples(rows: Sequence[Row]) -> str:
 
 def _refused(report: ReportData) -> list[str]:
     """Return one line per op type and reason; there can be hundreds of equal ones."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in report.refused:
-        groups[row.op, row.note].append(row)
-    if not groups:
-        return []
+    groups = _grouped(report.refused, lambda row: (row.op, row.note))
     rows = [(str(len(g)), op, note, shortened([row.path for row in g])) for (op, note), g in sorted(groups.items())]
-    return ["refused by the kernel gate", *table(rows, right=">")]
+    return ["refused by the kernel gate", *table(rows, right=">")] if rows else []
 
 
 def _casts(report: ReportData, verbose: bool) -> list[str]:
@@ -163,11 +153,9 @@ def _findings(report: ReportData, verbose: bool) -> list[str]:
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for finding in report.findings:
         groups[finding.kind].append((finding.subject, finding.message))
-    rows: Iterable[tuple[str, str, str]]
-    if verbose:
-        rows = ((kind, subject, message) for kind, group in groups.items() for subject, message in group)
-    else:
-        rows = ((f"{len(g)} {kind}", g[0][0], g[0][1] + (", …" if len(g) > 1 else "")) for kind, g in groups.items())
+    rows = [(kind, subject, message) for kind, group in groups.items() for subject, message in group]
+    if not verbose:
+        rows = [(f"{len(g)} {kind}", g[0][0], g[0][1] + (", …" if len(g) > 1 else "")) for kind, g in groups.items()]
     return ["findings", *table(rows)]
 
 
@@ -189,10 +177,7 @@ def _rows(report: ReportData) -> list[str]:
     cells = [(row.path, row.op, row.dtype) for row in report.rows]
     if report.inventory:
         return ["ops", *table(cells, head=head)]
-    told = ((row.color or "", row.why, _note(row)) for row in report.rows)
-    return ["ops", *table([(*c, *t) for c, t in zip(cells, told, strict=True)], head=(*head, "color", "rule", "note"))]
-
-
-def _note(row: Row) -> str:
-    """Return the note of the rule; for a rule that only follows the list, the reason of the list."""
-    return row.note or (row.reason if row.rule and not row.because else "")
+    # A rule that only follows the list has the reason of the list as its note.
+    notes = (row.note or (row.reason if row.rule and not row.because else "") for row in report.rows)
+    whole = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
+    return ["ops", *table(whole, head=(*head, "color", "rule", "note"))]

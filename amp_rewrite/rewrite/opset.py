@@ -83,7 +83,7 @@ class _Judge:
             kind = self.whole.get(op.id)
             apart = kind is not None and view.opsets[""] < _ONE_OP[kind]
             known = op.signature is not None and not op.bodies
-            low = known and not apart and bool(gate.passage(view, op).groups)
+            low = known and not apart and bool(gate.lowerable_groups(view, op).groups)
             served.append((gate.runs(view, op, ()) + low) if known else 0)
             kinds.append(f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind)
         return _Coverage(tuple(served), tuple(kinds))

@@ -60,13 +60,13 @@ class Safety(_Choice):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Method that finds the border between the types: without `roof` TensorFlow's, which spreads colors.
+    """Method that finds the border between the types: without `gpu` TensorFlow's, which spreads colors.
 
-    With a roof, the minimum cut over the costs of Casts, float32 and lost fusions on that GPU. `islands`: ops of the
+    With a GPU, the minimum cut over the costs of Casts, float32 and lost fusions on that GPU. `islands`: ops of the
     allow list, too, stay float32 where a low type gains less than its Casts cost.
     """
 
-    roof: Roof | None = None
+    gpu: Roof | None = None
     islands: bool = False
 
     @classmethod
@@ -87,9 +87,9 @@ class Placement:
     @property
     def spelling(self) -> str:
         """Text that `parse` reads back."""
-        if self.roof is None:
+        if self.gpu is None:
             return "propagate"
-        return f"mincut:{self.roof.gpu}" if self.islands else "auto"
+        return f"mincut:{self.gpu.gpu}" if self.islands else "auto"
 
 
 _GPU = "a100"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite import DType, Model, View
-from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, Work
+from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import PAIRS
 from amp_rewrite.ir.nodes import MAIN, Op, ValueId
 from amp_rewrite.pipeline.convert import Converted
@@ -33,7 +33,7 @@ def judged(converted: Path, source: Path, gpus: Sequence[str]) -> Judged:
     sizes = _sizes(view, before)
     cost = {}
     for gpu in gpus:
-        work = Work(view, ROOFS[gpu], DType.FLOAT16, sizes)
+        work = CostModel(view, ROOFS[gpu], DType.FLOAT16, sizes)
         cost[gpu] = round(sum(_cost(view, work, op) for op in view.ops) / ATTOSECONDS * 1e6, 4)
     products = [op for op in view.ops if op.kind in COMPUTE]
     low = sum(op.inputs[0] is not None and view.dtype(op.inputs[0]) is DType.FLOAT16 for op in products)
@@ -42,7 +42,7 @@ def judged(converted: Path, source: Path, gpus: Sequence[str]) -> Judged:
 
 def _sizes(view: View, source: View) -> dict[ValueId, int]:
     """Elements of a converted model's values: as many as those of their names have in the source, or of their Casts."""
-    asked = Work(source, ROOFS["A100"], DType.FLOAT16)
+    asked = CostModel(source, ROOFS["A100"], DType.FLOAT16)
     named = {value.name: asked.size(value.id) for value in source.values if value.scope == MAIN}
     found = {v.id: named[v.name] for v in view.values if v.scope == MAIN and v.name in named}
     for op in view.ops:
@@ -56,7 +56,7 @@ def _casts(view: View) -> int:
     return sum(op.kind == "Cast" for op in view.ops)
 
 
-def _cost(view: View, work: Work, op: Op) -> int:
+def _cost(view: View, work: CostModel, op: Op) -> int:
     """What one op costs beyond running it in the low type, in attoseconds: a Cast, float32, a pair parted by a Cast."""
     value = op.inputs[0] if op.inputs else None
     if op.kind == "Cast":

@@ -1,4 +1,4 @@
-"""What painting gives: for each type variable that it decides about its color, and why."""
+"""The result of painting: the color of each type variable, and its reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_rewrite.settings.list_entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """The color of a type variable: the element type it gets, the rule that gave it, the op it is due to."""
+    """The color of a type variable: its element type, the rule behind it, and the op that caused it."""
 
     dtype: DType
     rule: str
@@ -24,44 +24,39 @@ class Paint:
 
 @dataclass(frozen=True)
 class Coloring:
-    """The paint of every float32 type variable; ops without one (If, Loop, custom ops …) stand under "".
+    """The paint of every float32 type variable, by op and name; ops without a variable (If, Loop, custom ops …) use "".
 
-    Type variables that have a low type in the model stand here only if they are raised. `unraised` are ops that
-    were to be raised and keep their low type, with the reason. `findings`: what there is to say of it as a whole.
+    Type variables that are low in the model are included only if they are upcast. `upcast_refused`: ops that were to be
+    upcast and keep their low type, with the reason. `findings`: findings about the coloring as a whole.
     """
 
     to: DType
     paints: Mapping[tuple[OpId, str], Paint]
     entries: tuple[Entry, ...]
     _by_op: Mapping[OpId, tuple[str, ...]] = field(repr=False)
-    unraised: Mapping[OpId, Paint] = field(default_factory=dict)
+    upcast_refused: Mapping[OpId, Paint] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     def of(self, op: OpId) -> Paint | None:
-        """The paint that speaks for an op: a lowered variable's, else a raised one's; None if nothing was decided."""
+        """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op."""
         names = self._by_op.get(op, ())
         if not names:
-            return self.unraised.get(op)
-        if len(names) == 1:  # as of nearly all
+            return self.upcast_refused.get(op)
+        if len(names) == 1:  # the common case
             return self.paints[op, names[0]]
         paints = [self.paints[op, name] for name in names]
         return next((p for p in paints if p.dtype is self.to), paints[0])
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
-        """The type that a variable of an op gets; None where it keeps the one that it has."""
-        found = self.paints.get((op, variable)) if variable is not None else None
-        return found.dtype if found is not None else None
+        """Return the type that a variable of an op gets; None if it keeps its type."""
+        paint = self.paints.get((op, variable)) if variable is not None else None
+        return paint.dtype if paint is not None else None
 
     def lowered(self, op: OpId, variable: str | None) -> bool:
-        """Whether a variable of an op becomes the low type."""
+        """True if a variable of an op becomes the low type."""
         return self.dtype(op, variable) is self.to
 
     @property
-    def lowers(self) -> bool:
-        """Whether anything is lowered at all."""
-        return any(p.dtype is self.to for p in self.paints.values())
-
-    @property
-    def raises(self) -> bool:
-        """Whether anything is raised at all."""
-        return any(p.rule == reasons.RAISED for p in self.paints.values())
+    def changes(self) -> bool:
+        """True if any variable is lowered or upcast."""
+        return any(p.dtype is self.to or p.rule == reasons.RAISED for p in self.paints.values())

@@ -1,4 +1,4 @@
-"""The gate: which type variables of an op may be lowered, or raised, alone or only together."""
+"""The gate: the type variables of an op that may be lowered, or upcast, alone or only together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEVER = {
 
 
 def computes_float32_inside(op: Op) -> bool:
-    """Whether an op runs as a body that casts what it reads to float32, whatever type comes: one more Cast is lost."""
+    """True if the body of an op casts its inputs to float32, whatever their type; such a body has no kernel to ask."""
     if op.domain or op.signature is None or op.signature.since < FIRST_STASHED.get(op.op_type, op.signature.since + 1):
         return False
     stashed = attribute(op.node, "stash_type")
@@ -36,7 +36,7 @@ def computes_float32_inside(op: Op) -> bool:
 
 
 def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
-    """The schemas of an ai.onnx op at other opsets."""
+    """Yield the schemas of an ai.onnx op at other opsets."""
     for opset in opsets if op.domain == "" else ():
         schema = signature(op.domain, op.op_type, opset)
         if schema is not None:
@@ -45,77 +45,76 @@ def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a variable stays float32: the rule ("schema_gate", "kernel_gate" …) and one line for people."""
+    """The reason for which a variable keeps its type: a rule of the gate, and one line for people."""
 
     rule: str
     note: str
 
 
+_OPTIONAL = Refusal(reasons.BOUNDARY, "optional values keep their type")
+
+
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """What the gate says of one op: groups of variables that are lowered together, and refusals by variable."""
+class Lowerable:
+    """Groups of variables of one op that may be lowered together, and refusals of the other float32 variables."""
 
     groups: tuple[tuple[str, ...], ...]
     refusals: Mapping[str, Refusal]
 
 
-@dataclass(frozen=True, slots=True)
-class Lift:
-    """What the gate says of raising one op: the variables that become float32 together, or why none does."""
-
-    variables: tuple[str, ...]
-    refusal: Refusal | None = None
-
-
 @dataclass(frozen=True)
 class Gate:
-    """The gate of one target and one low type. Ask it op by op; O(1) for each."""
+    """The gate of one target and one low type. Each answer is O(1)."""
 
     target: Target
     to: DType
     kernels: Kernels | None
-    _seen: dict[tuple[object, ...], Passage] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[object, ...], Lowerable] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, target: Target, to: DType) -> Gate:
         return cls(target, to, load_kernels("cuda") if target is Target.ORT_CUDA else None)
 
-    def passage(self, view: View, op: Op) -> Passage:
-        """Which float32 variables of the op may be lowered."""
+    # -- down ----------------------------------------------------------------------------------------
+
+    def lowerable_groups(self, view: View, op: Op) -> Lowerable:
+        """Return the groups of float32 variables of the op that may be lowered."""
         variables = view.variables[op.id]
         stashed = computes_float32_inside(op)
         key = (op.domain, op.op_type, stashed, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])
-        if key not in self._seen:
-            self._seen[key] = self._passage(view, op, variables)
-        return self._seen[key]
+        if key not in self._known:
+            self._known[key] = self._lowerable(view, op, variables)
+        return self._known[key]
 
-    def _passage(self, view: View, op: Op, variables: tuple[Variable, ...]) -> Passage:
-        assert op.signature is not None
+    def _lowerable(self, view: View, op: Op, variables: tuple[Variable, ...]) -> Lowerable:
         floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
-        if any(unknown(v.type) for v in variables):
-            refusal = Refusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
-            return Passage((), {v.name: refusal for v in floats})
-        if self.to is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
-            refusal = Refusal(
-                reasons.SCHEMA_GATE, f"no Cast to bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
-            )
-            return Passage((), {v.name: refusal for v in floats})
-        refusals: dict[str, Refusal] = {}
-        for variable in floats:
-            found = self._schema_refusal(op, variable)
-            if found is not None:
-                refusals[variable.name] = found
-        candidates = [v.name for v in floats if v.name not in refusals]
+        refusal = self._type_refusal(view, variables, "to", self.to)
+        if refusal is not None:
+            return Lowerable((), {v.name: refusal for v in floats})
+        refusals = {v.name: why for v in floats if (why := self._schema_refusal(op, v)) is not None}
+        candidates = tuple(v.name for v in floats if v.name not in refusals)
+        if not candidates:
+            return Lowerable((), refusals)
         if self.target is Target.TENSORRT or (self.kernels is None and op.kind in _TIED):
-            return Passage((tuple(candidates),) if candidates else (), refusals)
-        if self.kernels is None or not candidates:
-            return Passage(tuple((c,) for c in candidates), refusals)
+            return Lowerable((candidates,), refusals)
+        if self.kernels is None:
+            return Lowerable(tuple((name,) for name in candidates), refusals)
         groups = self._kernel_groups(view, op, candidates)
-        passed = {name for group in groups for name in group}
         for name in candidates:
-            if name not in passed:
-                refusals[name] = Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, tuple(candidates), self.to))
-        return Passage(groups, refusals)
+            if not any(name in group for group in groups):
+                refusals[name] = Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, candidates, self.to))
+        return Lowerable(groups, refusals)
+
+    def _type_refusal(
+        self, view: View, variables: tuple[Variable, ...], way: str, dtype: DType | None
+    ) -> Refusal | None:
+        """Return the refusal for an op with an unknown type, or for bfloat16 at an opset that cannot cast it."""
+        if any(unknown(v.type) for v in variables):
+            return Refusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
+        if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
+            note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
+            return Refusal(reasons.SCHEMA_GATE, note)
+        return None
 
     def _schema_refusal(self, op: Op, variable: Variable) -> Refusal | None:
         assert op.signature is not None
@@ -126,97 +125,89 @@ class Gate:
         if op.domain == "ai.onnx.ml":
             return Refusal(reasons.SCHEMA_GATE, f"{op.op_type} holds its parameters in float32 attributes")
         if variable.type is not None and "optional" in variable.type.container:
-            return Refusal(reasons.BOUNDARY, "optional values keep their type")
-        if self.target is Target.TENSORRT and op.domain not in ("", "ai.onnx.ml"):
+            return _OPTIONAL
+        if self.target is Target.TENSORRT and op.domain:
             return Refusal(reasons.SCHEMA_GATE, f"TensorRT has no {op.kind}")
-        if not op.signature.admits(variable.name, self.to):
-            return Refusal(reasons.SCHEMA_GATE, self._schema_note(op, variable.name))
-        return None
+        if op.signature.admits(variable.name, self.to):
+            return None
+        note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
+        for opset, schema in _versions(op, range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1)):
+            if schema.admits(variable.name, self.to):
+                return Refusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does: raise the model's opset")
+        return Refusal(reasons.SCHEMA_GATE, note)
 
-    def _schema_note(self, op: Op, variable: str) -> str:
-        assert op.signature is not None
-        fact = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable}"
-        later = _versions(op, range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1))
-        first = next((opset for opset, schema in later if schema.admits(variable, self.to)), None)
-        return fact if first is None else f"{fact}; opset {first} does: raise the model's opset"
-
-    def _kernel_groups(self, view: View, op: Op, candidates: list[str]) -> tuple[tuple[str, ...], ...]:
-        """Singles where a kernel runs every mixture of them, else all together, else the first that runs alone."""
+    def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """Return singles if a kernel runs every mixture of them, else all together, else the first that runs alone."""
         unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
         if op.kind not in _TIED and all(self.runs(view, op, union) for union in unions):
             return tuple((name,) for name in candidates)
-        if self.runs(view, op, tuple(candidates)):
-            return (tuple(candidates),)
+        if self.runs(view, op, candidates):
+            return (candidates,)
         return tuple((name,) for name in candidates if self.runs(view, op, (name,)))[:1]
 
-    def runs(self, view: View, op: Op, lowered: tuple[str, ...]) -> bool:
-        """Whether the target runs the op with exactly these float32 variables lowered."""
-        return self._runs_with(view, op, lowered, self.to)
-
-    def _runs_with(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> bool:
+    def runs(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType | None = None) -> bool:
+        """True if the target runs the op with exactly these variables in another type: the low one, or `dtype`."""
         if self.kernels is None or op.signature is None or computes_float32_inside(op):
             return True
-        types = self._types(view, op, changed, dtype)
+        types = self._types(view, op, changed, dtype or self.to)
         return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
 
-    # -- the way back --------------------------------------------------------------------------------
+    # -- up ------------------------------------------------------------------------------------------
 
-    def lift(self, view: View, op: Op) -> Lift:
-        """Which low variables of an op become float32 if it is raised: as many as schema and kernels admit together.
+    def upcastable(self, view: View, op: Op) -> tuple[str, ...] | Refusal:
+        """Return the low variables of an op that become float32 if it is upcast: as many as may change together.
 
         An op that the target has no kernel for as it is loses nothing, so kernels do not hold it back.
         """
         assert op.signature is not None
-        signature = op.signature
         variables = view.variables[op.id]
         low = [v for v in variables if v.type is not None and v.type.dtype is not None and v.type.dtype.low]
-        if any(unknown(v.type) for v in variables):
-            return Lift((), Refusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown"))
-        if op.kind == "BitCast":
-            return Lift((), Refusal(reasons.SCHEMA_GATE, _READS_BITS))
         bfloat16 = any(v.type is not None and v.type.dtype is DType.BFLOAT16 for v in low)
-        if bfloat16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
-            note = f"no Cast from bfloat16 before opset {FIRST_BFLOAT16_CAST}: raise the opset"
-            return Lift((), Refusal(reasons.SCHEMA_GATE, note))
+        refusal = self._type_refusal(view, variables, "from", DType.BFLOAT16 if bfloat16 else None)
+        if refusal is not None:
+            return refusal
+        if op.kind == "BitCast":
+            return Refusal(reasons.SCHEMA_GATE, _READS_BITS)
         if any(v.type is not None and "optional" in v.type.container for v in low):
-            return Lift((), Refusal(reasons.BOUNDARY, "optional values keep their type"))
-        names = tuple(v.name for v in low if signature.admits(v.name, DType.FLOAT))
+            return _OPTIONAL
+        names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target is Target.TENSORRT and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)
-            note = f"{op.kind} version {signature.since} does not admit float32 for {held}"
-            return Lift((), Refusal(reasons.SCHEMA_GATE, note))
+            note = f"{op.kind} version {op.signature.since} does not admit float32 for {held}"
+            return Refusal(reasons.SCHEMA_GATE, note)
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
-        run = next((u for u in unions if self._runs_with(view, op, u, DType.FLOAT)), None)
-        if run is None and self._runs_with(view, op, (), DType.FLOAT):
-            return Lift((), Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, names, DType.FLOAT)))
-        return Lift(run or names)
+        union = next((u for u in unions if self.runs(view, op, u, DType.FLOAT)), None)
+        if union is None and self.runs(view, op, (), DType.FLOAT):
+            return Refusal(reasons.KERNEL_GATE, self._kernel_note(view, op, names, DType.FLOAT))
+        return union or names
+
+    # -- kernels -------------------------------------------------------------------------------------
 
     def _kernel_note(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType) -> str:
         assert self.kernels is not None and op.signature is not None
         types = self._types(view, op, changed, dtype)
-        said = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        refusal = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         opset = view.opsets.get(op.domain, 1)
         others = _versions(op, (*range(opset - 1, 0, -1), *range(opset + 1, onnx.defs.onnx_opset_version() + 1)))
         for other, schema in others:
             if self.kernels.runs(op.domain, op.op_type, schema.since, types) and schema.admits(changed[0], dtype):
-                return f"{self.kernels.runtime}: {said}; at opset {other} there is one"
-        return f"{self.kernels.runtime}: {said}"
+                return f"{self.kernels.runtime}: {refusal}; at opset {other} there is one"
+        return f"{self.kernels.runtime}: {refusal}"
 
     def _types(self, view: View, op: Op, changed: tuple[str, ...], to: DType) -> dict[str, str]:
-        """The type string of each of the schema's variables if some get another type, as kernels name them."""
+        """Return the type string of each schema variable, as kernel tables spell it, if `changed` ones become `to`."""
         assert op.signature is not None
         types: dict[str, str] = {}
         sides = (
             (op.inputs, op.signature.input, op.signature.input_variable),
             (op.outputs, op.signature.output, op.signature.output_variable),
         )
-        for actual, formal_at, variable_at in sides:
-            for slot, value in enumerate(actual):
+        for values, formal_at, variable_at in sides:
+            for slot, value in enumerate(values):
                 formal = formal_at(slot)
-                found = view.types[value] if value is not None else None
-                if formal is None or found is None or formal.type not in op.signature.types:
+                now = view.types[value] if value is not None else None
+                if formal is None or now is None or formal.type not in op.signature.types:
                     continue
-                changes = variable_at(slot) in changed and found.dtype is not None and found.dtype.floating
-                dtype = to if changes else found.dtype
-                types.setdefault(formal.type, found.of(dtype).onnx_spelling)
+                changes = variable_at(slot) in changed and now.dtype is not None and now.dtype.floating
+                types.setdefault(formal.type, now.of(to if changes else now.dtype).onnx_spelling)
         return types

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.state import Canvas
+from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
 from amp_rewrite.ir.op_classes import SEEN_THROUGH
@@ -14,137 +14,129 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
 
-
-def sequences_by_deny(canvas: Canvas) -> None:
-    """A sequence keeps one element type: denied or sealed anywhere, denied everywhere."""
-    for cluster, sealed in zip(canvas.vertices.clusters, canvas.vertices.sealed, strict=True):
-        due = next((v for v in cluster if v in canvas.denied or not canvas.can(v)), None)
-        if sealed or due is not None:
-            _deny_sequence(canvas, cluster, due)
+AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
 
 
-def _deny_sequence(canvas: Canvas, cluster: tuple[int, ...], due: int | None) -> None:
-    because = canvas.vertices.all[due].op if due is not None else None
-    for v in cluster:
-        canvas.low.pop(v, None)
-        note = "a sequence that other ops share stays float32"
-        canvas.denied.setdefault(v, canvas.high(reasons.SEQUENCE_CLUSTER, because, note))
-
-
-def sequences_by_allow(canvas: Canvas) -> None:
-    """A sequence that anything lowered touches is lowered whole."""
-    for cluster in canvas.vertices.clusters:
-        due = next((v for v in cluster if v in canvas.low), None)
-        if due is None or any(v in canvas.denied for v in cluster):
+def sequences_by_deny(state: State) -> None:
+    """Deny a whole sequence if any of its vertices is denied, or if it reaches a place that keeps its type."""
+    for cluster, sealed in zip(state.vertices.clusters, state.vertices.sealed, strict=True):
+        due = next((v for v in cluster if v in state.denied or not state.can(v)), None)
+        if not sealed and due is None:
             continue
+        because = state.vertices.all[due].op if due is not None else None
+        paint = state.high(reasons.SEQUENCE_CLUSTER, because, "a sequence that other ops share stays float32")
         for v in cluster:
-            paint = Paint(canvas.to, reasons.SEQUENCE_CLUSTER, canvas.vertices.all[due].op)
-            canvas.low.setdefault(v, paint)
+            state.low.pop(v, None)
+            state.denied.setdefault(v, paint)
 
 
-def freeze_clusters(canvas: Canvas) -> None:
-    """A cluster that cannot be lowered as a whole stays float32 as a whole."""
-    for cluster in canvas.clusters:
-        members = [v for op in cluster.ops for v in canvas.vertices.by_op.get(op, ())]
-        culprit = next((v for v in members if _stays_float32(canvas, v)), None)
-        if culprit is not None:
-            _hold(canvas, cluster, canvas.vertices.all[culprit].op)
+def sequences_by_allow(state: State) -> None:
+    """Lower a whole sequence if any of its vertices is low."""
+    for cluster in state.vertices.clusters:
+        due = next((v for v in cluster if v in state.low), None)
+        if due is not None and not any(v in state.denied for v in cluster):
+            paint = Paint(state.to, reasons.SEQUENCE_CLUSTER, state.vertices.all[due].op)
+            for v in cluster:
+                state.low.setdefault(v, paint)
 
 
-def _stays_float32(canvas: Canvas, v: int) -> bool:
-    refusal = canvas.vertices.all[v].refusal
-    if canvas.op(v).kind == "Cast" or (refusal is not None and refusal.rule == reasons.KEPT_VARIABLE):
-        return False
-    if not canvas.can(v):
-        return True
-    return canvas.level is not Level.UNSAFE_FORCE_ALL and canvas.color(v) in (Color.DENY, Color.UNLISTED)
-
-
-def _hold(canvas: Canvas, cluster: Cluster, culprit: OpId) -> None:
-    why = _as_a_whole(canvas, cluster, culprit)
-    for op in cluster.ops:
-        if op != culprit and op not in canvas.lower:
-            canvas.frozen.setdefault(op, why)
-
-
-def _as_a_whole(canvas: Canvas, cluster: Cluster, culprit: OpId) -> Paint:
-    name = canvas.view.ops[culprit].name
-    return canvas.high(reasons.CLUSTER, culprit, f"{cluster.kind} stays float32 as a whole, because {name!r} does")
-
-
-def clusters_whole(canvas: Canvas) -> None:
-    """A cluster that the rules lowered only in part goes back to float32 whole."""
-    for cluster in canvas.clusters:
-        members = [op for op in cluster.ops if canvas.view.ops[op].kind != "Cast"]
-        high = next((op for op in members if not canvas.lowered(op)), None)
-        if high is not None and any(canvas.lowered(op) for op in members):
-            free = [op for op in members if op not in canvas.lower]
-            canvas.raise_ops(free, _as_a_whole(canvas, cluster, high))
-
-
-def norm_tails(canvas: Canvas) -> None:
-    """Scale and bias of a decomposed normalization get the type of what is normalized.
-
-    onnxruntime fuses such a normalization into one node from optimization level BASIC on. It looks past a
-    Cast that only the normalization reads, so the fused node takes the type before that Cast, and the
-    runtime refuses the model when scale and bias have another. Found by opening some 360 small models with
-    onnxruntime 1.31.1: what the ops between are in does not matter.
-    """
-    for cluster in canvas.norms:
-        if cluster.entry is None or not cluster.tail or not fuses(canvas.view, cluster, canvas.to):
+def freeze_clusters(state: State) -> None:
+    """Freeze a cluster that cannot be lowered as a whole."""
+    for cluster in state.hazards.clusters:
+        culprit = next((v for v in state.of_ops(cluster.ops) if _stays_float32(state, v)), None)
+        if culprit is None:
             continue
-        tail = [op for op in cluster.tail if canvas.view.ops[op].kind != "Cast"]
-        if not _seen_low(canvas, cluster.entry, frozenset(cluster.ops)):
-            if any(canvas.lowered(op) for op in tail):
-                body = [op for op in cluster.ops if op not in canvas.lower]
+        because = state.vertices.all[culprit].op
+        paint = _as_a_whole(state, cluster, because)
+        for op in cluster.ops:
+            if op != because and op not in state.options.lower:
+                state.frozen.setdefault(op, paint)
+
+
+def _stays_float32(state: State, v: int) -> bool:
+    refusal = state.vertices.all[v].refusal
+    if state.op(v).kind == "Cast" or (refusal is not None and refusal.rule == reasons.KEPT_VARIABLE):
+        return False
+    if not state.can(v):
+        return True
+    return state.options.level is not Level.UNSAFE_FORCE_ALL and state.color(v) in (Color.DENY, Color.UNLISTED)
+
+
+def _as_a_whole(state: State, cluster: Cluster, culprit: OpId) -> Paint:
+    name = state.view.ops[culprit].name
+    return state.high(reasons.CLUSTER, culprit, f"{cluster.kind} stays float32 as a whole, because {name!r} does")
+
+
+def clusters_whole(state: State) -> None:
+    """Take a cluster that the rules lowered only in part back to float32."""
+    for cluster in state.hazards.clusters:
+        members = state.without_casts(cluster.ops)
+        high = next((op for op in members if not state.lowered(op)), None)
+        if high is not None and any(state.lowered(op) for op in members):
+            free = [op for op in members if op not in state.options.lower]
+            state.back_to_float32(free, _as_a_whole(state, cluster, high))
+
+
+def norm_affine(state: State) -> None:
+    """Give scale and bias of a decomposed normalization the type of its input.
+
+    onnxruntime fuses such a normalization into one node from optimization level BASIC on. It looks past a Cast that
+    only the normalization reads, so the fused node takes the type before that Cast, and the runtime refuses the model
+    when scale and bias have another. The types of the ops in between do not matter. Source: some 360 small models
+    opened with onnxruntime 1.31.1.
+    """
+    for cluster in state.options.norms:
+        if cluster.entry is None or not cluster.tail or not fuses(state.view, cluster, state.to):
+            continue
+        tail = state.without_casts(cluster.tail)
+        if not _seen_low(state, cluster.entry, frozenset(cluster.ops)):
+            if any(state.lowered(op) for op in tail):
+                free = [op for op in cluster.ops if op not in state.options.lower]
                 note = f"{cluster.kind} stays float32, as what it normalizes does"
-                canvas.raise_ops(body, canvas.high(reasons.NORM_TAIL, None, note))
-        elif not _lower_tail(canvas, cluster, tail):
-            _raise_entry(canvas, cluster)
+                state.back_to_float32(free, state.high(reasons.NORM_TAIL, None, note))
+        elif not _lower_affine(state, cluster, tail):
+            _entry_to_float32(state, cluster)
 
 
 def fuses(view: View, cluster: Cluster, low: DType) -> bool:
-    """Whether the runtime fuses a cluster, partly in that low type, to a node whose types it then finds at odds."""
+    """True if the runtime fuses a cluster that is partly of this low type into a node with inconsistent types."""
     if cluster.kind == "layer_normalization":
         return low is DType.BFLOAT16 or view.opsets.get("", 1) >= FIRST_FUSED["LayerNormalization"]
     return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
 
 
-def _seen_low(canvas: Canvas, value: ValueId, readers: frozenset[OpId]) -> bool:
-    """Whether the fusion sees a value of the low type, past a Cast, Identity or Dropout that only `readers` read."""
-    if canvas.view.dtype(value) is canvas.to:
-        return not canvas.made_raised(value)
-    op = canvas.view.producer(value)
+def _seen_low(state: State, value: ValueId, readers: frozenset[OpId]) -> bool:
+    """True if the fusion sees a value of the low type, past a Cast, Identity or Dropout that only `readers` read."""
+    if state.view.dtype(value) is state.to:
+        return not state.made_upcast(value)
+    op = state.view.producer(value)
     if op is None:
         return False
-    made_low = any(v in canvas.low for v in canvas.vertices.by_op.get(op.id, ()))
-    named = exposed(canvas.view, value)
-    others = [use for use in canvas.view.uses[value] if use.op not in readers]
-    if named or not all(canvas.reads_low(use.op, use.slot) for use in others):
+    made_low = any(v in state.low for v in state.vertices.by_op.get(op.id, ()))
+    others = [use for use in state.view.uses[value] if use.op not in readers]
+    if exposed(state.view, value) or not all(state.reads_low(use.op, use.slot) for use in others):
         return made_low and op.kind in SEEN_THROUGH
-    # Whoever reads the low version of a widened value reads it before the Cast, so those are no readers of the Cast.
+    # Readers of the low version of a widened value read it before the Cast, so they do not read the Cast.
     source = op.inputs[0] if op.kind == "Cast" or (op.kind in SEEN_THROUGH and not others) else None
-    return made_low if source is None else _seen_low(canvas, source, frozenset((op.id,)))
+    return made_low if source is None else _seen_low(state, source, frozenset((op.id,)))
 
 
-def _lower_tail(canvas: Canvas, cluster: Cluster, tail: list[OpId]) -> bool:
-    """Lower scale and bias; False when one of them cannot be."""
-    vertices = [v for op in tail for v in canvas.vertices.by_op.get(op, ())]
-    held = (canvas.frozen.get(canvas.vertices.all[v].op) for v in vertices)
-    if any(canvas.vertices.all[v].refusal for v in vertices) or any(p and p.rule != reasons.CLUSTER for p in held):
+def _lower_affine(state: State, cluster: Cluster, tail: list[OpId]) -> bool:
+    """Lower scale and bias; return False if one of them must stay float32."""
+    vertices = state.of_ops(tail)
+    frozen = (state.frozen.get(state.vertices.all[v].op) for v in vertices)
+    if any(state.vertices.all[v].refusal for v in vertices) or any(p and p.rule != reasons.CLUSTER for p in frozen):
         return False
     for v in vertices:
-        note = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
-        canvas.low.setdefault(v, Paint(canvas.to, reasons.NORM_TAIL, cluster.ops[0], note))
+        state.low.setdefault(v, Paint(state.to, reasons.NORM_TAIL, cluster.ops[0], AFFINE_NOTE))
     return True
 
 
-def _raise_entry(canvas: Canvas, cluster: Cluster) -> None:
-    """What cannot be lowered at the end is not lowered at the start either."""
-    passed, source = trail(canvas.view, cluster.entry, first_input_of(SEEN_THROUGH))
-    for op_id in (op.id for op in passed):
-        canvas.raise_ops((op_id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0]))
-    op = canvas.view.producer(source)
+def _entry_to_float32(state: State, cluster: Cluster) -> None:
+    """Take the input of a normalization, and the copies before it, back to float32."""
+    passed, source = trail(state.view, cluster.entry, first_input_of(SEEN_THROUGH))
+    state.back_to_float32([op.id for op in passed], state.high(reasons.NORM_TAIL, cluster.ops[0]))
+    op = state.view.producer(source)
     if op is not None:
         note = f"{cluster.kind} after it stays float32, and onnxruntime fuses it only in one type"
-        canvas.raise_ops((op.id,), canvas.high(reasons.NORM_TAIL, cluster.ops[0], note))
+        state.back_to_float32([op.id], state.high(reasons.NORM_TAIL, cluster.ops[0], note))

@@ -1,4 +1,4 @@
-"""The state of one painting: which vertices are low, which are denied, which are frozen, and why."""
+"""The state of one painting: options, hazards, and the low, denied and frozen vertices so far, with reasons."""
 
 from __future__ import annotations
 
@@ -10,70 +10,86 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.vertices import Vertices
+from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.settings.choices import Level
+from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
 
 
-@dataclass
-class Canvas:
-    """What the rules read and write. `low` and `denied` hold the paint of vertices, `frozen` that of ops.
+@dataclass(frozen=True, slots=True)
+class PaintOptions:
+    """Options of painting, resolved to the ops of one view.
 
-    `raised` is the paint of variables that have a low type in the model and become float32, `unraised` that of ops
-    of which that was asked in vain. They have no vertices: nothing spreads from them.
-    `pins` are ops that stay float32, `clusters` groups that share one color; `norms` are those that
-    the runtime fuses (see `unit`). `low_inputs` are graph inputs that the caller will feed in the low type, `numbers`
-    ops that compute with shapes and constants alone, whose denial does not spread. `benign` are ops on the deny list
-    or on none that count as gray, and why; with `spare_casts` the rules hold that TensorFlow does not have.
+    `keep` and `lower` map ops to the pattern that named them. `pins` come on top of the hazards'. `norms`: clusters of
+    which only scale and bias are treated apart. `low_inputs`: graph inputs that the caller feeds in the low type.
+    `gray_follows_allow`: by default TensorFlow's choice, off for float16, on for bfloat16. Two extensions of
+    TensorFlow's rules: with `shapes_follow`, Shape and Size take their input as it is; with `spare_casts`, ops become
+    low where that takes no Cast, or takes one away: tables of weights (`rules.between_allow`) and ends (`rules.joins`).
+    """
+
+    level: Level = Level.DEFAULT
+    target: Target = Target.ORT_CUDA
+    gray_follows_allow: bool | None = None
+    keep: Mapping[OpId, str] = field(default_factory=dict)
+    lower: Mapping[OpId, str] = field(default_factory=dict)
+    pins: Sequence[Pin] = ()
+    norms: Sequence[Cluster] = ()
+    low_inputs: Collection[ValueId] = ()
+    shapes_follow: bool = False
+    spare_casts: bool = False
+
+
+@dataclass
+class State:
+    """The data that the rules read and write.
+
+    `low` and `denied` hold the paint of vertices, `frozen` that of ops. `upcast` is the paint of variables that are low
+    in the model and become float32, `upcast_refused` that of ops for which this was asked but is impossible. Neither
+    has vertices, so nothing spreads from them.
     """
 
     view: View
     vertices: Vertices
     gate: Gate
     to: DType
-    level: Level
-    gray_follows_allow: bool
-    keep: Mapping[OpId, str]
-    lower: Mapping[OpId, str]
-    pins: Sequence[Pin]
-    clusters: Sequence[Cluster]
-    norms: Sequence[Cluster]
-    low_inputs: Collection[ValueId]
-    shapes_follow: bool
-    numbers: Collection[OpId]
-    benign: Mapping[OpId, str]
-    spare_casts: bool
+    options: PaintOptions
+    hazards: Hazards
     low: dict[int, Paint] = field(default_factory=dict)
     denied: dict[int, Paint] = field(default_factory=dict)
     frozen: dict[OpId, Paint] = field(default_factory=dict)
-    raised: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
-    unraised: dict[OpId, Paint] = field(default_factory=dict)
+    upcast: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
+    upcast_refused: dict[OpId, Paint] = field(default_factory=dict)
 
     # -- facts -------------------------------------------------------------------------------------
 
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """Pins of the hazards, then those of the options."""
+        return (*self.hazards.pins, *self.options.pins)
+
     def color(self, v: int) -> Color:
-        """The list a vertex stands on; an op that the user lowers counts as allowed, a benign one as gray."""
+        """Return the list of a vertex; ops that the user lowers count as allowed, benign ones as gray."""
         return self.colors[v]
 
     @cached_property
     def colors(self) -> Sequence[Color]:
-        """The colours of all vertices."""
+        """Colors of all vertices."""
         colors = [vertex.entry.color for vertex in self.vertices.all]
-        known = (Color.DENY, Color.UNLISTED) if self.level in (Level.DEFAULT, Level.LOWER_ALL) else (Color.DENY,)
-        for op in self.benign:
-            for v in self.vertices.by_op.get(op, ()):
-                colors[v] = Color.GRAY if colors[v] in known else colors[v]
-        for op in self.lower:
-            for v in self.vertices.by_op.get(op, ()):
-                colors[v] = Color.ALLOW
+        unlisted_too = self.options.level in (Level.DEFAULT, Level.LOWER_ALL)
+        for v in self.of_ops(self.hazards.benign):
+            if colors[v] is Color.DENY or (unlisted_too and colors[v] is Color.UNLISTED):
+                colors[v] = Color.GRAY
+        for v in self.of_ops(self.options.lower):
+            colors[v] = Color.ALLOW
         return colors
 
     def can(self, v: int) -> bool:
-        """Neither frozen nor refused by the gate."""
+        """True if a vertex is neither frozen nor refused by the gate."""
         vertex = self.vertices.all[v]
         return vertex.op not in self.frozen and vertex.refusal is None
 
@@ -81,52 +97,56 @@ class Canvas:
         return v not in self.low and v not in self.denied and self.can(v)
 
     def clear(self, v: int) -> bool:
-        return self.color(v) is Color.CLEAR
+        return self.colors[v] is Color.CLEAR
 
     def op(self, v: int) -> Op:
-        """The op that a vertex belongs to."""
+        """Return the op of a vertex."""
         return self.view.ops[self.vertices.all[v].op]
 
+    def of_ops(self, ops: Iterable[OpId]) -> list[int]:
+        """Return the vertices of ops, in order."""
+        return [v for op in ops for v in self.vertices.by_op.get(op, ())]
+
+    def without_casts(self, ops: Iterable[OpId]) -> list[OpId]:
+        """Return those of the ops that are not Casts."""
+        return [op for op in ops if self.view.ops[op].kind != "Cast"]
+
     def lowered(self, op: OpId) -> bool:
-        """Whether any variable of an op is low; an op without float32 counts as lowered."""
-        mine = self.vertices.by_op.get(op, ())
-        return not mine or any(v in self.low for v in mine)
+        """True if any variable of an op is low; an op without float32 counts as lowered."""
+        vertices = self.vertices.by_op.get(op, ())
+        return not vertices or any(v in self.low for v in vertices)
 
-    def reads_low(self, op_id: OpId, slot: int) -> bool:
-        """Whether an op reads one of its inputs in the low type."""
-        op = self.view.ops[op_id]
-        name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
-        return name is not None and self.vertices.of.get((op_id, name), -1) in self.low
+    def reads_low(self, op: OpId, slot: int) -> bool:
+        """True if an op reads one of its inputs in the low type."""
+        name = read_variable(self.view.ops[op], slot)
+        return name is not None and self.vertices.of.get((op, name), -1) in self.low
 
-    def made_raised(self, value: ValueId) -> bool:
-        """Whether a value has a low type in the model, and is made in float32 now."""
-        op = self.view.producer(value)
-        name = op.signature.output_variable(op.outputs.index(value)) if op is not None and op.signature else None
-        return op is not None and name is not None and (op.id, name) in self.raised
+    def made_upcast(self, value: ValueId) -> bool:
+        """True if a value is low in the model and now made in float32."""
+        return made_variable(self.view, value) in self.upcast
 
-    def reads_raised(self, op_id: OpId, slot: int) -> bool:
-        """Whether an op reads one of its inputs in float32 now, and in a low type in the model."""
-        op = self.view.ops[op_id]
-        name = op.signature.input_variable(slot) if op.signature is not None else None
-        return name is not None and (op_id, name) in self.raised
+    def reads_upcast(self, op: OpId, slot: int) -> bool:
+        """True if an op reads one of its inputs in float32 now and in a low type in the model."""
+        return (op, read_variable(self.view.ops[op], slot)) in self.upcast
 
     # -- changes -----------------------------------------------------------------------------------
 
     def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
-        """The paint of what stays float32."""
+        """Return the paint of a variable or op that stays or becomes float32."""
         return Paint(DType.FLOAT, rule, because, note)
 
-    def raise_ops(self, ops: Iterable[OpId], why: Paint) -> None:
+    def back_to_float32(self, ops: Iterable[OpId], paint: Paint) -> None:
         """Take ops back to float32."""
         for op in ops:
             for v in self.vertices.by_op.get(op, ()):
                 if self.low.pop(v, None) is not None:
-                    self.denied[v] = why if why.because != op else self.high(reasons.UNPAINTED, None)
+                    self.denied[v] = paint if paint.because != op else self.high(reasons.UNPAINTED, None)
 
     def walk(
         self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
     ) -> dict[int, OpId]:
-        """Everything reached from `starts` through vertices that may be entered, with the op before each."""
+        """Return the vertices that are reached from `starts` through vertices that `enter` admits, each with the op
+        before it."""
         queue = list(starts)
         seen = set(queue)
         reached: dict[int, OpId] = {}
@@ -141,10 +161,10 @@ class Canvas:
     # -- the result --------------------------------------------------------------------------------
 
     def coloring(self, entries: tuple[Entry, ...]) -> Coloring:
-        """The paint of raised variables and of every float32 one, the reason of those that no rule lowered included."""
-        paints: dict[tuple[OpId, str], Paint] = dict(self.raised)
+        """Return the paint of all upcast and float32 variables, with reasons for those that no rule lowered."""
+        paints: dict[tuple[OpId, str], Paint] = dict(self.upcast)
         by_op: dict[OpId, tuple[str, ...]] = {}
-        for op_id, name in self.raised:
+        for op_id, name in self.upcast:
             by_op[op_id] = (*by_op.get(op_id, ()), name)
         for v, vertex in enumerate(self.vertices.all):
             paint = self.low.get(v) or self._reason(v)
@@ -155,30 +175,29 @@ class Canvas:
             if op.id not in by_op and (edge := self._edge(op)) is not None:
                 paints[op.id, ""] = edge
                 by_op[op.id] = ("",)
-        return Coloring(self.to, paints, entries, by_op, self.unraised)
+        return Coloring(self.to, paints, entries, by_op, self.upcast_refused)
 
     def _reason(self, v: int) -> Paint:
-        """Why a vertex is not low, the strongest reason first."""
+        """Return the strongest reason for which a vertex is not low."""
         vertex = self.vertices.all[v]
         if vertex.op in self.frozen:
             return self.frozen[vertex.op]
         if v in self.denied:
             return self.denied[v]
-        if vertex.refusal is not None and (self.color(v) is not Color.UNLISTED or vertex.op in self.lower):
+        if vertex.refusal is not None and (self.colors[v] is not Color.UNLISTED or vertex.op in self.options.lower):
             return self.high(vertex.refusal.rule, None, vertex.refusal.note)
-        if self.color(v) is Color.UNLISTED:
+        if self.colors[v] is Color.UNLISTED:
             return self.high(reasons.UNLISTED, None, vertex.entry.because)
-        return self.high(reasons.UNPAINTED, None, _UNPAINTED[self.color(v)].format(low=self.to.spelling))
+        return self.high(reasons.UNPAINTED, None, _UNPAINTED[self.colors[v]].format(low=self.to.spelling))
 
     def _edge(self, op: Op) -> Paint | None:
-        """Of an op without a vertex: why it stays as it is; None where floats have no part in it."""
+        """Return the reason for which an op without a vertex stays as it is; None for an op without float32."""
         values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-        strange = next((v for v in values if unknown(self.view.types[v])), None)
-        if strange is not None:
-            made_by = self.view.values[strange].producer
-            because = made_by if made_by != op.id else None
-            note = f"the element type of {self.view.value_name(strange)!r} is unknown"
-            return self.high(reasons.UNKNOWN_TYPE, because, note)
+        untyped = next((v for v in values if unknown(self.view.types[v])), None)
+        if untyped is not None:
+            made_by = self.view.values[untyped].producer
+            note = f"the element type of {self.view.value_name(untyped)!r} is unknown"
+            return self.high(reasons.UNKNOWN_TYPE, made_by if made_by != op.id else None, note)
         if not any(self.view.dtype(v) is DType.FLOAT for v in values):
             return None
         note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"

@@ -1,4 +1,4 @@
-"""The question which vertices are low, as costs; and its exact answer."""
+"""The labelling problem: each vertex is low or high, at a cost; and its exact solution."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from amp_rewrite.decide.placement.min_cut import FIXED, UNCUTTABLE, Network
+from amp_rewrite.decide.union_find import UnionFind
 
 LOW, HIGH = -1, -2
-"""Ends of a conversion or pair that are no vertex, but have a type; places in what `_ends` gives."""
+"""Ends of a conversion or pair that are a type instead of a vertex; positions in the list of `_ends`."""
 
 
 class Conversion(NamedTuple):
-    """One value: who makes it, who reads it, and what a Cast of it costs, in either direction.
+    """One value: the end that makes it, the ends that read it, and the cost of a Cast of it, in either direction.
 
     `casts`: how many it adds to the model; 0 if the model has one there that does nothing (float32 to float32).
     """
@@ -25,7 +26,7 @@ class Conversion(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two vertices that run as one if they have one type, and what it costs if they do not."""
+    """Two vertices that run as one if they have one type, and the cost if they do not."""
 
     first: int
     second: int
@@ -34,10 +35,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelling:
-    """Vertices 0 to size - 1, each to be low or high, and the cost of that in attoseconds (1e-18 s).
+    """Vertices 0 to size - 1, each to be low or high, and the costs in attoseconds (1e-18 s).
 
-    `loss[v]` is what vertex v takes longer in float32. A value that is made in one type and read in the other
-    takes one Cast, however many read it. `fixed` vertices have their label, `tied` ones have the same.
+    `loss[v]`: how much longer vertex v takes in float32. A value that is made in one type and read in the other takes
+    one Cast, whatever the number of readers. `fixed` vertices have their label, `tied` ones have the same.
     """
 
     loss: tuple[int, ...]
@@ -47,31 +48,29 @@ class Labelling:
     tied: tuple[tuple[int, ...], ...] = ()
 
     def cost(self, low: Sequence[bool]) -> int:
-        """What labels cost. O(vertices + uses)."""
+        """Return the cost of labels. O(vertices + uses)."""
         ends = _ends(low)
         total = sum(loss for loss, label in zip(self.loss, low, strict=True) if not label)
         total += sum(pair.cost for pair in self.pairs if _parted(pair, ends))
         return total + sum(value.cost for value in self.conversions if _cast(value, ends))
 
     def casts(self, low: Sequence[bool]) -> int:
-        """How many Casts labels take."""
+        """Return the number of Casts that labels take."""
         ends = _ends(low)
         return sum(value.casts for value in self.conversions if _cast(value, ends))
 
     def improved(self, before: Sequence[bool], after: Sequence[bool], least: int = 1) -> list[bool]:
-        """The labels `after`, but `before` in each region where those take fewer Casts or cost less than `least` more.
+        """Return the labels `after`, but those `before` in each region where these take fewer Casts or cost less than
+        `least` more.
 
-        A region is what differs and hangs together: what one costs does not depend on the others.
+        A region is a connected set of vertices whose labels differ; its cost does not depend on other regions.
         """
         regions = _Regions([v for v in range(len(self.loss)) if before[v] is not after[v]])
         if not regions.parent:
             return list(before)
-        for value in self.conversions:
-            regions.join((value.home, *value.readers))
-        for pair in self.pairs:
-            regions.join((pair.first, pair.second))
-        for group in self.tied:
-            regions.join(group)
+        ends = [*((value.home, *value.readers) for value in self.conversions), *(pair[:2] for pair in self.pairs)]
+        for joined in (*ends, *self.tied):
+            regions.join(joined)
         for v in regions.parent:
             regions.count((v,), (self.loss[v] if before[v] else -self.loss[v], 0))
         old, new = _ends(before), _ends(after)
@@ -84,14 +83,14 @@ class Labelling:
         return [after[v] if regions.better(v, least) else before[v] for v in range(len(self.loss))]
 
     def allows(self, low: Sequence[bool]) -> bool:
-        """Whether labels are as `fixed` and `tied` demand."""
+        """True if labels agree with `fixed` and `tied`."""
         fixed = all(low[v] is label for v, label in (self.fixed or {}).items())
         return fixed and all(len({low[v] for v in group}) == 1 for group in self.tied)
 
     def best(self) -> list[bool]:
-        """The labels of the least cost; of several, those with the fewest low vertices.
+        """Return the labels of the least cost; of several, those with the fewest low vertices.
 
-        Vertices that are tied and fixed otherwise are high, all of them.
+        Tied vertices that are fixed to different labels are all high.
         """
         network = Network()
         at = self._nodes(network)
@@ -107,36 +106,26 @@ class Labelling:
             network.arc(ends[pair.second], ends[pair.first], pair.cost)
         for value in self.conversions:
             _convert(network, ends[value.home], tuple(dict.fromkeys(ends[r] for r in value.readers)), value.cost)
-        found = network.lowest()
-        return [found[node] for node in at]
+        labels = network.lowest()
+        return [labels[node] for node in at]
 
     def _nodes(self, network: Network) -> list[int]:
-        """The node of each vertex: one for those that are tied, pulled to where they are fixed."""
-        parent = list(range(len(self.loss)))
-
-        def root(v: int) -> int:
-            while parent[v] != v:
-                parent[v] = parent[parent[v]]
-                v = parent[v]
-            return v
-
+        """Return the node of each vertex: one for tied vertices, pulled to their fixed label."""
+        sets = UnionFind(range(len(self.loss)))
         for group in self.tied:
-            for v in group[1:]:
-                parent[root(v)] = root(group[0])
-        nodes: dict[int, int] = {}
-        for v in range(len(self.loss)):
-            if root(v) not in nodes:
-                nodes[root(v)] = network.node()
+            sets.join(group)
+        roots = list(map(sets.root, range(len(self.loss))))
+        nodes = {root: network.node() for root in dict.fromkeys(roots)}
         pulls: dict[int, set[bool]] = {}
         for v, label in (self.fixed or {}).items():
-            pulls.setdefault(nodes[root(v)], set()).add(label)
+            pulls.setdefault(nodes[roots[v]], set()).add(label)
         for node, labels in pulls.items():
             network.pull[node] += FIXED if labels == {True} else -FIXED
-        return [nodes[root(v)] for v in range(len(self.loss))]
+        return [nodes[root] for root in roots]
 
 
 def _ends(low: Sequence[bool]) -> list[bool]:
-    """The labels with those of HIGH and LOW behind them, so that every end is a place there."""
+    """Return the labels, then those of HIGH and LOW, so that every end is a position in the list."""
     return [*low, False, True]
 
 
@@ -148,27 +137,15 @@ def _cast(value: Conversion, ends: Sequence[bool]) -> bool:
     return (not ends[value.home]) in map(ends.__getitem__, value.readers)
 
 
-class _Regions:
-    """Vertices that hang together, and what a change of theirs brings: cost, and Casts."""
+class _Regions(UnionFind):
+    """Connected vertices, and the change that new labels of a region bring: cost, and Casts."""
 
     def __init__(self, vertices: Iterable[int]) -> None:
-        self.parent = {v: v for v in vertices}
+        super().__init__(vertices)
         self.change: dict[int, list[int]] = {}
 
-    def root(self, v: int) -> int:
-        while self.parent[v] != v:
-            self.parent[v] = self.parent[self.parent[v]]
-            v = self.parent[v]
-        return v
-
-    def join(self, ends: Iterable[int]) -> None:
-        """All of the ends that are vertices here hang together."""
-        mine = [v for v in ends if v in self.parent]
-        for v in mine[1:]:
-            self.parent[self.root(v)] = self.root(mine[0])
-
     def count(self, ends: Iterable[int], more: tuple[int, int]) -> None:
-        """Count what changes at these ends to their region; call it when all that hangs together is joined."""
+        """Add a change at these ends to their region. Call it after the last `join`."""
         v = next((v for v in ends if v in self.parent), None)
         if v is not None:
             change = self.change.setdefault(self.root(v), [0, 0])
@@ -176,7 +153,7 @@ class _Regions:
             change[1] += more[1]
 
     def better(self, v: int, least: int) -> bool:
-        """Whether the region of a vertex costs so much less, and takes no more Casts."""
+        """True if the region of a vertex costs at least `least` less, and takes no more Casts."""
         if v not in self.parent:
             return False
         cost, casts = self.change.get(self.root(v), (0, 0))
@@ -184,7 +161,7 @@ class _Regions:
 
 
 def _convert(network: Network, home: int, readers: tuple[int, ...], cost: int) -> None:
-    """Charge one Cast down if any reader is low and the home is not, and one up if it is the other way round.
+    """Charge one Cast down if any reader is low and the home is not, and one up in the opposite case.
 
     Several readers share a Cast through a node of its own: low as long as no reader is high, or once one is low.
     """

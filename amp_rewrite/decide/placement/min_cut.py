@@ -1,7 +1,7 @@
 """A flow network between two terminals, and its cheapest cut.
 
-Greig, Porteous and Seheult, Exact maximum a posteriori estimation for binary images (1989), for what a cut has to do
-with labels; Goldberg and Tarjan, A new approach to the maximum-flow problem (1988), for the flow.
+Greig, Porteous and Seheult, Exact maximum a posteriori estimation for binary images (1989): a cut is a labelling.
+Goldberg and Tarjan, A new approach to the maximum-flow problem (1988): the flow.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 UNCUTTABLE = 1 << 70
-"""The cost of an arc that no cut parts: above any sum of real costs."""
+"""Cost of an arc that no cut parts: above any sum of real costs."""
 FIXED = 1 << 110
-"""The pull at a node whose side is known: above any sum of arcs."""
+"""Pull at a node whose side is known: above any sum of arcs."""
 
 
 @dataclass
 class Network:
-    """Nodes on the low side (the source's) or the high side (the sink's), and what it costs to part them.
+    """Nodes on the low side (the source's) or the high side (the sink's), and the costs of parting them.
 
-    `pull[v]` is paid when v is high, or, negative, when it is low; `out[u][v]` when u is low and v is high.
-    Costs are whole numbers, so that a cut is exact.
+    A positive `pull[v]` is paid when v is high, a negative one when it is low; `out[u][v]` when u is low and v is high.
+    Costs are integers, so a cut is exact.
     """
 
     pull: list[int] = field(default_factory=list)
     out: list[dict[int, int]] = field(default_factory=list)
 
     def node(self) -> int:
-        """A new node."""
+        """Add a node and return it."""
         self.pull.append(0)
         self.out.append({})
         return len(self.pull) - 1
@@ -39,9 +39,9 @@ class Network:
             self.out[low][high] = self.out[low].get(high, 0) + cost
 
     def lowest(self) -> list[bool]:
-        """Which nodes are low in the cheapest cut; of several, in the one with the fewest.
+        """Return True for each node on the low side of the cheapest cut; of several, of the one with the fewest.
 
-        Nodes that one glance decides are taken out first, the regions that they leave are solved apart.
+        Nodes that their own costs decide are removed first; the remaining regions are solved one by one.
         """
         settled = _Settling(self)
         settled.run()
@@ -53,7 +53,7 @@ class Network:
         return [label is True for label in side]
 
     def _regions(self, side: Sequence[bool | None]) -> Iterator[list[int]]:
-        """The undecided nodes that arcs join."""
+        """Yield the connected sets of undecided nodes."""
         near: list[list[int]] = [[] for _ in side]
         for u, arcs in enumerate(self.out):
             if side[u] is None:
@@ -76,10 +76,10 @@ class Network:
 
 
 class _Settling:
-    """Decides the nodes that are on one side whatever the others do, again and again. O(nodes + arcs).
+    """Decide the nodes that are on one side whatever the others are, until none is left. O(nodes + arcs).
 
-    A node is low if being high costs more than all that being low can cost, and high if being low costs no less
-    than all that being high can cost: so of several cheapest cuts the one with the fewest low nodes is left.
+    A node is low if the high side costs more than the low side can cost at most. It is high if the low side costs no
+    less than the high side can cost at most. So the cheapest cut with the fewest low nodes remains.
     """
 
     def __init__(self, network: Network) -> None:
@@ -95,43 +95,42 @@ class _Settling:
         self.side: list[bool | None] = [None] * len(network.out)
 
     def run(self) -> None:
-        """Decide what can be; `pull` then holds what decided neighbours pull, too."""
+        """Decide all nodes that can be decided; `pull` then includes the pull of decided neighbours."""
         pending = list(range(len(self.side)))
         while pending:
             v = pending.pop()
             if self.side[v] is not None:
                 continue
             if self.pull[v] > self.leaving[v]:
-                self._low(v, pending)
+                self._low(v)
             elif -self.pull[v] >= self.entering[v]:
-                self._high(v, pending)
+                self._high(v)
+            else:
+                continue
+            pending += (*self.out[v], *self.into[v])
 
-    def _low(self, v: int, pending: list[int]) -> None:
+    def _low(self, v: int) -> None:
         self.side[v] = True
         for w, cost in self.out[v].items():
             self.entering[w] -= cost
             self.pull[w] += cost
-            pending.append(w)
         for u in self.into[v]:
             self.leaving[u] -= self.out[u][v]
-            pending.append(u)
 
-    def _high(self, v: int, pending: list[int]) -> None:
+    def _high(self, v: int) -> None:
         self.side[v] = False
         for u in self.into[v]:
             self.leaving[u] -= self.out[u][v]
             self.pull[u] -= self.out[u][v]
-            pending.append(u)
         for w, cost in self.out[v].items():
             self.entering[w] -= cost
-            pending.append(w)
 
 
 class _Flow:
-    """The largest flow through one region, from what is pulled high to what is pulled low, by pushing and relabelling.
+    """The largest flow through one region, from nodes pulled high to nodes pulled low, by push and relabel.
 
-    What is high pushes its pull on to its neighbours until pulls the other way have taken it up: the work is done
-    near the ends of the low side, however far it reaches. O(nodes³) at worst.
+    A node that is pulled high pushes its pull to its neighbours until opposite pulls absorb it. So the work is near the
+    border of the low side, whatever its size. O(nodes³) at worst.
     """
 
     def __init__(self, region: Sequence[int], out: Sequence[Mapping[int, int]], pull: Sequence[int]) -> None:
@@ -148,7 +147,7 @@ class _Flow:
         self.height = self._distances()
 
     def low_side(self) -> set[int]:
-        """The nodes from which a pull to the low side is still reached when no more flows: the smallest low side."""
+        """Return the nodes with a way to a pull to the low side after the largest flow: the smallest low side."""
         count = len(self.region)
         active = deque(u for u, excess in enumerate(self.excess) if excess and self.height[u] < count)
         work = 0
@@ -167,7 +166,7 @@ class _Flow:
         return {v for v, far in zip(self.region, self._distances(), strict=True) if far < count}
 
     def _push(self, u: int, active: deque[int]) -> None:
-        """Push what a node has too much to its own pull, then to the nodes one step lower."""
+        """Push the excess of a node to its own pull, then to lower nodes."""
         taken = min(self.excess[u], self.sink[u])
         self.sink[u] -= taken
         self.excess[u] -= taken
@@ -184,14 +183,14 @@ class _Flow:
                     return
 
     def _distances(self) -> list[int]:
-        """How many steps each node is from a pull to the low side that has room, that one included; the number of
-        nodes where it reaches none."""
+        """Return the number of steps from each node to a pull to the low side with room; the number of nodes if it
+        reaches none."""
         count = len(self.region)
-        found = [0 if sink else count for sink in self.sink]
-        reached = [u for u, far in enumerate(found) if not far]
+        distances = [0 if sink else count for sink in self.sink]
+        reached = [u for u, far in enumerate(distances) if not far]
         for u in reached:
             for w in self.room[u]:
-                if found[w] == count and self.room[w][u]:
-                    found[w] = found[u] + 1
+                if distances[w] == count and self.room[w][u]:
+                    distances[w] = distances[u] + 1
                     reached.append(w)
-        return found
+        return distances

@@ -1,4 +1,4 @@
-"""Placing by minimum cut, as a rule of the painter, and what it brought."""
+"""Placement by minimum cut: a rule of the painter, and a record of its effect."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.paint import FINISH
-from amp_rewrite.decide.coloring.state import Canvas
-from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, Work
-from amp_rewrite.decide.placement.cut_problem import Question
+from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
+from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.labelling import Labelling
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -20,13 +20,13 @@ from amp_rewrite.runtime.roofline import START, Roof
 
 @dataclass
 class Placing:
-    """The rule of one painting: call it with the canvas. Afterwards it tells what it asked and answered.
+    """The rule of one painting, to be called with the state; it records the problem and the answer.
 
     `vertices` are those of `labelling`, each by its op and its first type variable; `spread` and `cut` are their
     labels by TensorFlow's rules and in the end.
     """
 
-    work: Work
+    costs: CostModel
     islands: bool = True
     labelling: Labelling = field(default_factory=lambda: Labelling(()))
     vertices: Sequence[tuple[OpId, str]] = ()
@@ -35,66 +35,60 @@ class Placing:
 
     @classmethod
     def of(cls, view: View, roof: Roof, to: DType, *, islands: bool = True) -> Placing:
-        """What places on a GPU of that roof; see `Question` for `islands`."""
-        return cls(Work(view, roof, to), islands)
+        """Return the rule for a GPU; see `CutProblem` for `islands`."""
+        return cls(CostModel(view, roof, to), islands)
 
-    def __call__(self, canvas: Canvas) -> None:
-        """Give every free vertex the label of the cheapest labelling, where that is no worse than the one it has."""
-        question = Question(canvas, self.work, self.islands)
-        asked = question.vertices
-        self.labelling = question.labelling()
-        self.vertices = tuple((canvas.vertices.all[v].op, canvas.vertices.all[v].variables[0]) for v in asked)
+    def __call__(self, state: State) -> None:
+        """Give every free vertex the label of the cheapest labelling, unless that is worse than its own."""
+        problem = CutProblem(state, self.costs, self.islands)
+        vertices = problem.vertices
+        self.labelling = problem.labelling()
+        self.vertices = tuple((state.vertices.all[v].op, state.vertices.all[v].variables[0]) for v in vertices)
         best = self.labelling.best()
-        self.spread = [v in canvas.low for v in asked]
-        if best != self.spread:
-            self.spread = self._finished(canvas, asked)
+        self.spread = [v in state.low for v in vertices]
+        if best != self.spread:  # compare with the labels that the painter's last rules leave
+            copy = replace(state, low=dict(state.low), denied=dict(state.denied))
+            for rule in FINISH:
+                rule(copy)
+            self.spread = [v in copy.low for v in vertices]
         self.cut = self.labelling.improved(self.spread, best, 1 if self.islands else _WORTH)
-        for v, before, low in zip(asked, self.spread, self.cut, strict=True):
-            if low is not before and question.free(v):
-                _paint(canvas, v, low=low)
-
-    def _finished(self, canvas: Canvas, asked: Sequence[int]) -> list[bool]:
-        """The labels that the painter's last rules leave."""
-        copy = replace(canvas, low=dict(canvas.low), denied=dict(canvas.denied))
-        for rule in FINISH:
-            rule(copy)
-        return [v in copy.low for v in asked]
+        for v, before, low in zip(vertices, self.spread, self.cut, strict=True):
+            if low is not before and problem.free(v):
+                _paint(state, v, low=low)
 
     @property
     def moved(self) -> bool:
-        """Whether it changed anything."""
+        """True if the cut changed a label."""
         return self.spread != self.cut
 
     def seconds(self, coloring: Coloring) -> float:
-        """What a coloring of the same view costs: Casts, float32 where low would be faster, lost fusions."""
+        """Return the cost of a coloring of the same view: Casts, slower float32, lost fusions."""
         low = [coloring.lowered(op, variable) for op, variable in self.vertices]
         return self.labelling.cost(low) / ATTOSECONDS
 
     @property
     def finding(self) -> Finding:
         """Both costs, for people."""
-        ways = ((_CUT, self.cut), (_SPREAD, self.spread))
-        told = (f"{way} {self.labelling.casts(low)} Casts and {self._microseconds(low):.3g} µs" for way, low in ways)
-        note = (
-            f"predicted beyond the cheapest run on {self.work.roof.gpu}, of ops whose type is free: {', '.join(told)}"
+        costs = (
+            f"{way} {self.labelling.casts(low)} Casts, {self.labelling.cost(low) / ATTOSECONDS * 1e6:.3g} µs"
+            for way, low in (("mincut", self.cut), ("propagate", self.spread))
         )
-        return Finding("placement", "model", note)
+        gpu = self.costs.roof.gpu
+        return Finding(
+            "placement", "model", f"predicted overhead on {gpu} for ops whose type is free: {'; '.join(costs)}"
+        )
 
-    def _microseconds(self, low: Sequence[bool]) -> float:
-        return self.labelling.cost(low) / ATTOSECONDS * 1e6
 
-
-_SPREAD, _CUT = "propagate", "mincut"
 _WORTH = round(START / 2 * ATTOSECONDS)
-"""What a change has to bring that nobody asked for: about a Cast, or a fusion. Predictions err by more than less."""
+"""The least gain of a change that the user did not ask for: about a Cast, or a fusion. Predictions err by less."""
 
 
-def _paint(canvas: Canvas, v: int, *, low: bool) -> None:
-    """Paint a vertex; what is on the allow list, or shares a sequence, keeps its better reason."""
+def _paint(state: State, v: int, *, low: bool) -> None:
+    """Paint a vertex; one on the allow list, or in a sequence, keeps its better reason."""
     if low:
-        canvas.denied.pop(v, None)
-        if v not in canvas.low or canvas.low[v].rule not in (reasons.ALLOW_ROOT, reasons.SEQUENCE_CLUSTER):
-            note = canvas.benign.get(canvas.vertices.all[v].op, "")
-            canvas.low[v] = Paint(canvas.to, reasons.MIN_CUT, None, note)
-    elif canvas.low.pop(v, None) is not None:
-        canvas.denied[v] = canvas.high(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
+        state.denied.pop(v, None)
+        if v not in state.low or state.low[v].rule not in (reasons.ALLOW_ROOT, reasons.SEQUENCE_CLUSTER):
+            note = state.hazards.benign.get(state.vertices.all[v].op, "")
+            state.low[v] = Paint(state.to, reasons.MIN_CUT, None, note)
+    elif state.low.pop(v, None) is not None:
+        state.denied[v] = state.high(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")

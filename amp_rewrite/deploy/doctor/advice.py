@@ -11,7 +11,7 @@ from math import prod
 
 import onnx.defs
 
-from amp_rewrite.decide.placement.cost_model import Work
+from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
@@ -176,7 +176,7 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
 
 def bound(view: View, roof: Roof, low: DType) -> Bound | None:
     """Return the bound of a converted model whose dimensions are fixed; None without known shapes. O(nodes)."""
-    shapes, work = shapes_of(view), Work(view, roof, low)
+    shapes, work = shapes_of(view), CostModel(view, roof, low)
     full = converted = 0.0
     counted = ops = 0
     for op in view.ops:

@@ -12,7 +12,8 @@ import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
-from amp_rewrite.decide.coloring.paint import PaintOptions, paint
+from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
