@@ -118,7 +118,8 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     root: _Node | None = None
     for event in iter(loader.get_event, None):
         line = event.start_mark.line + 1
-        _refuse_event(event, f"{place}:{line}", len(open_nodes), root is not None)
+        if isinstance(event, yaml.NodeEvent):
+            _refuse_event(event, f"{place}:{line}", len(open_nodes))
         if isinstance(event, yaml.ScalarEvent):
             where = f"{place}:{line}"
             node = _Node(_scalar(loader, event, where), where, f"{name}:{line}")
@@ -129,6 +130,8 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
             start, line, children = open_nodes.pop()
             value = _pairs(children) if isinstance(start, yaml.MappingStartEvent) else children
             node = _Node(value, f"{place}:{line}", f"{name}:{line}")
+        elif isinstance(event, yaml.DocumentStartEvent) and root is not None:
+            raise ListError(f"{place}:{line}: a second YAML document; a list file is one mapping")
         else:
             continue
         if open_nodes:
@@ -138,24 +141,22 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     return root
 
 
-def _refuse_event(event: yaml.Event, where: str, depth: int, complete: bool) -> None:
-    import yaml
-
-    if getattr(event, "anchor", None):
+def _refuse_event(event: yaml.NodeEvent, where: str, depth: int) -> None:
+    if event.anchor:
         raise ListError(f"{where}: YAML anchors and aliases are refused; write the entry out")
     if tag := getattr(event, "tag", None):
         raise ListError(f"{where}: YAML tags are refused; remove {tag!r}")
-    if depth >= _MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
+    if depth >= _MAX_DEPTH and hasattr(event, "flow_style"):
         raise ListError(f"{where}: nested too deeply for an op list")
-    if complete and isinstance(event, yaml.DocumentStartEvent):
-        raise ListError(f"{where}: a second YAML document; a list file is one mapping")
 
 
 def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:
     """Return a number, truth value or null by YAML's rules for plain scalars, else the text."""
+    text: str = event.value
+    if not event.implicit[0] or text[:1] not in loader.yaml_implicit_resolvers:
+        return text
     import yaml
 
-    text: str = event.value
     tag: str = loader.resolve(yaml.ScalarNode, text, event.implicit)  # type: ignore[no-untyped-call]
     if tag.rpartition(":")[2] not in ("int", "float", "bool", "null"):
         return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes
@@ -51,8 +52,13 @@ _TABLE = (
     (_Row("gelu_erf", activations.GELU_ERF), _Row("gelu_tanh", activations.GELU_TANH)),
 )
 """The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
-_SEARCHES = tuple((rows, Search.of(*(row.pattern for row in rows))) for rows in _TABLE)
-_ANCHORS = frozenset(kind for _, search in _SEARCHES for kind in search.after)
+_ANCHORS = frozenset(kind for rows in _TABLE for row in rows for way in row.pattern.ways() for kind in way[0][0])
+
+
+@cache
+def _searches() -> list[tuple[tuple[_Row, ...], Search]]:
+    """Return the rows of each group with the search for them, built for the first model that has an anchor."""
+    return [(rows, Search.of(*(row.pattern for row in rows))) for rows in _TABLE]
 
 
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
@@ -63,7 +69,7 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     taken: set[OpId] = set()
     result = []
     rare = [op for op in view.ops if op.kind in _ANCHORS]
-    for rows, search in _SEARCHES:
+    for rows, search in _searches() if rare else ():
         for op in rare:
             if op.kind not in search.after or op.id in taken or not computes(view, op, dtypes):
                 continue
