@@ -4,8 +4,8 @@ from amp_rewrite.decide.coloring.coloring import Coloring as Coloring
 from amp_rewrite.decide.coloring.coloring import Paint as Paint
 from amp_rewrite.decide.coloring.state import PaintOptions as PaintOptions
 from amp_rewrite.decide.coloring.paint import paint as paint
-from amp_rewrite.decide.plan import Plan as Plan
-from amp_rewrite.decide.plan import plan as plan
+from amp_rewrite.decide.cast_plan import Plan as Plan
+from amp_rewrite.decide.cast_plan import plan as plan
 from amp_rewrite.deploy.bench.bench import bench as bench
 from amp_rewrite.deploy.bench.result import Benchmark as Benchmark
 from amp_rewrite.deploy.doctor.checkup import Checkup as Checkup
@@ -45,7 +45,7 @@ from amp_rewrite.pipeline.repair import Repaired as Repaired
 from amp_rewrite.pipeline.repair import repair as repair
 from amp_rewrite.reports.diff import Delta as Delta
 from amp_rewrite.reports.diff import diff as diff
-from amp_rewrite.reports.inventory import report_of as report_of
+from amp_rewrite.reports.report_builder import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.apply import apply as apply
 from amp_rewrite.rewrite.emulate import emulate as emulate

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Unpack
 from onnx import ModelProto
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import Guarded, guard
 from amp_rewrite.files.model import Model
@@ -20,8 +20,8 @@ from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.dump import dump
-from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.settings.choices import HEADROOM

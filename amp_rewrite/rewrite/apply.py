@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
-from amp_rewrite.decide.plan import Bake, Cast, Plan
+from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill

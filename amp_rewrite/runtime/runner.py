@@ -1,4 +1,4 @@
-"""Running models: the only importer of onnxruntime.
+"""Running models: the way into onnxruntime.
 
 A `Runner` is a model opened by onnxruntime. It knows its provider, has numpy arrays by name as inputs and outputs, and
 raises errors of onnxruntime as one line.

@@ -100,7 +100,7 @@ def judged(source: str, batch: str, target: str) -> tuple[int, int, str]:
     from amp_rewrite.evidence.verify import verify
     from amp_rewrite.files.model import Model
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.inventory import report_of
+    from amp_rewrite.reports.report_builder import report_of
 
     rows = [r for r in report_of(View.of(Model.load(target))).rows if r.op not in ("Cast", "Constant")]
     verdict = verify(source, target, batch, rtol=RTOL, atol=ATOL, emulate=True)

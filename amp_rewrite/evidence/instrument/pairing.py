@@ -10,8 +10,8 @@ from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, OpId, Role, ValueId, View
-from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.match import match
+from amp_rewrite.reports.report_builder import report_of
 
 
 @dataclass(frozen=True)

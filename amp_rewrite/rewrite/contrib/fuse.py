@@ -17,7 +17,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
 from amp_rewrite.ir.view import MAIN, ScopeId, View
-from amp_rewrite.rewrite.contrib.attention import fuse_attentions
+from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
 from amp_rewrite.rewrite.contrib.recognize import MATCHERS, Match, Site
 from amp_rewrite.rewrite.contrib.reference import computed
 from amp_rewrite.rewrite.equivalence import SPREADS, Arrays, gate_magnitude, mismatch, runs_of

@@ -21,8 +21,8 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.explain import explain
-from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.settings.config_file import from_file
 from amp_rewrite.settings.op_lists import load_lists

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper
 
 import amp_rewrite
+from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.placement import cost_model as work_module
@@ -27,7 +28,6 @@ from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, UNKNOWN_DIMENSI
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.decide.placement.min_cut import FIXED, Network
 from amp_rewrite.decide.placement.place import Placing
-from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.shapes.onnx_shapes import shapes_of
 from amp_rewrite.ir.view import View

@@ -6,18 +6,18 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.decide.pin import Pin
-from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.explain import explain
-from amp_rewrite.reports.inventory import report_of
+from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.settings.op_lists import load_lists
 from support.half_models import HALF, half, raised, raised_ops, rules, told, weights, written

@@ -19,9 +19,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import KINDS, CastChange, Change, Delta, diff
-from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.match import common, match
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, Row, Totals
 from support.paths import TESTS
 

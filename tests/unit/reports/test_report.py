@@ -20,9 +20,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.reports.explain import explain
-from amp_rewrite.reports.inventory import report_of
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
 from amp_rewrite.settings.options import STATED
 from support.paths import ROOT, TESTS

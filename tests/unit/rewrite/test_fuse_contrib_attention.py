@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto
 
-from amp_rewrite.rewrite.contrib import attention_equivalence
+from amp_rewrite.rewrite.contrib import multi_head_attention_equivalence as attention_equivalence
 from amp_rewrite.rewrite.contrib.reference import computed
 from amp_rewrite.rewrite.equivalence import UNIT
 from support.contrib_models import (

@@ -24,7 +24,7 @@ from amp_rewrite.rewrite.attention.layout import RANK, dims_at
 from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.contrib.attention_equivalence import Base, mismatch_of
+from amp_rewrite.rewrite.contrib.multi_head_attention_equivalence import Base, mismatch_of
 from amp_rewrite.rewrite.contrib.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
 

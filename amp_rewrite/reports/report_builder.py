@@ -13,8 +13,8 @@ from typing import NamedTuple
 from onnx import TypeProto
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.cast_plan import Plan
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import made_variable, read_variable
