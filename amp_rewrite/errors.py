@@ -75,12 +75,17 @@ class GradientError(AmpRewriteError):
     """A requested gradient does not exist, or has no rule."""
 
 
-def advice(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return "did you mean …?" with the known name nearest to a word, else the other advice."""
+def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return the known names that are most like a word, best first."""
     import difflib  # late: only errors need it
 
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
+    return difflib.get_close_matches(word, list(known), most)
+
+
+def advice(word: str, known: Iterable[str], otherwise: str, most: int = 1) -> str:
+    """Return "did you mean …?" with the known names nearest to a word, else the other advice."""
+    near = nearest(word, known, most)
+    return f"did you mean {', '.join(map(repr, near))}?" if near else otherwise
 
 
 @dataclass(frozen=True, slots=True, order=True)

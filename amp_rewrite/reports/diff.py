@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.reports.match import compared, match
 from amp_rewrite.reports.render import annotation, markdown_table, table
 from amp_rewrite.reports.report import Report
@@ -89,9 +88,8 @@ class Delta:
         """
         for kind in kinds:
             if kind not in KINDS:
-                near = difflib.get_close_matches(kind, KINDS, 1)
-                advice = f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(KINDS)}"
-                raise PolicyError(f"unknown kind of difference {kind!r}; {advice}")
+                hint = advice(kind, KINDS, f"use some of {', '.join(KINDS)}")
+                raise PolicyError(f"unknown kind of difference {kind!r}; {hint}")
         return any(self.counts[kind] for kind in kinds or KINDS)
 
     def summary(self) -> str:

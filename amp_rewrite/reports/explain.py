@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.errors import PatternError
+from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import NO_ROW, ReportData, Row
 
@@ -76,9 +75,8 @@ def _find(report: ReportData, name: str, makers: Mapping[str, int]) -> int:
         return makers[name]
     if not rows:
         names = dict.fromkeys((*(row.name for row in report.rows), *makers))
-        near = difflib.get_close_matches(name, names, 3)
-        advice = f"did you mean {', '.join(map(repr, near))}?" if near else "report --verbose lists them all"
-        raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {advice}")
+        hint = advice(name, names, "report --verbose lists them all", most=3)
+        raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
     if len(rows) > 1:
         paths = [report.rows[i].path for i in rows]
         unique = len(set(paths)) == len(paths)

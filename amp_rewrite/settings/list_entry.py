@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from amp_rewrite.errors import ListError, advice
+from amp_rewrite.errors import ListError, advice, nearest
 from amp_rewrite.ir.names import normal_domain
 
 Scalar = str | int | float | bool
@@ -158,7 +157,7 @@ def _nearest(op_type: str, known: Iterable[tuple[str, str]]) -> str | None:
     spelled: dict[str, str] = {}
     for domain, name in sorted(known, reverse=True):
         spelled[name.casefold()] = spell(domain, name)
-    near = difflib.get_close_matches(op_type.casefold(), spelled, 1)
+    near = nearest(op_type.casefold(), spelled)
     return spelled[near[0]] if near else None
 
 

@@ -20,14 +20,13 @@ an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive
 from __future__ import annotations
 
 import ast
-import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from amp_rewrite.errors import PatternError, advice
+from amp_rewrite.errors import PatternError, advice, nearest
 from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -304,5 +303,5 @@ def closest(text: str, candidates: Iterable[str]) -> str | None:
     for candidate in candidates:
         spellings.setdefault(candidate.lower(), candidate)
         spellings.setdefault(candidate.rpartition("::")[2].lower(), candidate)
-    near = difflib.get_close_matches(bare, spellings, 1)
+    near = nearest(bare, spellings)
     return spellings[near[0]] if near else None

@@ -5,7 +5,6 @@ An array is passed on unchanged, cast if every value survives, or rejected with 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError
+from amp_rewrite.errors import FeedError, advice
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.sources import Filed, Raw, Source, source_of
 from amp_rewrite.files.casting import Array
@@ -173,8 +172,7 @@ def _names_beside(raw: Raw) -> str:
 
 
 def _nearest(name: str, known: Mapping[str, Port]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(map(repr, known)) or 'none'}"
+    return advice(name, known, f"the inputs are {', '.join(map(repr, known)) or 'none'}")
 
 
 def _elements(value: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import TrainingError
+from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
@@ -61,9 +60,8 @@ def objective(model: Model, loss: str) -> Objective:
         return Objective(model, loss, _ones(b, loss), target=_labels(b))
     make = LOSSES.get(spec[1])
     if make is None:
-        near = difflib.get_close_matches(spec[1], LOSSES, 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(LOSSES)}"
-        raise TrainingError(f"unknown loss {spec[1]!r}; {advice}")
+        hint = advice(spec[1], LOSSES, f"use one of {', '.join(LOSSES)}")
+        raise TrainingError(f"unknown loss {spec[1]!r}; {hint}")
     prediction, goal = _arguments(b, spec[2])
     dtype = b.dtype(prediction)
     if b.known(prediction) is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Sequence
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import TrainingError
+from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.op_classes import LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
@@ -74,8 +73,7 @@ def _matched(names: dict[str, Value], globs: str | Sequence[str]) -> list[str]:
     for glob in (globs,) if isinstance(globs, str) else globs:
         matched = [name for name in names if name == glob or fnmatch.fnmatchcase(name, glob)]
         if not matched:
-            near = difflib.get_close_matches(glob, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {_some(list(names))}"
+            hint = advice(glob, names, f"it has {_some(list(names))}")
             raise TrainingError(f"parameter {glob!r} is not an initializer of the model; {hint}")
         selected.update(dict.fromkeys(matched))
     return list(selected)

@@ -447,7 +447,7 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
         "import amp_rewrite.pipeline.convert\n"
         "def broken(*given):\n"
         "    raise KeyError('broken')\n"
-        "sys.modules['amp_rewrite.pipeline.draft'].plan_casts = broken\n"
+        "sys.modules['amp_rewrite.pipeline.convert'].plan_casts = broken\n"
         "from amp_rewrite.cli import program\n"
         f"program.main(['{model}'])\n"
     )
