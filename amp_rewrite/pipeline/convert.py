@@ -14,7 +14,6 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.errors import Finding
-from amp_rewrite.evidence.guard import Guarded, guard
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.view import View
@@ -29,6 +28,7 @@ from amp_rewrite.settings.options import Options, Request, takes_options
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
+    from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
 
 METADATA_KEY = "amp_rewrite"
@@ -82,9 +82,9 @@ def convert(
     """
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
-    measured = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else Guarded()
-    coloring = draft.paint(measured.pins)
-    return finish(draft, coloring, measured.findings)  # plan_casts, apply, check, report_of
+    measured = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else None
+    coloring = draft.paint(measured.pins if measured else ())
+    return finish(draft, coloring, measured.findings if measured else ())  # plan_casts, apply, check, report_of
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
@@ -98,6 +98,8 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
 
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
     """Return the pins and findings that ranges imply for a draft."""
+    from amp_rewrite.evidence.guard import guard  # late: only conversions with ranges pay for it
+
     to, saturate = draft.request.to, draft.hazards.saturate
     return guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from amp_rewrite.errors import ListError, advice
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
@@ -55,8 +55,7 @@ def read_mapping(mapping: Mapping[str, object], known: Known | None) -> ListFile
     return _statements("<mapping>", _wrap(mapping, 0), known)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(NamedTuple):
     """A piece of a list file, the place that errors name, and the source that entries keep."""
 
     value: Scalar | list[_Node] | dict[str, _Node] | None
@@ -118,12 +117,15 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     root: _Node | None = None
     for event in iter(loader.get_event, None):
         line = event.start_mark.line + 1
-        if isinstance(event, yaml.NodeEvent):
-            _refuse_event(event, f"{place}:{line}", len(open_nodes))
         if isinstance(event, yaml.ScalarEvent):
             where = f"{place}:{line}"
+            if event.anchor or event.tag:
+                _refuse_event(event, where)
             node = _Node(_scalar(loader, event, where), where, f"{name}:{line}")
-        elif isinstance(event, yaml.CollectionStartEvent):
+        elif isinstance(event, yaml.NodeEvent):
+            _refuse_event(event, f"{place}:{line}")
+            if len(open_nodes) >= _MAX_DEPTH:
+                raise ListError(f"{place}:{line}: nested too deeply for an op list")
             open_nodes.append((event, line, []))
             continue
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -141,13 +143,11 @@ def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     return root
 
 
-def _refuse_event(event: yaml.NodeEvent, where: str, depth: int) -> None:
+def _refuse_event(event: yaml.NodeEvent, where: str) -> None:
     if event.anchor:
         raise ListError(f"{where}: YAML anchors and aliases are refused; write the entry out")
     if tag := getattr(event, "tag", None):
         raise ListError(f"{where}: YAML tags are refused; remove {tag!r}")
-    if depth >= _MAX_DEPTH and hasattr(event, "flow_style"):
-        raise ListError(f"{where}: nested too deeply for an op list")
 
 
 def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:

@@ -52,13 +52,14 @@ _TABLE = (
     (_Row("gelu_erf", activations.GELU_ERF), _Row("gelu_tanh", activations.GELU_TANH)),
 )
 """The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
-_ANCHORS = frozenset(kind for rows in _TABLE for row in rows for way in row.pattern.ways() for kind in way[0][0])
+_ANCHORS = tuple(frozenset(kind for row in rows for way in row.pattern.ways() for kind in way[0][0]) for rows in _TABLE)
+_RARE = frozenset[str]().union(*_ANCHORS)
 
 
 @cache
-def _searches() -> list[tuple[tuple[_Row, ...], Search]]:
-    """Return the rows of each group with the search for them, built for the first model that has an anchor."""
-    return [(rows, Search.of(*(row.pattern for row in rows))) for rows in _TABLE]
+def _search_for(rows: tuple[_Row, ...]) -> Search:
+    """Return the search for a group, built for the first model that has an anchor of it."""
+    return Search.of(*(row.pattern for row in rows))
 
 
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
@@ -68,12 +69,12 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     """
     taken: set[OpId] = set()
     result = []
-    rare = [op for op in view.ops if op.kind in _ANCHORS]
-    for rows, search in _searches() if rare else ():
+    rare = [op for op in view.ops if op.kind in _RARE]
+    for rows, anchors in zip(_TABLE, _ANCHORS, strict=True):
         for op in rare:
-            if op.kind not in search.after or op.id in taken or not computes(view, op, dtypes):
+            if op.kind not in anchors or op.id in taken or not computes(view, op, dtypes):
                 continue
-            cluster = next(_clusters_at(view, rows, search, op), None)
+            cluster = next(_clusters_at(view, rows, _search_for(rows), op), None)
             if cluster is not None and taken.isdisjoint(cluster.ops):
                 taken.update(cluster.ops)
                 result.append(cluster)

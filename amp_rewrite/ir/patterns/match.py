@@ -61,7 +61,7 @@ class Pattern:
         return iter(())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Value(Pattern):
     """Any value that passes a test and does not match `unless`.
 
@@ -83,7 +83,7 @@ class Value(Pattern):
             yield bound.take(*passed) if self.casts else bound
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Ops(Pattern):
     """An op of one of these kinds whose first operands match. With `once`, its result has a single reader."""
 
@@ -123,7 +123,7 @@ def _all(view: View, values: tuple[ValueId | None, ...], of: tuple[Pattern, ...]
             yield from _all(view, values[1:], of[1:], extended)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Either(Pattern):
     """Alternative patterns, tried in order."""
 
@@ -138,7 +138,7 @@ class Either(Pattern):
             yield from part.ways()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Through(Pattern):
     """A pattern with up to `most` ops of these kinds between it and its reader."""
 
@@ -155,7 +155,7 @@ class Through(Pattern):
         yield from ((*way, *((self.kinds, True),) * self.most) for way in self.of.ways())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class MadeOf(Pattern):
     """An expression of the captured entry and weights, of at most `most` ops of these kinds."""
 
@@ -217,7 +217,7 @@ def varying(view: View, value: ValueId) -> bool:
 # -- search ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Search:
     """A search for patterns from their anchors: an automaton over the kinds of anchor, reader, reader's reader …
 
