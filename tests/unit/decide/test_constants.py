@@ -289,6 +289,13 @@ def test_a_tiny_quantization_scale_holds_its_op_where_the_scale_could_be_lowered
     assert len(list(underflow(view_of(text, opset), F16))) == held
 
 
+@pytest.mark.parametrize(("scale", "held"), [("2e-8", {"y": "constant_range"}), ("2e-2", {})])
+def test_a_quantizer_stays_float32_where_its_scale_would_vanish(scale: str, held: dict[str, str]) -> None:
+    text = "g (float[N] x) => (int8[N] y) <float s = {%s}, int8 z = {0}> { y = QuantizeLinear (x, s, z) }"
+    view = view_of(text % scale, 21)
+    assert {view.ops[pin.op].node.output[0]: pin.rule for pin in underflow(view, F16)} == held
+
+
 # -- statistics -------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx.parser
 import pytest
 
+from amp_rewrite import repair
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
@@ -72,6 +74,13 @@ def test_pins_of_a_region_hold_all_its_ops_and_say_why() -> None:
     assert {(pin.rule, pin.raises, pin.note) for pin in region.pins} == {
         ("repair", True, "'bell' (gelu_erf) errs by 0.5 by itself")
     }
+
+
+def test_a_repair_without_a_criterion_tries_nothing() -> None:
+    model = onnx.parser.parse_model(GELU)
+    repaired = repair(model, {"x": np.ones((2, 4), np.float32)})
+    assert (repaired.verdict, repaired.regions, repaired.candidates, repaired.trials) == (None, (), 0, 0)
+    assert repaired.solved
 
 
 @pytest.mark.parametrize(
