@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 
-from amp_rewrite.decide.reasons import DOCS
+from amp_rewrite.decide.hazards.rule import Record
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
@@ -15,10 +14,10 @@ _PROOF = "Both run in float64 on random inputs and agree within four units of fl
 
 
 @dataclass(frozen=True, slots=True)
-class FusionRule:
-    """A fusion: the kind in `Fusion.kind` and `Refusal.kind`, its operator, spelling and own refusals."""
+class FusionRule(Record):
+    """A fusion: the kind in `Replacement.kind` and `Refusal.kind`, its operator, spelling and own refusals."""
 
-    name: str
+    folder = "rewrite/models"
     operator: str
     spelling: str
     refusals: str
@@ -33,11 +32,6 @@ class FusionRule:
         return f"{self.spelling} is one {self.operator}."
 
     @property
-    def docs(self) -> str:
-        """Return the page of the fusion."""
-        return f"{DOCS}/{self.name}.md"
-
-    @property
     def sections(self) -> Mapping[str, str]:
         """Return the text under each heading."""
         first = FIRST_FUSED.get(self.operator)
@@ -48,11 +42,6 @@ class FusionRule:
             "Proof": _PROOF,
             "How to override": "`--fuse none`, or `--keep` and `--lower` with the name of an op.",
         }
-
-    def model(self, end: str) -> str:
-        """Return the ONNX text of the model that is fused ("hit") or of the one that is not ("near")."""
-        file = resources.files("amp_rewrite").joinpath("rewrite", "models", f"{self.name}.{end}.onnxtxt")
-        return file.read_text("utf-8")
 
 
 _LAST_AXIS = "Another axis than the last, or one of unknown size; an epsilon that is not one constant below the root;"

@@ -119,7 +119,7 @@ class Option:
 
 
 def _op_lists(value: Sequence[ListSource] | ListSource, values: Values) -> OpLists:
-    from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: they import onnx
+    from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
 
     overlays = [value] if isinstance(value, (str, Path, Mapping)) else list(value)
     return load_lists(values["to"], overlays, environment_edits(os.environ))

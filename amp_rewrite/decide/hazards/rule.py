@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from amp_rewrite.decide.reasons import DOCS
 from amp_rewrite.dtypes import DType
@@ -26,14 +26,33 @@ _SECTION = re.compile(rf"^({'|'.join(HEADINGS)}): ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[R]):
+class Record:
+    """A rule or fusion with a page in the docs and two models: one that needs it, and one that it leaves alone."""
+
+    name: str
+    folder: ClassVar[str]
+    """The folder of the models, in the package."""
+
+    @property
+    def docs(self) -> str:
+        """Return the page of the record."""
+        return f"{DOCS}/{self.name}.md"
+
+    def model(self, end: str) -> str:
+        """Return the ONNX text of one of the `MODELS`."""
+        file = resources.files("amp_rewrite").joinpath(self.folder, f"{self.name}.{end}.onnxtxt")
+        return file.read_text("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Record, Generic[R]):
     """A safety rule, documented by the docstring of its function.
 
     `reason`: the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases`: earlier names of the
     rule, and names of rules that it subsumes.
     """
 
-    name: str
+    folder = "decide/hazards/models"
     reason: str
     promise: str
     function: Callable[[View, DType], R]
@@ -44,22 +63,12 @@ class Rule(Generic[R]):
         return self.function(view, to)
 
     @property
-    def docs(self) -> str:
-        """Return the page of the rule."""
-        return f"{DOCS}/{self.name}.md"
-
-    @property
     def sections(self) -> Mapping[str, str]:
         """Return the text under each heading, as one line each."""
         _, *parts = _SECTION.split(inspect.getdoc(self.function) or "")
         texts = dict(zip(parts[::2], (" ".join(text.split()) for text in parts[1::2]), strict=True))
         texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
         return {head: texts[head] for head in HEADINGS if head in texts}
-
-    def model(self, end: str) -> str:
-        """Return the ONNX text of one of the `MODELS`."""
-        file = resources.files("amp_rewrite").joinpath("decide", "hazards", "models", f"{self.name}.{end}.onnxtxt")
-        return file.read_text("utf-8")
 
 
 def rule(reason: str, promise: str, *, name: str = "") -> Callable[[Callable[[View, DType], R]], Rule[R]]:
