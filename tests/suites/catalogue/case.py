@@ -21,7 +21,23 @@ from amp_rewrite.rewrite.emulate import emulate
 from suites.catalogue.naive import naive
 from support import cases, objections
 
-_IR = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
+IR_VERSIONS = {
+    9: 4,
+    10: 5,
+    11: 6,
+    12: 7,
+    13: 7,
+    14: 7,
+    15: 8,
+    16: 8,
+    17: 8,
+    18: 8,
+    19: 9,
+    20: 9,
+    21: 10,
+    22: 10,
+    23: 11,
+}
 
 
 WRONG = r": output 0: (is not finite|is off by|differs|is .* instead of)"
@@ -84,7 +100,7 @@ class Case:
         imports = {"": self.opset, **self.domains}
         spelled = ", ".join(f'"{domain}": {version}' for domain, version in imports.items())
         model = onnx.parser.parse_model(
-            f"<ir_version: {self.ir or _IR[self.opset]}, opset_import: [{spelled}]>\n{self.text}"
+            f"<ir_version: {self.ir or IR_VERSIONS[self.opset]}, opset_import: [{spelled}]>\n{self.text}"
         )
         rng = np.random.default_rng(self.row)
         for name, given in self.weights.items():

@@ -1,0 +1,96 @@
+"""Reference conversions for comparison: round the operands of products alone, or operands and results.
+
+The first is the least that a mixed-precision conversion changes, the second is what PyTorch's autocast computes for
+matrix products and convolutions. Both stay float32 models: a Cast to the low type and a Cast back round a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+
+import numpy as np
+import onnx.inliner
+import onnx.shape_inference
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from amp_rewrite.dtypes import DType
+
+OPERANDS: Mapping[str, int] = {
+    "Attention": 3,
+    "Conv": 2,
+    "ConvTranspose": 2,
+    "Einsum": 64,
+    "GRU": 3,
+    "Gemm": 2,
+    "LSTM": 3,
+    "MatMul": 2,
+    "RNN": 3,
+}
+"""Products, convolutions and recurrent cells, with the number of leading inputs that are multiplied."""
+
+
+def rounded_products(model: ModelProto, to: DType, *, results: bool) -> ModelProto:
+    """Return a copy of a model whose products read operands rounded to `to`; with `results` their results, too.
+
+    Functions are inlined; products in bodies of If, Loop and Scan count.
+    """
+    copy = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
+    _Rounding(to, results).graph(copy.graph, {})
+    return copy
+
+
+class _Rounding:
+    def __init__(self, to: DType, results: bool) -> None:
+        self.to, self.results, self.number = to, results, count()
+
+    def graph(self, graph: GraphProto, outer: Mapping[str, int]) -> None:
+        """Round around the products of a graph; `outer`: element types of the values around it, by name."""
+        types = {**outer, **{t.name: t.data_type for t in graph.initializer}}
+        types.update((v.name, v.type.tensor_type.elem_type) for v in (*graph.input, *graph.value_info, *graph.output))
+        nodes: list[NodeProto] = []
+        rounded: dict[str, str] = {}
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    self.graph(attribute.g, types)
+            operands = OPERANDS.get(node.op_type, 0) if node.domain in ("", "ai.onnx") else 0
+            for slot, name in enumerate(node.input[:operands]):
+                if types.get(name) != TensorProto.FLOAT:
+                    continue
+                if name not in rounded:
+                    rounded[name] = f"rounded_{next(self.number)}"
+                    nodes.extend(self.casts(name, rounded[name]))
+                node.input[slot] = rounded[name]
+            nodes.append(node)
+            for slot, name in enumerate(node.output if operands and self.results else ()):
+                if types.get(name) == TensorProto.FLOAT:
+                    node.output[slot] = f"unrounded_{next(self.number)}"
+                    nodes.extend(self.casts(node.output[slot], name))
+        del graph.node[:], graph.value_info[:]
+        graph.node.extend(nodes)
+
+    def casts(self, source: str, target: str) -> Iterator[NodeProto]:
+        low = f"low_{next(self.number)}"
+        yield helper.make_node("Cast", [source], [low], to=self.to.code)
+        yield helper.make_node("Cast", [low], [target], to=TensorProto.FLOAT)
+
+
+def relative_error(exact: Sequence[object], results: Sequence[object]) -> float:
+    """Return the largest error of all outputs, relative to the largest magnitude of each.
+
+    Infinite if an integer or bool differs, and where only one of two numbers is finite.
+    """
+    worst = 0.0
+    for a, b in zip(map(np.asarray, exact), map(np.asarray, results), strict=True):
+        if a.shape != b.shape or (a.dtype.kind != "f" and not np.array_equal(a, b)):
+            return np.inf
+        if a.dtype.kind != "f" or not a.size:
+            continue
+        finite = np.isfinite(a)
+        if not np.array_equal(np.isfinite(b), finite) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+            return np.inf
+        if finite.any():
+            scale = max(float(np.abs(a[finite]).max()), 1e-30)
+            worst = max(worst, float(np.abs(a[finite].astype(np.float64) - b[finite]).max()) / scale)
+    return worst
