@@ -66,7 +66,8 @@ reduces:0     1       same_shape = CumSum
 -             -       bounded same_shape = Erf Softsign
 -             -       bounded squeezes same_shape = HardSigmoid
 -             -       broadcasts = And BitwiseAnd BitwiseOr Equal Greater GreaterOrEqual Less LessOrEqual Or PRelu Xor
--             -       contracts = AveragePool GlobalAveragePool GlobalMaxPool MaxPool Mish Swish
+-             -       contracts = Mish Swish
+-             -       pools contracts = AveragePool GlobalAveragePool GlobalMaxPool MaxPool
 -             -       contracts same_shape = Gelu HardSwish
 -             -       dequantizes = DequantizeLinear
 -             -       elementless = Shape Size
@@ -214,6 +215,8 @@ BOUNDED = _ops("bounded")
 """Ops whose results lie between -1 and 1."""
 CONTRACTS = _ops("contracts")
 """Ops whose results are no larger than their first input."""
+POOLS = _ops("pools")
+"""Ops that reduce windows or whole maps."""
 SMALL = _ops("small")
 """Ops whose results are finite and small for all inputs: normalizations, and the last ops of layers."""
 SQUEEZES = _ops("squeezes")
@@ -229,6 +232,8 @@ LAYERS = _ops("layer")
 """Products and convolutions with weights, of two operands and perhaps a bias."""
 RECURRENT = _ops("recurrent")
 """Recurrent cells."""
+TENSOR_CORE_STEP = 8
+"""Terms that tensor cores sum at once."""
 HEAVY = _ops("heavy")
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from amp_rewrite.decide.coloring import groups, rules, upcast
+from amp_rewrite.decide.coloring import borders, groups, rules, upcast
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.state import PaintOptions, State
@@ -33,6 +33,7 @@ SPREAD: tuple[Rule, ...] = (
     groups.sequences_by_allow,
 )
 FINISH: tuple[Rule, ...] = (
+    borders.hold_borders,
     groups.clusters_whole,
     groups.norm_affine,
     rules.shapes_follow,

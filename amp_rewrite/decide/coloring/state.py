@@ -12,11 +12,13 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.vertices import Vertices
 from amp_rewrite.decide.hazards.find import Hazards
 from amp_rewrite.decide.pin import Pin
+from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
 
@@ -50,7 +52,7 @@ class State:
 
     `low` and `denied` hold the paint of vertices, `frozen` that of ops. `upcast` is the paint of variables that are low
     in the model and become float32, `upcast_refused` that of ops for which this was asked but is impossible. Neither
-    has vertices, so nothing spreads from them.
+    has vertices, so nothing spreads from them. `costs`: those of the placement, if there is one.
     """
 
     view: View
@@ -64,6 +66,14 @@ class State:
     frozen: dict[OpId, Paint] = field(default_factory=dict)
     upcast: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
     upcast_refused: dict[OpId, Paint] = field(default_factory=dict)
+    costs: CostModel | None = None
+
+    @property
+    def sizes(self) -> CostModel:
+        """The sizes of values and operations of products, computed once."""
+        if self.costs is None:
+            self.costs = CostModel(self.view, ROOFS["A100"], self.to)
+        return self.costs
 
     # -- facts -------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from amp_rewrite.decide.hazards.products import products
 from amp_rewrite.decide.hazards.quantizers import quantizers
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.shape_math import numbers
+from amp_rewrite.decide.hazards.small_steps import small_steps
 from amp_rewrite.decide.hazards.trig_arguments import angle
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
@@ -42,7 +43,7 @@ def cluster(view: View, to: DType) -> tuple[Cluster, ...]:
     return clusters(view)
 
 
-PINNING: tuple[Rule[Iterator[Pin]], ...] = (
+PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     shape_taint,
     index_taint,
     accumulators,
@@ -60,9 +61,10 @@ PINNING: tuple[Rule[Iterator[Pin]], ...] = (
     quantizers,
     products,
     growth,
+    small_steps,
 )
 """The rules that pin ops to float32. If several pin one op, the first gives the reason."""
-RULES: tuple[Rule[Any], ...] = (*PINNING, cluster, saturated)
+RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
 """All rules that a report can name, by reason or by finding."""
 
 
@@ -74,7 +76,7 @@ class Hazards:
     type. `saturate`: values to clamp to the low type's finite range when they are lowered; constants are clamped when
     baked, results at their Cast. `numbers`: ops that compute with shapes and constants alone; their denial need not
     spread. `benign`: ops on the deny list that are harmless in their context, with the reason. `findings`: notes for
-    the report.
+    the report. `guarded`: the rules on the border between the types (`coloring/borders.py`) run, too.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -83,6 +85,7 @@ class Hazards:
     saturate: frozenset[ValueId] = frozenset()
     numbers: frozenset[OpId] = frozenset()
     benign: Mapping[OpId, str] = field(default_factory=dict)
+    guarded: bool = False
 
 
 def find_hazards(view: View, to: DType) -> Hazards:
@@ -94,4 +97,4 @@ def find_hazards(view: View, to: DType) -> Hazards:
     saturate, findings = saturated(view, to)
     groups = cluster(view, to)
     pinned = tuple(pins[op] for op in sorted(pins))
-    return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups, to))
+    return Hazards(pinned, groups, findings, saturate, numbers(view), benign(view, groups, to), guarded=True)

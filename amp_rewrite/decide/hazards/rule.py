@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, ParamSpec, TypeVar
 
 from amp_rewrite.decide.reasons import DOCS
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.view import View
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 OVERRIDE = "How to override"
@@ -45,7 +44,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Record, Generic[R]):
+class Rule(Record, Generic[P, R]):
     """A safety rule, documented by the docstring of its function.
 
     `reason`: the id of its pins in `decide/reasons.py`, or the kind of its findings. `aliases`: earlier names of the
@@ -55,12 +54,12 @@ class Rule(Record, Generic[R]):
     folder = "decide/hazards/models"
     reason: str
     promise: str
-    function: Callable[[View, DType], R]
+    function: Callable[P, R]
     aliases: tuple[str, ...] = ()
 
-    def __call__(self, view: View, to: DType) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the rule."""
-        return self.function(view, to)
+        return self.function(*args, **kwargs)
 
     @property
     def sections(self) -> Mapping[str, str]:
@@ -71,6 +70,6 @@ class Rule(Record, Generic[R]):
         return {head: texts[head] for head in HEADINGS if head in texts}
 
 
-def rule(reason: str, promise: str, *, name: str = "") -> Callable[[Callable[[View, DType], R]], Rule[R]]:
+def rule(reason: str, promise: str, *, name: str = "") -> Callable[[Callable[P, R]], Rule[P, R]]:
     """Make a function a rule; its name is its reason, unless another rule with this reason has that name."""
     return lambda function: Rule(name or reason, reason, promise, function)

@@ -12,12 +12,11 @@ from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers
-from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS
+from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_TENSOR_CORE_STEP = 8
 _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
 
 
@@ -84,7 +83,7 @@ def _angular(view: View, op: Op, positions: dict[ValueId, OpId], lengths: dict[V
         shape: Shape = tuple(tensor.dims) if tensor is not None else lengths.get(value, ()) if value is not None else ()
         terms = summed_length(op, slot, shape) if shape else None
         if terms is not None:
-            return terms < _TENSOR_CORE_STEP
+            return terms < TENSOR_CORE_STEP
     return False
 
 

@@ -40,6 +40,7 @@ class Placing:
 
     def __call__(self, state: State) -> None:
         """Give every free vertex the label of the cheapest labelling, unless that is worse than its own."""
+        state.costs = self.costs
         problem = CutProblem(state, self.costs, self.islands)
         vertices = problem.vertices
         self.labelling = problem.labelling()

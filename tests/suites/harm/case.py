@@ -37,7 +37,7 @@ class Case:
     and the next repetition for `@t` and `@n`. `weights`: initializers that the text does not spell out, `feeds`: the
     inputs; both are expressions over `np` and `rng`, a generator seeded by the name. `lowers`, `stays`: first outputs of ops that
     must be low, or must not be. `types`: low types that the case tries. `tolerance`: another one than `TOLERANCE`, as
-    a factor, with its `reason`. `free`: all lengths of the inputs are unknown.
+    a factor, with its `reason`. `free`: the lengths of inputs and outputs are unknown, but for axes in `fixed`.
     """
 
     principle: str
@@ -55,6 +55,7 @@ class Case:
     opset: int = 17
     domains: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    fixed: tuple[int, ...] = ()
     to: DType = DType.FLOAT16
     free: bool = False
 
@@ -80,7 +81,8 @@ class Case:
             model.graph.initializer.append(numpy_helper.from_array(_float32(array), name))
         for port in (*model.graph.input, *model.graph.output) if self.free else ():
             for at, dim in enumerate(port.type.tensor_type.shape.dim):
-                dim.dim_param = f"{port.name}_{at}"
+                if not self.fixed or at not in self.fixed:
+                    dim.dim_param = f"{port.name}_{at}"
         return model
 
     def batch(self) -> dict[str, np.ndarray]:

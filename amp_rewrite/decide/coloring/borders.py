@@ -1,0 +1,264 @@
+"""Safety rules on the border between the types: ops that no lowered product needs in the low type.
+
+They run when the colors have spread and the border is placed, and only take ops back to float32. What they decide
+depends on the colors of an op's neighbours; the safety rules in `decide/hazards/` read the model alone.
+"""
+
+from __future__ import annotations
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.state import State
+from amp_rewrite.decide.hazards.rule import Rule, rule
+from amp_rewrite.decide.hazards.steps import summed_length
+from amp_rewrite.decide.union_find import UnionFind
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import first_input_of, made_variable, origin
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.op_classes import (
+    CASTS,
+    COPIES,
+    ELEMENTLESS,
+    HEAVY,
+    PAIR_SUMS,
+    POOLS,
+    PRODUCTS,
+    REDUCTIONS,
+    SOFTMAXES,
+    SUMS,
+    TENSOR_CORE_STEP,
+)
+from amp_rewrite.ir.patterns.clusters import Cluster
+from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.settings.choices import Level
+
+_SPREAD_LEVELS = (Level.LOWER_ALL, Level.UNSAFE_FORCE_ALL)
+"""Levels at which the user asks for low ops wherever the type has a kernel."""
+_LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
+"""Largest constant that counts as a bias: an eighth of the integers that the type holds exactly."""
+
+
+# -- facts about the border --------------------------------------------------------------------------------------------
+
+
+def _movable(state: State) -> list[int]:
+    """Return the low vertices that no user asked for, in order."""
+    return [v for v in sorted(state.low) if state.vertices.all[v].op not in state.options.lower]
+
+
+def _ports(state: State, v: int) -> tuple[list[ValueId], list[ValueId]]:
+    """Return the inputs of a vertex that are not constant, and its outputs."""
+    vertex, view = state.vertices.all[v], state.view
+    op = view.ops[vertex.op]
+    variables = [variable for variable in view.variables[op.id] if variable.name in vertex.variables]
+    read = dict.fromkeys(op.inputs[slot] for variable in variables for slot in variable.inputs)
+    made = (op.outputs[slot] for variable in variables for slot in variable.outputs)
+    varying = [value for value in read if value is not None and view.constant(value) is None]
+    return varying, [value for value in made if value is not None]
+
+
+def _maker(state: State, value: ValueId) -> int | None:
+    """Return the vertex that makes a value."""
+    port = made_variable(state.view, value)
+    return state.vertices.of.get(port) if port is not None else None
+
+
+def _low(state: State, value: ValueId) -> bool:
+    """True if a value is made, or fed, in the low type."""
+    if value in state.options.low_inputs or _maker(state, value) in state.low:
+        return True
+    dtype = state.view.dtype(value)
+    return dtype is not None and dtype.low and not state.made_upcast(value)
+
+
+def _needed_in_float32(state: State, value: ValueId) -> bool:
+    """True if a value leaves its graph in float32, or an op reads its elements in float32."""
+    if value in state.view.yielded and value not in state.options.low_inputs:
+        return True
+    uses = (use for use in state.view.uses[value] if state.view.ops[use.op].kind not in ELEMENTLESS)
+    return any(not state.reads_low(use.op, use.slot) for use in uses)
+
+
+def _leaves_floats(state: State, op: Op) -> bool:
+    """True for a Cast to a type that is not floating."""
+    dtype = state.view.dtype(op.outputs[0]) if op.kind in CASTS and op.outputs[0] is not None else None
+    return dtype is not None and not dtype.floating
+
+
+def _to_float32(state: State, v: int, reason: str, note: str) -> None:
+    del state.low[v]
+    state.denied[v] = state.high(reason, None, note)
+
+
+# -- tiny products -----------------------------------------------------------------------------------------------------
+
+
+@rule(reasons.TINY_PRODUCT, "Products of a few terms are not lowered for their own sake.")
+def tiny_products(state: State) -> None:
+    """Keep connected low ops in float32 if all their products sum fewer than 8 terms. O(nodes + uses).
+
+    What it protects: Boxes and points times a matrix of 3 or 4 columns, rigid frames, Markov chains of a few states.
+        Attention is left alone, and so is a tiny product next to a larger one.
+    Why: Tensor cores multiply in steps of 8, so such a product gains nothing. In float32 all Casts around it vanish.
+    Example: Pixels = points · homography, where float16 is off by half a pixel at 1000.
+    How to override: `--lower 'op=MatMul'` or the name of the product.
+    Source: NVIDIA, "Deep Learning Performance Documentation", requirements to use tensor cores.
+    """
+    sets = UnionFind(state.low)
+    for v in state.low:
+        sets.join((v, *(source for source in state.vertices.sources[v] if source in state.low)))
+    tiny: dict[int, OpId] = {}
+    other = set[int]()
+    products = (v for v in state.low if state.op(v).kind in HEAVY | SOFTMAXES)
+    for v in products:
+        root, op = sets.root(v), state.op(v)
+        if root in other:
+            continue
+        if op.kind in SOFTMAXES or not _is_tiny(state, op):
+            other.add(root)
+        else:
+            tiny.setdefault(root, op.id)
+    softmaxes = (op for cluster in state.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
+    other.update(sets.root(v) for v in state.of_ops(softmaxes) if v in state.low)
+    for v in _movable(state) if tiny.keys() - other else ():
+        if (root := sets.root(v)) in tiny and root not in other:
+            note = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
+            _to_float32(state, v, reasons.TINY_PRODUCT, note)
+
+
+def _is_tiny(state: State, op: Op) -> bool:
+    """True if a product is known to sum fewer than 8 terms."""
+    if op.kind not in PRODUCTS or op.outputs[0] is None:
+        return False
+    for slot, value in enumerate(op.inputs[:2]):
+        tensor = state.view.constant(value)
+        if tensor is not None and op.kind != "Einsum":
+            terms = summed_length(op, slot, tuple(tensor.dims))
+            return terms is not None and terms < TENSOR_CORE_STEP
+    return 0 < state.sizes.flops(op) < 2 * TENSOR_CORE_STEP * state.sizes.size(op.outputs[0])
+
+
+# -- values that no product made ---------------------------------------------------------------------------------------
+
+
+@rule(reasons.RAW, "A value that no product made is not rounded for somebody else's sake.")
+def raw_values(state: State) -> None:
+    """Keep clear ops, sums and products of raw values in float32 where a reader needs float32. O(nodes + uses).
+
+    What it protects: Columns of ids, timestamps and prices beside features, and caches with a float32 output. A value
+        is raw if it comes from inputs alone, through ops on the clear list, Add, Sub and Mul.
+    Why: An op that only moves such values costs the same in either type, and the Cast may as well stand behind it. In
+        front of it, the Cast rounds 100003 to 99968, for a reader that would have read the number itself.
+    Example: Split of a row into features for a layer and an id that is cast to int64.
+    How to override: `--io 'NAME=float16'` for an input and output that shall be low.
+    Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
+    """
+    raw = set[int]()
+    for v in _movable(state):
+        sources, op = state.vertices.sources[v], state.op(v)
+        if (op.kind != "Concat" and any(s in state.low and s not in raw for s in sources)) or op.kind in HEAVY:
+            continue
+        if not state.clear(v) and op.kind not in ("Add", "Sub", "Mul"):
+            continue
+        read, _ = _ports(state, v)
+        of_raw = [_maker(state, value) in raw or not _low(state, value) for value in read]
+        if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
+            raw.add(v)
+    for v in sorted(raw, reverse=True):
+        if _leaves_floats(state, state.op(v)) or any(_needed_in_float32(state, made) for made in _ports(state, v)[1]):
+            _to_float32(state, v, reasons.RAW, "no product made what it reads, and not all its readers are low")
+
+
+# -- behind the last product -------------------------------------------------------------------------------------------
+
+
+@rule(reasons.LAST_PRODUCT, "Behind the last lowered product at most one op rounds in the low type.")
+def last_product(state: State) -> None:
+    """Keep ops behind the last lowered product in float32, unless they are exact or spare a Cast. O(nodes + uses).
+
+    What it protects: Ends of models: scores that are summed up over many steps, differences of large heads, heads that
+        undo a normalization. Exact ops, such as Relu and Reshape, stay low. So does a single op that joins two low
+        values or reduces one, and the norm behind it: float32 would cost more Casts, or larger ones.
+    Why: Low types make products faster. Behind the last product nothing is left to gain, and each op rounds again.
+    Example: Viterbi scores of a tagger: hundreds of Adds, after which the float16 spacing is as large as a score.
+    How to override: `--io low` for outputs that shall be low.
+    Source: PyTorch's autocast, which rounds the results of products and leaves sums in the wider type.
+    """
+    before, rounded = _before_products(state), dict[int, int]()
+    groups = {op: cluster for cluster in state.hazards.clusters for op in cluster.ops}
+    for v in _movable(state):
+        op = state.op(v)
+        if op.id in before:
+            continue
+        read, made = _ports(state, v)
+        if not read or state.options.low_inputs.__contains__(made[0] if made else None):
+            continue
+        low = [value for value in read if _low(state, value)]
+        steps = max((rounded.get(maker, 0) for value in low if (maker := _maker(state, value)) is not None), default=0)
+        group = groups.get(op.id)
+        if op.kind in HEAVY or (low and (exact(op) or op.kind in COPIES or _is_bias(state, op))):
+            rounded[v] = steps
+        elif group is not None and group.entry not in read and low:
+            rounded[v] = steps  # the first op decides for all
+        elif low and _spares_casts(state, op, group, len(low), steps):
+            rounded[v] = steps + 1
+        else:
+            _to_float32(state, v, reasons.LAST_PRODUCT, "no lowered product reads what it computes")
+
+
+def _before_products(state: State) -> set[OpId]:
+    """Return the ops on whose results a low product depends, and ops with bodies that hold one."""
+    view = state.view
+    products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY}
+    queue = [value for op_id in products for value in view.ops[op_id].inputs]
+    owners = [view.scopes[view.ops[op_id].scope].owner for op_id in products]
+    before = set[OpId]()
+    ops = [view.ops[owner] for owner in owners if owner is not None]
+    while queue or ops:
+        op = ops.pop() if ops else None
+        if op is None:
+            value = queue.pop()
+            if value is None:
+                continue
+            owner = view.scopes[view.values[value].scope].owner
+            op = view.producer(value) or (view.ops[owner] if owner is not None else None)
+        if op is None or op.id in before:
+            continue
+        before.add(op.id)
+        queue += op.inputs
+        queue += (out for body in op.bodies for out in view.scopes[body].outputs)
+        owner = view.scopes[op.scope].owner
+        if owner is not None:
+            ops.append(view.ops[owner])
+    return before
+
+
+def _is_bias(state: State, op: Op) -> bool:
+    """True if an op adds a moderate constant to the result of a low product: its bias."""
+    if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
+        return False
+    for value, constant in (op.inputs, op.inputs[::-1]):
+        if value is not None and constant is not None and state.view.constant(constant) is not None:
+            maker = state.view.producer(origin(state.view, value, first_input_of(COPIES)))
+            fit = state.view.fit(constant, state.to)
+            return maker is not None and maker.kind in HEAVY and fit.absmax <= _LARGE[state.to] and not fit.nonfinite
+    return False
+
+
+def _spares_casts(state: State, op: Op, group: Cluster | None, operands: int, steps: int) -> bool:
+    """True if an op would take more Casts, or larger ones, in float32; or is the norm behind such a sum."""
+    if steps == 0 and group is None and (operands > 1 or op.kind in REDUCTIONS or op.kind in POOLS):
+        return True
+    norm = group.kind.endswith("normalization") if group is not None else op.kind.endswith("Normalization")
+    summed = state.view.producer(group.entry if group is not None else op.inputs[0])
+    return norm and steps == 1 and summed is not None and summed.kind in SUMS
+
+
+RULES: tuple[Rule[[State], None], ...] = (tiny_products, raw_values, last_product)
+"""The rules in the order in which they run."""
+
+
+def hold_borders(state: State) -> None:
+    """Run the rules where safety rules are on, unless the level lowers ops wherever it can."""
+    if state.hazards.guarded and state.options.level not in _SPREAD_LEVELS:
+        for rule in RULES:
+            rule.function(state)
