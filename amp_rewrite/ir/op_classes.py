@@ -65,7 +65,8 @@ reduces:0     1       same_shape = CumSum
 -             -       bounded periodic same_shape = Cos Sin
 -             -       bounded same_shape = Erf Softsign
 -             -       bounded squeezes same_shape = HardSigmoid
--             -       broadcasts = And BitwiseAnd BitwiseOr Equal Greater GreaterOrEqual Less LessOrEqual Or PRelu Xor
+-             -       broadcasts = And BitwiseAnd BitwiseOr Or PRelu Xor
+-             -       compares broadcasts = Equal Greater GreaterOrEqual Less LessOrEqual
 -             -       contracts = Mish Swish
 -             -       pools contracts = AveragePool GlobalAveragePool GlobalMaxPool MaxPool
 -             -       contracts same_shape = Gelu HardSwish
@@ -200,6 +201,8 @@ MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops("magnifies"), (0,))}
 """Ops in which small elements of these inputs count as much as large ones."""
 ROUNDS = _ops("rounds")
 """Ops that round to integers."""
+COMPARISONS = _ops("compares")
+"""Comparisons of two values, element by element."""
 PERIODIC = _ops("periodic")
 """Ops that read an angle."""
 CORRECTLY_ROUNDED = _ops("ieee")

@@ -11,7 +11,7 @@ from amp_rewrite.decide.hazards.steps import in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import axes_of, multiples, trail
-from amp_rewrite.ir.op_classes import PAIR_SUMS, SQUARES
+from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SQUARES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
@@ -23,7 +23,7 @@ _FAR = 32  # copies and constant factors in a row
 def cancellation(view: View, to: DType) -> Iterator[Pin]:
     """Pin the difference and the ops that compute it from x and y. O(nodes).
 
-    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means or by convolutions.
+    What it protects: Variances and covariances written as E[x·y] − E[x]·E[y], by means, convolutions or products.
     Why: The result is small compared with both terms. For x = 10 ± 0.1 the variance 0.01 is the difference of two
         numbers near 100, where the float16 spacing is 0.06.
     Example: Norms written this way, structural similarity (SSIM), guided filters.
@@ -57,14 +57,16 @@ def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId |
 def _variance(view: View, minuend: ValueId | None, subtrahend: ValueId | None) -> Collection[OpId]:
     """Return the ops of E[x·y] and E[x]·E[y]; none if the values are something else."""
     mean, product = _source(view, minuend), _source(view, subtrahend)
-    factors, averaging = _factors(product.op), _averaging(view, mean.op)
-    if mean.op is None or averaging is None or not factors:
+    gram = _products(view, mean.op)
+    factors, averaging = _factors(product.op) or _products(view, product.op), _averaging(view, mean.op)
+    if mean.op is None or not (averaging or gram) or not factors:
         return ()
     squares = mean.op.kind == "ReduceSumSquare"
-    inner = mean if squares else _source(view, mean.op.inputs[0])
-    terms = mean.op.inputs[:1] * 2 if squares else _factors(inner.op)
+    inner = mean if squares or gram else _source(view, mean.op.inputs[0])
+    terms = mean.op.inputs[:1] * 2 if squares else gram or _factors(inner.op)
     means = [_source(view, value) for value in factors]
-    read = [m.op.inputs[0] for m in means if m.op is not None and _averaging(view, m.op) == averaging]
+    known = [(m.op.inputs[0], key) for m in means if m.op is not None and (key := _averaging(view, m.op)) is not None]
+    read = [value for value, key in known if gram or key == averaging]
     if len(terms) != 2 or len(read) != 2:
         return ()
     if {_source(view, v).value for v in terms} != {_source(view, v).value for v in read}:
@@ -97,6 +99,13 @@ def _source(view: View, value: ValueId | None) -> _Source:
     op = view.producer(source)
     last = [op] if op is not None and len(passed) < _FAR else []
     return _Source(tuple(step.id for step in (*passed, *last)), op, source)
+
+
+def _products(view: View, op: Op | None) -> tuple[ValueId | None, ...]:
+    """Return the two operands of a product of variables, which sums as well; none for other ops."""
+    if op is None or op.kind not in PRODUCTS or any(view.constant(v) is not None for v in op.inputs[:2]):
+        return ()
+    return op.inputs[:2]
 
 
 def _factors(op: Op | None) -> tuple[ValueId | None, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+
+import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
@@ -10,11 +13,16 @@ from amp_rewrite.decide.hazards.steps import array_of, float32_constant
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
-from amp_rewrite.ir.op_classes import COPIES, MAGNIFIES
+from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, PRODUCTS, SCALINGS, Slots
 from amp_rewrite.ir.schema import KEPT_VARIABLES, float_attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
-_FACTOR_SLOTS = {"Mul": (0, 1), "Div": (0, 1), "QuantizeLinear": (1,), "DequantizeLinear": (1,)}
+_FACTOR_SLOTS: Slots = {
+    **dict.fromkeys(SCALINGS | PRODUCTS, (0, 1)),
+    **dict.fromkeys(("Conv", "ConvTranspose", "DequantizeLinear", "QuantizeLinear"), (1,)),
+}
+_LOSS = 2.0**-8
+"""Largest part of a constant's norm that may be lost."""
 _GUARD_SLOTS = {"Add": (0, 1), "Max": (0, 1), "Clip": (1,), "Where": (1, 2)}
 
 
@@ -39,18 +47,36 @@ def constants(view: View) -> Iterator[ValueId]:
 
 
 def underflow(view: View, to: DType) -> Iterator[Pin]:
-    """Pin ops whose constant factor becomes zero, or whose constant divisor or scale is below the smallest normal."""
+    """Pin ops whose weights or only factor lose digits, or whose divisor or scale is below the normal numbers."""
     for op in view.ops:
         for slot in _FACTOR_SLOTS.get(op.kind, ()):
             value = float32_constant(view, op, slot)
             if value is None or not reads_low(view, Use(op.id, slot), to):
                 continue
             fit = view.fit(value, to)
-            divides = slot == 1 and op.kind != "Mul"
-            if fit.count == fit.flushed == 1 or (divides and (fit.flushed or fit.subnormal)):
+            product = op.kind in LAYERS or op.kind in PRODUCTS
+            divides = slot == 1 and op.kind != "Mul" and not product
+            if ((fit.count == 1 or product) and _loses_digits(view, value, to)) or (
+                divides and (fit.flushed or fit.subnormal)
+            ):
                 note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
                 yield Pin(op.id, reasons.CONSTANT_RANGE, None, note)
                 break
+
+
+def _loses_digits(view: View, value: ValueId, to: DType) -> bool:
+    """True if rounding a constant to the type changes it by more than 2⁻⁸ of its norm: most of it is subnormal."""
+    fit, half = view.fit(value, to), to.smallest_subnormal / 2
+    if fit.nonfinite or fit.overflow or not (fit.flushed or fit.subnormal):
+        return False
+    if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # a subnormal is off by half its spacing at most
+        return False
+    elements = array_of(view, value)
+    if elements is None:
+        return False
+    exact = elements.astype(np.float64)
+    rounded = elements.astype(to.numpy).astype(np.float64)
+    return bool(np.linalg.norm(rounded - exact) > _LOSS * np.linalg.norm(exact))
 
 
 @rule(reasons.STATISTICS, "A BatchNormalization runs in a low type only if its statistics fit.")

@@ -9,6 +9,8 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.integers import counted
+from amp_rewrite.decide.hazards.mask import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import results_of
 from amp_rewrite.decide.pin import Pin
@@ -24,6 +26,9 @@ _LEAST = 16
 """Different positions in a grid, at least: any type tells fewer apart well enough."""
 _MOST = 1 << 22
 """Elements of a grid, at most: a larger constant is a weight, and is not read."""
+_FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
+"""Magnitude from which a bias costs scores more than 2⁻⁵ in precision."""
+_FILL = 1e4
 _LOOK = 64
 """Leading elements of a constant that are checked first: most weights fail there."""
 
@@ -53,6 +58,40 @@ def places(view: View, to: DType) -> Iterator[Pin]:
         if grid is not None and any(v in learned for v in read if v != grid) and not _scored(elementwise, op):
             note = f"counts from places on the grid {view.value_name(grid)!r}"
             yield Pin(op.id, reasons.PLACES, positions.get(grid), note)
+
+
+@rule(reasons.POSITION_BIAS, "Scores with a bias that grows with the position are float32 up to the softmax.")
+def position_bias(view: View, to: DType) -> Iterator[Pin]:
+    """Pin the ops from a bias that counts positions through its sum with scores to the softmax. O(nodes + uses).
+
+    What it protects: Attention with linear biases whose constant or counted grid reaches beyond ±64 in float16, ±8 in
+        bfloat16; a counted one of unknown length does. Learned and bucketed biases are left alone.
+    Why: The differences between scores decide, and the bias is large beside them. At 1000 the float16 spacing is 0.5.
+    Example: scores + slope · position, as in BLOOM and MPT.
+    How to override: Biases relative to the query in the model, so that near positions have small ones.
+    Source: Press et al. 2022, "Train Short, Test Long".
+    """
+    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
+    biases = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
+    ranges = results_of(view, ("CumSum", "Range"))
+    carries = Flow.of(view, CARRIES)
+    if ranges:
+        learned = Flow.of(view).forth(results_of(view, _LAYERS), float32(view))
+        counting = {**{v: None for v in ranges if view.dtype(v) is DType.FLOAT}, **dict.fromkeys(counted(view))}
+        biases.update(v for v in carries.forth(counting, float32(view)) if v not in learned)
+    for op_id, (softmax, note) in sorted(to_softmax(carries, biases, "a bias that grows with the position").items()):
+        yield Pin(op_id, reasons.POSITION_BIAS, softmax, note)
+
+
+def _counts_far(view: View, value: ValueId, to: DType) -> bool:
+    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
+    tensor = view.constant(value)
+    if tensor is None or not tensor.dims or not _LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= _MOST:
+        return False
+    if view.fit(value, to).absmax <= _FAR[to]:
+        return False
+    rows = view.model.array(tensor).reshape(-1, tensor.dims[-1])
+    return any(_even(row[abs(row) < _FILL], least=_LEAST) for row in (rows[0], rows[-1]))
 
 
 def _grid(view: View, value: ValueId | None) -> bool:

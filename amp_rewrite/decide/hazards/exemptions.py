@@ -11,7 +11,7 @@ from functools import cache
 from amp_rewrite.decide.hazards.snake import snakes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32, number, sums_squares
-from amp_rewrite.ir.op_classes import COPIES, LAYERS
+from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
@@ -21,6 +21,7 @@ from amp_rewrite.ir.view import Op, OpId, View
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
 _MOST_TERMS = 8
 _SUM = f"a sum of at most {_MOST_TERMS} numbers, as that many Adds give"
+_SQUARE = "a square that no sum, mean, root or divisor reads, as a product of two equal factors is"
 _SNAKE = "of a snake activation: off by no more than the sum behind it rounds"
 _MEAN = "a mean, bounded by its input; of so few numbers, or in a type of such range, that their sum fits"
 _CUBES = Search.of(CUBIC)
@@ -39,6 +40,7 @@ def benign(view: View, groups: Sequence[Cluster], to: DType) -> Mapping[OpId, st
         **dict.fromkeys(_cubes(view, groups), _CUBE),
         **dict.fromkeys(_small_sums(view, shapes), _SUM),
         **dict.fromkeys((op for pair in snakes(view).items() for op in pair), _SNAKE),
+        **dict.fromkeys(_squares_alone(view, groups), _SQUARE),
         **dict.fromkeys(_means(view, groups, to, shapes), _MEAN),
     }
 
@@ -67,6 +69,22 @@ def _small_sums(view: View, shapes: Callable[[], Shapes]) -> Iterator[OpId]:
         plain = op.kind == "ReduceSum" and computes_float32(view, op) and sums_squares(view, op) is None
         if plain and _combines(view, op, shapes(), _MOST_TERMS):
             yield op.id
+
+
+def _squares_alone(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
+    """Yield each Pow with the exponent 2 that no reduction, root or divisor reads: what is said of Mul holds for it."""
+    clustered = {op for group in groups for op in group.ops}
+    copies: Flow | None = None
+    for op in view.ops:
+        if (
+            op.kind == "Pow"
+            and op.id not in clustered
+            and computes_float32(view, op)
+            and number(view, op.inputs[1]) == 2
+        ):
+            copies = copies or Flow.of(view, COPIES)
+            if not any(reader.kind in REDUCTIONS or reader.kind in MAGNIFIES for reader in _readers(copies, op)):
+                yield op.id
 
 
 def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[], Shapes]) -> Iterator[OpId]:

@@ -10,7 +10,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.cancellation import cancellation
 from amp_rewrite.decide.hazards.constant_folding import folded
 from amp_rewrite.decide.hazards.constants import epsilon, statistics
-from amp_rewrite.decide.hazards.coordinates import places
+from amp_rewrite.decide.hazards.coordinates import places, position_bias
+from amp_rewrite.decide.hazards.disguises import disguises
 from amp_rewrite.decide.hazards.distance import distance
 from amp_rewrite.decide.hazards.exemptions import benign
 from amp_rewrite.decide.hazards.growth import growth
@@ -62,6 +63,8 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     products,
     growth,
     small_steps,
+    disguises,
+    position_bias,
 )
 """The rules that pin ops to float32. If several pin one op, the first gives the reason."""
 RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import described, in_float32, results_of
+from amp_rewrite.decide.hazards.steps import array_of, described, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
 from amp_rewrite.ir.op_classes import (
     AFFINE,
     ALL,
+    COMPARISONS,
     COPIES,
     ELEMENTLESS,
+    PRODUCTS,
     REDUCTIONS,
     ROUNDS,
     SELECTIONS,
     SHAPE_SLOTS,
     SUMS,
+    Slots,
 )
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
@@ -31,6 +36,14 @@ _INTEGERS = frozenset(d for d in DType if d.name.startswith(("INT", "UINT")))
 _COUNTING = {**COPIES, **dict.fromkeys(AFFINE - {"Sum"} | {"Reciprocal", "ReduceProd"}, range(2))}
 _ROUNDING = ROUNDS | {"Equal", "Mod"}
 _SUMS = {**dict.fromkeys(SUMS, ALL), "Sub": (0,)}
+_WHOLE: Slots = {
+    **COPIES,
+    **SELECTIONS,
+    **dict.fromkeys(SUMS | PRODUCTS | {"Mul"}, ALL),
+    **dict.fromkeys(("Abs", "CumSum", "Neg", "ReduceMax", "ReduceMin", "ReduceSum", "Relu"), (0,)),
+}
+"""Ops that give whole numbers if these inputs are whole numbers."""
+_POINTED = COMPARISONS | {"GridSample", "NonMaxSuppression", "RoiAlign"}
 
 
 @rule(reasons.SHAPE_TAINT, "Shapes, sizes, axes and scales are computed in float32.")
@@ -68,9 +81,10 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops from a Cast of an integer to float to the op that uses the integer.
 
     What it protects: Integers that a Cast makes floats and Floor, Ceil, Round, Mod, Equal or another Cast uses as
-        integers. A Cast from bool is left alone, and so is one that feeds no such op, as in an attention mask.
+        integers; and numbers that count or point, made by OneHot, by rounding, or from bools, and computed by sums and
+        products of whole numbers alone, up to an index or a comparison. A mask that feeds no such op is left alone.
     Why: Above 2048 float16 represents every second integer only, bfloat16 above 256.
-    Example: Token ids cast to float and compared with the padding id.
+    Example: Token ids cast to float and compared with the padding id; hash bits times powers of two.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
     flow = Flow.of(view)
@@ -85,9 +99,53 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
                 note = f"reads an integer that {described(view, cast)} put into floats"
                 yield Pin(op.id, reasons.INDEX_TAINT, cast, note)
     path = makers(view, flow.back(sinks, held.__contains__))  # may include If, Loop and Scan, without a type variable
-    for op_id, sink in in_float32(view, path).items():
+    for op_id, sink in {**in_float32(view, path), **in_float32(view, _counts(view))}.items():
         note = f"holds an integer that {described(view, sink)} reads as one"
         yield Pin(op_id, reasons.INDEX_TAINT, sink, note)
+
+
+def _counts(view: View) -> dict[OpId, OpId]:
+    """Return the ops that compute whole numbers for an index or a comparison, and these ends, each with an end."""
+    whole: set[ValueId] = set()
+    births: set[OpId] = set()
+    for op in view.ops:
+        result = op.outputs[0] if op.outputs else None
+        if result is None or view.dtype(result) is not DType.FLOAT:
+            continue
+        slots = _WHOLE.get(op.kind, ())
+        floats = [v for at, v in enumerate(op.inputs) if at in slots and v is not None]
+        if op.kind in ROUNDS | {"Sign"} or _is_whole_cast(view, op) or _is_whole_one_hot(view, op):
+            births.add(op.id)
+        elif whole.isdisjoint(floats) or not all(v in whole or _is_whole(view, v) for v in floats):
+            continue
+        whole.add(result)
+    ends = [
+        op
+        for op in view.ops
+        if not whole.isdisjoint(op.inputs) and (op.kind in _POINTED or _casts_to_integer(view, op))
+    ]
+    flow = Flow.of(view, _WHOLE)
+    path = makers(view, flow.back({v: op.id for op in ends for v in op.inputs if v in whole}, whole.__contains__))
+    path = {op_id: end for op_id, end in path.items() if op_id not in births and view.ops[op_id].kind not in COPIES}
+    reached = flow.forth(
+        {v: None for op_id in path for v in view.ops[op_id].outputs if v is not None}, whole.__contains__
+    )
+    return {**path, **{op.id: op.id for op in ends if not reached.keys().isdisjoint(op.inputs)}}
+
+
+def _is_whole_cast(view: View, op: Op) -> bool:
+    source = op.inputs[0] if op.kind == "Cast" else None
+    return source is not None and view.dtype(source) in (*_INTEGERS, DType.BOOL)
+
+
+def _is_whole_one_hot(view: View, op: Op) -> bool:
+    return op.kind == "OneHot" and op.inputs[2] is not None and _is_whole(view, op.inputs[2])
+
+
+def _is_whole(view: View, value: ValueId) -> bool:
+    """True for a constant of whole numbers."""
+    elements = array_of(view, value)
+    return elements is not None and elements.dtype.kind in "fiu" and bool((elements == np.round(elements)).all())
 
 
 def counted(view: View) -> dict[ValueId, OpId]:

@@ -21,12 +21,12 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.dataflow import Flow, float32, makers
-from amp_rewrite.ir.op_classes import AFFINE, ALL, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
+from amp_rewrite.ir.op_classes import AFFINE, ALL, COMPARISONS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
-_CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
+CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
 _SOFTMAX = SOFTMAXES | {"Exp"}  # Exp: a softmax written out
 _SELECTING = {**SELECTIONS, "Clip": (1, 2), **dict.fromkeys(FILLS, (2,))}
 _BOUNDING = SELECTIONS.keys() - {"Where"}
@@ -132,6 +132,21 @@ def overflow(view: View, to: DType) -> Iterator[Pin]:
         note = f"constant {view.value_name(value)!r} goes to {fill.absmax:g}, beyond {to.max:g}"
         for op_id in sorted({*readers, *between} - additive.keys()):
             yield Pin(op_id, reasons.CONSTANT_RANGE, view.values[value].producer, note)
+    for op_id, comparison in _compared(view, overflowing).items():
+        note = f"saturated, a fill would meet another number in {described(view, comparison)}"
+        yield Pin(op_id, reasons.CONSTANT_RANGE, comparison, note)
+
+
+def _compared(view: View, overflowing: Mapping[ValueId, Fill]) -> dict[OpId, OpId]:
+    """Return the ops that carry a fill to a comparison with a constant beyond the range, each with the comparison."""
+    comparisons = [op for op in view.ops if op.kind in COMPARISONS and not overflowing.keys().isdisjoint(op.inputs)]
+    if not comparisons:
+        return {}
+    carries = Flow.of(view, CARRIES)
+    masked = _masked(carries, overflowing)
+    read = {v: op.id for op in comparisons for v in op.inputs if v in masked and v not in overflowing and v is not None}
+    path = makers(view, carries.back(read, lambda v: v in masked and v not in overflowing))
+    return in_float32(view, {**path, **{op_id: op_id for op_id in read.values()}})
 
 
 @rule("saturated", "A fill that only selects becomes the largest finite number, not infinity.")
@@ -177,10 +192,15 @@ def _masked(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueI
 
 def _additive(view: View, extreme: Mapping[ValueId, Fill]) -> dict[OpId, tuple[OpId, str]]:
     """Return the ops of additive masks, each with the softmax that it feeds and a note."""
-    carries = Flow.of(view, _CARRIES)
-    masked = _masked(carries, extreme)
+    carries = Flow.of(view, CARRIES)
+    return to_softmax(carries, _masked(carries, extreme), "an additive mask")
+
+
+def to_softmax(carries: Flow, masked: Collection[ValueId], name: str) -> dict[OpId, tuple[OpId, str]]:
+    """Return the ops from values that are added to scores up to the softmax, each with that softmax and a note."""
     if not masked:
         return {}
+    view = carries.view
     flow = Flow.of(view)
     ahead = flow.back(first_inputs(view, _SOFTMAX), float32(view))
     summands = {op.id: read for op in view.ops if (read := _summands(view, op, masked)) and op.outputs[0] in ahead}
@@ -191,11 +211,11 @@ def _additive(view: View, extreme: Mapping[ValueId, Fill]) -> dict[OpId, tuple[O
     for op_id in in_float32(view, makers(view, {**upstream, **downstream})):
         softmax = next((ahead[v] for v in view.ops[op_id].outputs if v in ahead), None)
         if softmax is not None and view.ops[op_id].op_type != "Constant":
-            pins[op_id] = (softmax, f"carries an additive mask to {described(view, softmax)}")
+            pins[op_id] = (softmax, f"carries {name} to {described(view, softmax)}")
     for value in downstream:
         for reader in view.readers(value):
             if reader.kind in _SOFTMAX:
-                pins[reader.id] = (reader.id, "its scores carry an additive mask")
+                pins[reader.id] = (reader.id, f"its scores carry {name}")
     return pins
 
 

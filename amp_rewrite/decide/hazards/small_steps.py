@@ -10,7 +10,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes_float32, first_input_of, number, origin
 from amp_rewrite.ir.op_classes import COPIES, HEAVY, PAIR_SUMS
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId, View
 
 _SMALL = 2.0**-4
 _LEAST = 4

@@ -1,0 +1,66 @@
+"""Running sums and means that are written as products with a constant matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.rule import rule
+from amp_rewrite.decide.hazards.steps import array_of, in_float32
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import Flow, float32
+from amp_rewrite.ir.op_classes import COPIES, HEAVY, PRODUCTS
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+
+@rule(reasons.DISGUISE, "A running sum or mean that is written as a product is computed in float32.")
+def disguises(view: View, to: DType) -> Iterator[Pin]:
+    """Pin products with a triangle of ones, or with a matrix of 1/n, unless another product reads them. O(nodes + uses).
+
+    What it protects: CumSum and ReduceMean, spelled MatMul, Gemm or Einsum. A triangle that masks is not meant.
+    Why: A running sum is read by differences, a mean by deviations: both are small beside it.
+    Example: Windows as differences of running sums, LayerNorm by products.
+    How to override: `--lower 'op=MatMul'` or the name of the product.
+    Source: CumSum and ReduceMean are on the deny list.
+    """
+    products: dict[OpId, str] = {}
+    for op in view.ops:
+        if op.kind in PRODUCTS and (name := next(filter(None, (_disguised(view, v, to) for v in op.inputs[:2])), "")):
+            products[op.id] = name
+    if not products:
+        return
+    copies = Flow.of(view, COPIES)
+    for op_id, name in in_float32(view, products).items():
+        if not _feeds_products(copies, view.ops[op_id]):
+            yield Pin(op_id, reasons.DISGUISE, None, f"a {name} by a product")
+
+
+def _disguised(view: View, value: ValueId | None, to: DType) -> str:
+    """Return "running sum" for a triangle of ones, "mean" for a matrix of 1/n; else an empty string."""
+    tensor = view.constant(value)
+    if tensor is None or value is None or len(tensor.dims) < 2 or max(tensor.dims[-2:]) < 3:
+        return ""
+    fit, (rows, columns) = view.fit(value, to), tensor.dims[-2:]
+    if fit.absmax != fit.absmin or fit.nonfinite:
+        return ""
+    if np.float32(fit.absmax) in (np.float32(1 / rows), np.float32(1 / columns)):
+        elements = array_of(view, value)
+        return "mean" if elements is not None and (elements == elements.flat[0]).all() else ""
+    if fit.absmax != 1 or rows != columns:
+        return ""
+    elements = array_of(view, value)
+    if elements is None:
+        return ""
+    ones = np.tri(rows, dtype=elements.dtype)
+    return "running sum" if any((elements == t).all() for t in (ones, ones.T)) else ""
+
+
+def _feeds_products(copies: Flow, op: Op) -> bool:
+    """True if products alone read a result, or its copies."""
+    view = copies.view
+    reached = copies.forth({v: None for v in op.outputs if v is not None}, float32(view))
+    readers = [reader for value in reached for reader in view.readers(value) if not copies.through(reader)]
+    return bool(readers) and all(reader.kind in HEAVY for reader in readers) and view.yielded.isdisjoint(reached)
