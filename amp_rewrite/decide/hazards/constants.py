@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import array_of, float32_constant
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, PRODUCTS, SCALINGS, Slots
 from amp_rewrite.ir.schema import KEPT_VARIABLES, float_attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -21,6 +21,7 @@ _FACTOR_SLOTS: Slots = {
     **dict.fromkeys(SCALINGS | PRODUCTS, (0, 1)),
     **dict.fromkeys(("Conv", "ConvTranspose", "DequantizeLinear", "QuantizeLinear"), (1,)),
 }
+_OUTWEIGHS = 2.0**11
 _LOSS = 2.0**-8
 """Largest part of a constant's norm that may be lost."""
 _GUARD_SLOTS = {"Add": (0, 1), "Max": (0, 1), "Clip": (1,), "Where": (1, 2)}
@@ -56,12 +57,44 @@ def underflow(view: View, to: DType) -> Iterator[Pin]:
             fit = view.fit(value, to)
             product = op.kind in LAYERS or op.kind in PRODUCTS
             divides = slot == 1 and op.kind != "Mul" and not product
-            if ((fit.count == 1 or product) and _loses_digits(view, value, to)) or (
-                divides and (fit.flushed or fit.subnormal)
-            ):
+            lost = (fit.count == 1 or product) and _loses_digits(view, value, to)
+            if lost or (divides and (fit.flushed or fit.subnormal)):
                 note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
                 yield Pin(op.id, reasons.CONSTANT_RANGE, None, note)
                 break
+
+
+def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType) -> bool:
+    """True if the norm of a constant bias is more than 2¹¹ times that of the constant weights."""
+    if bias is None or weight is None or view.constant(bias) is None or view.constant(weight) is None:
+        return False
+    added, factors = view.fit(bias, to), view.fit(weight, to)
+    if added.nonfinite or added.absmax * math.sqrt(added.count) <= _OUTWEIGHS * factors.absmax:
+        return False
+    norms = [
+        np.linalg.norm(array.astype(np.float64)) for v in (bias, weight) if (array := array_of(view, v)) is not None
+    ]
+    return bool(norms[0] > _OUTWEIGHS * norms[1])
+
+
+def large_biases(view: View, to: DType) -> Iterator[Pin]:
+    """Pin sums of a product and a constant that outweighs it, copies of these sums, and norms that read them."""
+    copies = first_input_of(COPIES)
+    sums: dict[ValueId, OpId] = {}
+    for op in view.ops:
+        for value, bias in (op.inputs, op.inputs[::-1]) if op.kind == "Add" and len(op.inputs) == 2 else ():
+            product = view.producer(origin(view, value, copies)) if value is not None else None
+            weight = product.inputs[1] if product is not None and product.kind in LAYERS else None
+            if outweighs(view, bias, weight, to) and op.outputs[0] is not None:
+                sums[op.outputs[0]] = op.id
+    moved = Flow.of(view, COPIES).forth(sums, float32(view)) if sums else {}
+    readers = (reader for value in moved for reader in view.readers(value) if reader.kind.endswith("Normalization"))
+    for op_id, cause in sorted({**makers(view, moved), **{r.id: moved_by(r, moved) for r in readers}}.items()):
+        yield Pin(op_id, reasons.CONSTANT_RANGE, cause, "a bias that outweighs the product it is added to")
+
+
+def moved_by(op: Op, moved: Mapping[ValueId, OpId]) -> OpId:
+    return next(moved[value] for value in op.inputs if value is not None and value in moved)
 
 
 def _loses_digits(view: View, value: ValueId, to: DType) -> bool:

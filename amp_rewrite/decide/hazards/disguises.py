@@ -18,7 +18,7 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 @rule(reasons.DISGUISE, "A running sum or mean that is written as a product is computed in float32.")
 def disguises(view: View, to: DType) -> Iterator[Pin]:
-    """Pin products with a triangle of ones, or with a matrix of 1/n, unless another product reads them. O(nodes + uses).
+    """Pin products with a triangle of ones or a matrix of 1/n, unless another product reads them. O(nodes + uses).
 
     What it protects: CumSum and ReduceMean, spelled MatMul, Gemm or Einsum. A triangle that masks is not meant.
     Why: A running sum is read by differences, a mean by deviations: both are small beside it.

@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.constants import constants, reads_low, underflow
+from amp_rewrite.decide.hazards.constants import constants, large_biases, reads_low, underflow
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import array_of, described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
@@ -120,6 +120,7 @@ def constant_range(view: View, to: DType) -> Iterator[Pin]:
     """
     yield from overflow(view, to)
     yield from underflow(view, to)
+    yield from large_biases(view, to)
 
 
 def overflow(view: View, to: DType) -> Iterator[Pin]:

@@ -23,6 +23,7 @@ from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
+from amp_rewrite.rewrite.passes.large_biases import split_biases
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
@@ -67,7 +68,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     return view, (*local, *moves, *standard, *spelled)
 
 
-_SPELLING: tuple[tuple[Pass, ...], ...] = ((spell_out_casts,), (select_masks,), (select_biased,))
+_SPELLING: tuple[tuple[Pass, ...], ...] = ((spell_out_casts,), (select_masks, split_biases), (select_biased,))
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 
 

@@ -1,0 +1,80 @@
+"""Biases that are far larger than the product that they are added to.
+
+A low result of such a product holds the bias and little else. Split off, the bias is added in float32 behind the Cast
+that a float32 reader needs anyway. An InstanceNormalization subtracts it again, so before one it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx.numpy_helper
+
+from amp_rewrite.decide.hazards.constants import outweighs
+from amp_rewrite.errors import Finding
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.dataflow import first_input_of, only_reader
+from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.op_classes import LAYERS, RELABELS
+from amp_rewrite.ir.schema import float_attribute
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
+
+KIND = "bias"
+_copies = first_input_of(RELABELS)
+
+
+def split_biases(view: View, context: Context) -> Iterator[Outcome]:
+    """Split the bias off products that an output or a norm reads, or drop it. O(ops); reads the weights of suspects."""
+    for op in view.ops:
+        if op.kind not in LAYERS or len(op.inputs) < 3 or op.outputs[0] is None:
+            continue
+        if not outweighs(view, op.inputs[2], op.inputs[1], context.to):
+            continue
+        reader = _reader(view, op.outputs[0])
+        if reader == "InstanceNormalization":
+            yield _without_bias(op, "dropped, since the InstanceNormalization behind subtracts it")
+        elif reader == "" or reader.endswith("Normalization"):
+            yield _split(view, op)
+
+
+def _reader(view: View, value: ValueId) -> str:
+    """Return the kind of the only reader behind copies; empty if the value is an output alone, "-" for several."""
+    while True:
+        if value in view.yielded and not view.uses[value]:
+            return ""
+        reader = only_reader(view, value)
+        if reader is None:
+            return "-"
+        if _copies(reader) != value or reader.outputs[0] is None:
+            return reader.kind
+        value = reader.outputs[0]
+
+
+def _finding(op: Op, words: str) -> tuple[Finding, ...]:
+    return (Finding("bias", op.name, f"its bias is far larger than its weights: {words}"),)
+
+
+def _without_bias(op: Op, words: str) -> Replacement:
+    node = clone(op.node)
+    del node.input[2:]
+    return Replacement(KIND, (op.id,), op.id, node, findings=_finding(op, words))
+
+
+def _split(view: View, op: Op) -> Replacement:
+    product, (result,) = clone(op.node), op.node.output
+    product.output[0] = unused(f"{result}_unbiased", view.names)
+    del product.input[2:]
+    weight, tensor = view.constant(op.inputs[1]), view.constant(op.inputs[2])
+    assert weight is not None and tensor is not None
+    bias = view.model.array(tensor)
+    if op.kind == "Gemm":
+        bias = bias * np.float32(float_attribute(op.node, "beta", 1.0))
+    else:
+        bias = bias.reshape(-1, *[1] * (len(weight.dims) - 2))
+    stored = onnx.numpy_helper.from_array(bias, unused(f"{op.node.input[2]}_split", view.names))
+    name = f"{op.node.name}_bias" if op.node.name else ""
+    total = onnx.helper.make_node("Add", [product.output[0], stored.name], [result], name)
+    words = "added in float32 behind it"
+    return Replacement(KIND, (op.id,), op.id, total, (stored,), ahead=(product,), findings=_finding(op, words))
