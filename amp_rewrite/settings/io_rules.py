@@ -10,7 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.settings.selectors import closest
+from amp_rewrite.settings.selectors import advice_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,5 @@ def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
 
 def _no_public_value(rule: IoRule, names: Sequence[str]) -> str:
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    near = closest(rule.glob, names)
-    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names[:5]) or 'none'}"
+    hint = advice_on(rule.glob, names, f"there are: {', '.join(names[:5]) or 'none'}")
     return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}"
