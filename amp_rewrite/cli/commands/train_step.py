@@ -40,7 +40,7 @@ _STEP = (
     options.option("--freeze", "GLOB", "Initializers not to train; repeatable.", multiple=True),
     options.option("--micro-batches", "N", "Runs that make one step.", type=int, default=1, show_default=True),
     options.flag("--training-mode", "Use statistics of the batch, and dropout."),
-    *options.PAINTING,
+    *options.STEP,
     options.config,
     *options.SAVING,
     options.quiet("errors"),
