@@ -73,7 +73,7 @@ class Gate:
 
     @classmethod
     def of(cls, target: Target, to: DType) -> Gate:
-        return cls(target, to, load_kernels("cuda") if target is Target.ORT_CUDA else None)
+        return cls(target, to, load_kernels() if target is Target.ORT_CUDA else None)
 
     # -- down ----------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def _runs_as_body(op: Op) -> bool:
     signature = op.signature
     if signature is None or op.domain or not signature.expandable or op.bodies:
         return False
-    return not load_kernels("cuda").has("", op.op_type, signature.since)
+    return not load_kernels().has("", op.op_type, signature.since)
 
 
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
