@@ -72,19 +72,15 @@ def hardware(load: Loader = ctypes.CDLL) -> Hardware:
     except OSError:
         return Hardware(driver=driver, absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
     try:
-        return _seen(library, driver)
+        version = _asked(library.cuDriverGetVersion)
+        cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
+        code = library.cuInit(0)
+        if code:
+            return Hardware((), cuda, driver, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+        gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
+        return Hardware(gpus, cuda, driver, None if gpus else _SAID[100])
     except AttributeError as missing:
         return Hardware(driver=driver, absence=f"{DRIVER} is not a whole NVIDIA driver: {missing}")
-
-
-def _seen(library: Any, driver: str | None) -> Hardware:
-    version = _asked(library.cuDriverGetVersion)
-    cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
-    code = library.cuInit(0)
-    if code:
-        return Hardware((), cuda, driver, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
-    gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
-    return Hardware(gpus, cuda, driver, None if gpus else _SAID[100])
 
 
 def _gpu(library: Any, index: int) -> Gpu:

@@ -47,7 +47,10 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
         if rule.strict and not matched:
-            raise PatternError(_no_public_value(rule, [view.value_name(v) for v in candidates]))
+            names = [view.value_name(v) for v in candidates]
+            kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
+            hint = advice_on(rule.glob, names, f"there are: {', '.join(names[:5]) or 'none'}")
+            raise PatternError(f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}")
         chosen.update(dict.fromkeys(matched, rule.dtype or to))
     return {value: dtype for value, dtype in sorted(chosen.items()) if dtype is not DType.FLOAT}
 
@@ -69,9 +72,3 @@ def _io_rule(text: str) -> IoRule:
 
 def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
     return [v for v in values if (t := view.types[v]) is not None and t.container == TENSOR and t.dtype is DType.FLOAT]
-
-
-def _no_public_value(rule: IoRule, names: Sequence[str]) -> str:
-    kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    hint = advice_on(rule.glob, names, f"there are: {', '.join(names[:5]) or 'none'}")
-    return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}"
