@@ -191,7 +191,8 @@ class Runner:
 
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with one_line("run"):
-            return BufferedRunner.of(ort, self, state, successors, told, self._written_to)
+            opened, names = (self.inner, self.provider), [port.name for port in self.inputs]
+            return BufferedRunner.of(ort, opened, names, state, successors, told, self._written_to)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
         """Device of the model's inputs and outputs, from the opened provider."""
