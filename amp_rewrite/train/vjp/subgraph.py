@@ -10,10 +10,11 @@ from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import refill
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.ir.op_classes import RANDOM
-from amp_rewrite.train.builder import Builder, declared
+from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.vjp.row import Call, element_type
 
 
