@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import onnx.checker
 import onnx.shape_inference
-from onnx import ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.graphs import all_graphs
@@ -21,6 +21,8 @@ Shape = tuple[int | None, ...]
 Shapes = Mapping[tuple[ScopeId, str], Shape]
 Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
+StatedDims = tuple[int | str | None, ...]
+"""A shape as a model states it: dimensions that are known, named or unknown."""
 AllDims = Mapping[tuple[ScopeId, str], Dims]
 MADE_UP = "unk__"
 """The prefix of names that inference invents: the size of such a name may have another name at the next run."""
@@ -46,8 +48,12 @@ def shapes_of(view: View) -> Shapes:
 
 def dims_of(view: View, *, through_values: bool = True) -> AllDims:
     """Return shapes with names of free dimensions. `through_values`: also through Shape, Gather and Concat."""
-    inferred = _inferred(view.model.skeleton(), through_values).graph
-    known: dict[tuple[ScopeId, str], Dims] = {}
+    return stated_dims(view, _inferred(view.model.skeleton(), through_values).graph)
+
+
+def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
+    """Return the shapes that the graph of a view's model states after inference, and those of constants."""
+    known: dict[tuple[ScopeId, str], StatedDims] = {}
     for number, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
         scope = ScopeId(number)
         formals = (*graph.input, *graph.value_info, *graph.output)
@@ -73,7 +79,7 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
     return skeleton
 
 
-def _stated(formal: ValueInfoProto) -> Dims | None:
+def _stated(formal: ValueInfoProto) -> StatedDims | None:
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None
