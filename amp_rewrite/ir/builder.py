@@ -251,9 +251,9 @@ class Builder:
             return self.ops(op_type, x, **others)
         return self.ops(op_type, x, self.ints(listed), **others)
 
-    def cast(self, x: str, to: DType) -> str:
-        """Cast a value, unless its known type is the same."""
-        return x if self.dtype(x) is to else self.op("Cast", x, to=to.code)
+    def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
+        """Cast a value, unless its type is the same: `of`, by default the known one."""
+        return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
         """Return a tensor filled with one value, of the shape that `shape` holds."""
