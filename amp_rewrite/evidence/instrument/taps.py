@@ -22,6 +22,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import declared, new_cast, new_constant, new_node
+from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
@@ -156,9 +157,7 @@ class _Builder:
 
     def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
         self.view = view
-        self.stem = "tap_"
-        while any(name.startswith(self.stem) for name in view.names):
-            self.stem += "_"
+        self.stem = unused_prefix("tap_", view.names)
         self.range_nodes = {dtype: RangeNodes(self.stem, dtype, to) for dtype in (DType.FLOAT, DType.DOUBLE)}
         self.taps: dict[ScopeId, list[ValueId]] = {}
         for value in taps:

@@ -362,11 +362,12 @@ def test_measurements_merge_and_scale() -> None:
 
 
 def gauged(value: list[float], reference: list[float], *, is_low: bool) -> ErrorStats:
-    gauge = ErrorNodes("g/", amp_rewrite.DType.FLOAT16)
-    nodes = [*gauge.nodes(0, "v", "r", is_low=is_low), *gauge.packed([gauge.row(0)], "out")]
+    gauge = ErrorNodes("g", amp_rewrite.DType.FLOAT16)
+    gauge.measure("v", "r", is_low=is_low)
+    gauge.pack("out")
     v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
-    graph = onnx.helper.make_graph(nodes, "g", [v, r], [out], gauge.initializers)
+    graph = onnx.helper.make_graph(gauge.nodes, "g", [v, r], [out])
     opsets = [onnx.helper.make_opsetid("", 20)]
     runner = Runner.open(Model.load(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)))
     (found,) = read(runner.run({"v": np.float32(value), "r": np.float32(reference)})["out"])  # type: ignore[arg-type]
