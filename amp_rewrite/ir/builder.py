@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -56,6 +56,11 @@ def new_constant(output: str, values: Array, name: str = "") -> NodeProto:
 def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto) -> NodeProto:
     """Return an If with one output."""
     return new_node("If", [condition], output, then_branch=then, else_branch=otherwise)
+
+
+def new_branch(nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
+    """Return a branch of an If, which reads the values around it."""
+    return onnx.helper.make_graph(nodes, results[0], [], [ValueInfoProto(name=result) for result in results])
 
 
 def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) -> ValueInfoProto:
@@ -176,6 +181,15 @@ class Builder:
     def append(self, node: NodeProto) -> None:
         """Append a node as it is, with output names from `fresh`."""
         self.nodes.append(node)
+
+    def choice(self, condition: str, then: Callable[[Builder], str], otherwise: Callable[[Builder], str]) -> str:
+        """Append an If with one output. Each function appends the nodes of a branch and returns the branch's result."""
+        branches = []
+        for build in (then, otherwise):
+            inner = Builder(self._taken, opset=self.opset, region=self._region)
+            result = build(inner)
+            branches.append(new_branch(inner.nodes, [result]))
+        return self.op("If", condition, then_branch=branches[0], else_branch=branches[1])
 
     def name(self, source: str, result: str) -> None:
         """Append an Identity with this result: a free name, or the name of a value whose node was left out."""
