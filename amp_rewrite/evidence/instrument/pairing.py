@@ -8,7 +8,6 @@ from functools import cached_property
 
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, OpId, Role, ValueId, View
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report_builder import report_of
@@ -60,8 +59,8 @@ class Pairing:
 
 
 def _floating(view: View, value: ValueId) -> bool:
-    type_ = view.types[value]
-    return type_ is not None and type_.container == TENSOR and type_.dtype is not None and type_.dtype.floating
+    dtype = view.tensor_dtype(value)
+    return dtype is not None and dtype.floating
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:

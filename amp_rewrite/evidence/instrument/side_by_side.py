@@ -6,7 +6,7 @@ inputs are the reference's. The measuring nodes are added afterwards: they are f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import ModelProto, NodeProto, ValueInfoProto
@@ -18,6 +18,7 @@ from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import Builder, declared, new_cast, new_node
+from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.graphs import all_nodes, names_read, needed, rename, rename_node
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.schema import TENSOR
@@ -110,22 +111,10 @@ class _Merged:
 
     def add_shadows(self, values: Sequence[ValueId]) -> None:
         """Add shadows of the producers of these values, and of unpaired ops upstream."""
-        for op in self._with_feeders({self.view.values[v].producer for v in values}):
+        for op in upstream(self.view, (self.view.values[v].producer for v in values), self.pairing.values):
             for value in reads(self.view, op):
                 self._provide(value)
             self.frame.node.append(self._shadow(op))
-
-    def _with_feeders(self, ops: Iterable[OpId | None]) -> list[Op]:
-        """Return the ops and the producers of their unpaired inputs, in topological order."""
-        feeders: set[OpId] = set()
-        pending = list(ops)
-        while pending:
-            op = pending.pop()
-            if op is not None and op not in feeders:
-                feeders.add(op)
-                inputs = reads(self.view, self.view.ops[op])
-                pending += [self.view.values[v].producer for v in inputs if v not in self.pairing.values]
-        return [self.view.ops[op] for op in sorted(feeders)]
 
     def _provide(self, value: ValueId) -> None:
         """Name an input of a shadow: the reference's value in the candidate's type, or a weight."""
@@ -206,6 +195,19 @@ def reads(view: View, op: Op) -> Iterator[ValueId]:
         for inner in view.scopes[body].ops:
             yield from reads(view, view.ops[inner])
         yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
+
+
+def upstream(view: View, ops: Iterable[OpId | None], known: Container[ValueId]) -> list[Op]:
+    """Return ops and the ops whose results they read, directly or through others, in topological order.
+
+    The walk does not pass known values.
+    """
+
+    def makers(op: OpId) -> Iterator[OpId]:
+        unknown = (view.values[v] for v in reads(view, view.ops[op]) if v not in known)
+        return (value.producer for value in unknown if value.producer is not None)
+
+    return [view.ops[op] for op in sorted(reach({op: None for op in ops if op is not None}, makers))]
 
 
 def _drop_names(nodes: Iterable[NodeProto]) -> None:

@@ -24,7 +24,6 @@ from amp_rewrite.ir.builder import Builder, declared, new_branch, new_if
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import numbered
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
 
@@ -167,8 +166,7 @@ class _Builder:
 
     def _versions(self, nodes: Builder, value: Value) -> None:
         """Append the nodes between a value and readers that may read it rounded."""
-        type_ = self.view.types[value.id]
-        if type_ is None or type_.dtype is not DType.FLOAT or type_.container != TENSOR:
+        if self.view.tensor_dtype(value.id) is not DType.FLOAT:
             return
         readers = dict.fromkeys(self._reader(use) for use in self.view.uses[value.id])
         constant = self.view.constant(value.id) is not None

@@ -19,6 +19,7 @@ from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import check_imports
+from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.graphs import all_nodes, rename
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import normal_domain, signature
@@ -82,14 +83,10 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
     """Return the functions of which a call handles these types, or an unknown one, and the functions that they call."""
     local = view.model.proto.functions
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
-    names: set[tuple[str, str]] = set()
-    pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles(view, op, dtypes)]
-    while pending:
-        name = pending.pop()
-        if name in called and name not in names:
-            names.add(name)
-            pending.extend(called[name])
-    return names
+    starts = {
+        (op.node.domain, op.op_type): None for op in view.ops if op.signature is None and _handles(view, op, dtypes)
+    }
+    return set(reach(starts, called.__getitem__, called.__contains__))
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
