@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import MAIN, OpId, Role, ValueId, View
@@ -27,11 +29,16 @@ class Pairing:
     values: Mapping[ValueId, ValueId]
 
     @classmethod
-    def of(cls, reference: View, candidate: View) -> Pairing:
+    def between(cls, reference: View, candidate: View) -> Self:
         """Match ops by `reports.match`, and remaining values by name. Nearly O(ops + values)."""
         ops = {OpId(j): OpId(i) for i, j in match(report_of(reference), report_of(candidate))}
         ops = {j: i for j, i in ops.items() if candidate.ops[j].scope == reference.ops[i].scope == MAIN}
         return cls(reference, candidate, ops, _values(reference, candidate, ops))
+
+    @cached_property
+    def low(self) -> DType:
+        """Return the candidate's low type; float32 if it has none."""
+        return next(iter(self.candidate.low_types), DType.FLOAT)
 
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:

@@ -41,27 +41,27 @@ class Measuring:
         return replace(twin, proto=proto)
 
 
-def with_shadows(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
+def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     """Return a graph that measures each of these values, computed by its op from the reference's values.
 
     Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
     inserted ops, inlined functions) are computed as in the candidate.
     """
-    graph = _Merged(pairing, low)
+    graph = _Merged(pairing)
     graph.add_shadows(values)
     return graph.measuring(values)
 
 
-def with_candidate(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
+def with_candidate(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     """Return a graph that measures the error of these values of the candidate as it runs."""
-    graph = _Merged(pairing, low)
+    graph = _Merged(pairing)
     graph.add_candidate()
     return graph.measuring(values)
 
 
-def with_shapes(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Model:
+def with_shapes(pairing: Pairing, values: Sequence[ValueId]) -> Model:
     """Return a graph of both models that outputs the shapes of each value in the candidate and in the reference."""
-    graph = _Merged(pairing, low)
+    graph = _Merged(pairing)
     graph.add_candidate()
     return graph.shaped(values)
 
@@ -69,8 +69,8 @@ def with_shapes(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Mode
 class _Merged:
     """The graph under construction: the reference's nodes as they are, and nodes of the candidate under new names."""
 
-    def __init__(self, pairing: Pairing, low: DType) -> None:
-        self.pairing, self.low = pairing, low
+    def __init__(self, pairing: Pairing) -> None:
+        self.pairing = pairing
         self.reference, self.view = pairing.reference, pairing.candidate
         self.stem = unused_prefix("compared/", self.reference.names | self.view.names)
         self.inputs = {self.reference.value_name(v): v for v in self.reference.scopes[MAIN].inputs}
@@ -144,7 +144,7 @@ class _Merged:
 
     def measuring(self, values: Sequence[ValueId]) -> Measuring:
         """Return the model reduced to the measured values, and its measuring nodes."""
-        gauge = ErrorNodes(f"{self.stem}/error", self.low)
+        gauge = ErrorNodes(f"{self.stem}/error", self.pairing.low)
         outputs: list[ValueInfoProto] = []
         for value in values:
             names = []
@@ -152,7 +152,7 @@ class _Merged:
                 outputs.append(ValueInfoProto(name=name))
                 widened = dtype is None or dtype is DType.FLOAT or dtype.low  # in the twin
                 names.append(name if widened else gauge.cast(name, DType.FLOAT))
-            gauge.measure(*names, is_low=self.view.dtype(value) is self.low)
+            gauge.measure(*names, is_low=self.view.dtype(value) is self.pairing.low)
         gauge.pack(f"{self.stem}/errors")
         return Measuring(self._assembled(outputs), tuple(gauge.nodes))
 

@@ -43,11 +43,13 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
     return View.of(inlined(view.model, functions)), findings
 
 
-def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
-    """Return the model with calls of these local functions, by domain and name, replaced by their bodies.
+def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) -> Model:
+    """Return the model with calls of these local functions, by domain and name (all if None), replaced by their bodies.
 
     ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
     """
+    if functions is None:
+        functions = sorted({(f.domain, f.name) for f in model.proto.functions})
     if not functions:
         return model
     check_imports(model.proto)
@@ -83,10 +85,8 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
     """Return the functions of which a call handles these types, or an unknown one, and the functions that they call."""
     local = view.model.proto.functions
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
-    starts = {
-        (op.node.domain, op.op_type): None for op in view.ops if op.signature is None and _handles(view, op, dtypes)
-    }
-    return set(reach(starts, called.__getitem__, called.__contains__))
+    calls = (op for op in view.ops if op.signature is None and _handles(view, op, dtypes))
+    return set(reach({(op.node.domain, op.op_type): None for op in calls}, called.__getitem__, called.__contains__))
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:

@@ -117,7 +117,7 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
     bench = Bench.of(Model.load(path), converted)
     drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)), Conditions())
-    theirs = {bench.pairing.reference.value_name(w): drift[v] for v, w in bench.pairing.measured.items()}
+    theirs = {bench.reference.value_name(w): drift[v] for v, w in bench.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
     for out in compared:
@@ -139,8 +139,8 @@ def test_chunks_change_nothing() -> None:
 def test_only_six_numbers_per_value_leave_the_runtime() -> None:
     model = Model.load(mlp())
     bench = Bench.of(model, amp_rewrite.convert(model.proto).result)
-    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.pairing.measured))):
-        measuring = build(bench.pairing, bench.low, values)
+    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.measured))):
+        measuring = build(bench, values)
         twin = emulate(measuring.model, io="float32")
         assert [v.size for v in Runner.open(measuring.on(twin)).run(X).values()] == [6 * len(values)]  # type: ignore[union-attr]
 
