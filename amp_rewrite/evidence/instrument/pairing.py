@@ -17,15 +17,14 @@ from amp_rewrite.reports.report_builder import report_of
 
 @dataclass(frozen=True)
 class Pairing:
-    """Matching ops and values of two models. Only tensors of the main graphs are paired, floats with floats.
+    """Matching values of two models. Only tensors of the main graphs are paired, floats with floats.
 
-    `ops` and `values` map from the candidate to the reference. Several values of the candidate may map to one of the
-    reference, for example a value and its Cast to another floating type. Constants are never paired.
+    `values` maps from the candidate to the reference. Several values of the candidate may map to one of the reference,
+    for example a value and its Cast to another floating type. Constants are never paired.
     """
 
     reference: View
     candidate: View
-    ops: Mapping[OpId, OpId]
     values: Mapping[ValueId, ValueId]
 
     @classmethod
@@ -33,7 +32,7 @@ class Pairing:
         """Match ops by `reports.match`, and remaining values by name. Nearly O(ops + values)."""
         ops = {OpId(j): OpId(i) for i, j in match(report_of(reference), report_of(candidate))}
         ops = {j: i for j, i in ops.items() if candidate.ops[j].scope == reference.ops[i].scope == MAIN}
-        return cls(reference, candidate, ops, _values(reference, candidate, ops))
+        return cls(reference, candidate, _values(reference, candidate, ops))
 
     @cached_property
     def low(self) -> DType:

@@ -246,32 +246,25 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
 
 def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last loop state: the rows so far."""
-    (rows,), ((_, body),) = inner, bodies(node)
     read = len(node.input)
-    return _as_state(builder, node, body, rows, _Slots(read, entry=read, gives=read - 1, at=read - 2))
+    return _as_state(builder, node, inner, read=read, entry=read, gives=read - 1, at=read - 2)
 
 
 def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last state, before the scanned inputs: the rows so far."""
-    (rows,), ((_, body),) = inner, bodies(node)
     states = len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs")
-    return _as_state(builder, node, body, rows, _Slots(*[states] * 4))
-
-
-class _Slots(NamedTuple):
-    """Positions of a state in the node's inputs, the body's inputs, the body's outputs and the node's outputs."""
-
-    read: int
-    entry: int
-    gives: int
-    at: int
+    return _as_state(builder, node, inner, read=states, entry=states, gives=states, at=states)
 
 
 def _as_state(
-    builder: _Builder, node: NodeProto, body: GraphProto, rows: _Rows, slots: _Slots
+    builder: _Builder, node: NodeProto, inner: list[_Rows], *, read: int, entry: int, gives: int, at: int
 ) -> tuple[_Rows, list[NodeProto]]:
-    """Pass rows from iteration to iteration, as a state at `slots`."""
-    read, entry, gives, at = slots
+    """Pass rows from iteration to iteration, as a state.
+
+    Its positions: `read` in the node's inputs, `entry` in the body's inputs, `gives` in the body's outputs, `at` in the
+    node's outputs.
+    """
+    (rows,), ((_, body),) = inner, bodies(node)
     before, out, nodes = builder.fresh(), builder.fresh(), builder.nodes()
     after = merging(nodes, before, rows.name, len(rows.values))
     size = [WIDTH * len(rows.values)]
