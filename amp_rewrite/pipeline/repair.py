@@ -184,7 +184,7 @@ class _Repair:
         trials.paints = lambda held: self._painted([regions[i] for i in sorted(held)])
         trials.whole = frozenset(range(len(regions)))
         for attempt in range(_ROUNDS + 1):
-            chosen = minimal_set(len(regions), enough).chosen
+            chosen = minimal_set(len(regions), enough)
             repaired = self._finished(chosen, regions, trials, reference)
             if repaired.solved or chosen is None:
                 return repaired
