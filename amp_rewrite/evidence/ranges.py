@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,6 @@ _AGAIN = "calibrate again"
 @dataclass(frozen=True, slots=True)
 class Range(Fit):
     """The `Fit` of all elements of a value over all batches; count 0 if no element was computed."""
-
-    def merge(self, other: Fit) -> Range:
-        """Return the range of both together."""
-        return Range(*astuple(Fit.merge(self, other)))
 
     def times(self, batches: int) -> Range:
         """Return the range of the same values seen that many times."""
