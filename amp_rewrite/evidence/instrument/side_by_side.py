@@ -97,7 +97,7 @@ class _Merged:
 
     def _mine(self, name: str) -> str:
         """Return the name of a value of the candidate in this graph."""
-        return f"{self.stem}{name}"
+        return f"{self.stem}candidate/{name}"
 
     def _in_type(self, source: str, target: str, theirs: ValueId, mine: ValueId) -> NodeProto:
         before, after = self.reference.types[theirs], self.view.types[mine]
@@ -129,7 +129,7 @@ class _Merged:
             return
         source = self.provided[value] = self.reference.value_name(theirs)
         if self.reference.types[theirs] != self.view.types[value]:
-            self.provided[value] = self._mine(f"{name}/rounded")
+            self.provided[value] = f"{self.stem}rounded/{name}"
             self.frame.node.append(self._in_type(source, self.provided[value], theirs, value))
 
     def _shadow(self, op: Op) -> NodeProto:
@@ -144,7 +144,7 @@ class _Merged:
 
     def measuring(self, values: Sequence[ValueId]) -> Measuring:
         """Return the model reduced to the measured values, and its measuring nodes."""
-        gauge = ErrorNodes(f"{self.stem}/error", self.pairing.low)
+        gauge = ErrorNodes(f"{self.stem}error", self.pairing.low)
         outputs: list[ValueInfoProto] = []
         for value in values:
             names = []
@@ -153,12 +153,12 @@ class _Merged:
                 widened = dtype is None or dtype is DType.FLOAT or dtype.low  # in the twin
                 names.append(name if widened else gauge.cast(name, DType.FLOAT))
             gauge.measure(*names, is_low=self.view.dtype(value) is self.pairing.low)
-        gauge.pack(f"{self.stem}/errors")
+        gauge.pack(f"{self.stem}errors")
         return Measuring(self._assembled(outputs), tuple(gauge.nodes))
 
     def shaped(self, values: Sequence[ValueId]) -> Model:
         """Return the model that outputs two shapes per value."""
-        shapes = Builder(set(), opset=FIRST_WHERE, region=f"{self.stem}/shape")
+        shapes = Builder(set(), opset=FIRST_WHERE, region=f"{self.stem}shape")
         names = [shapes.op("Shape", name) for value in values for name, _ in self._sides(value)]
         self.frame.node.extend(shapes.nodes)
         return self._assembled([declared(name, DType.INT64, None) for name in names])
