@@ -53,9 +53,9 @@ def new_constant(output: str, values: Array, name: str = "") -> NodeProto:
     return new_node("Constant", [], output, name, value=onnx.numpy_helper.from_array(values))
 
 
-def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto) -> NodeProto:
+def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto, *, name: str = "") -> NodeProto:
     """Return an If with one output."""
-    return new_node("If", [condition], output, then_branch=then, else_branch=otherwise)
+    return new_node("If", [condition], output, name, then_branch=then, else_branch=otherwise)
 
 
 def new_branch(nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
@@ -189,7 +189,9 @@ class Builder:
             inner = Builder(self._taken, opset=self.opset, region=self._region)
             result = build(inner)
             branches.append(new_branch(inner.nodes, [result]))
-        return self.op("If", condition, then_branch=branches[0], else_branch=branches[1])
+        result = self._numbered("If")
+        self.append(new_if(condition, result, *branches, name=result))
+        return result
 
     def name(self, source: str, result: str) -> None:
         """Append an Identity with this result: a free name, or the name of a value whose node was left out."""

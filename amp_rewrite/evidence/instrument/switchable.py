@@ -253,9 +253,8 @@ class _Builder:
             inner.output[:] = [name and self._fresh(f"{name}/{word}_branch") for name in node.output]
             branches.append(new_branch([inner], list(filter(None, inner.output))))
         condition = self._switch(Switch(None, next(iter(weights.values()))))
-        outer = new_if(condition, "", *branches)
+        outer = new_if(condition, "", *branches, name=node.name)
         outer.output[:] = filter(None, node.output)
-        outer.name = node.name
         return outer
 
 
