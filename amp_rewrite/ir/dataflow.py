@@ -20,6 +20,7 @@ from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Cause = TypeVar("Cause")
+Node = TypeVar("Node")
 Step = Callable[[Op], ValueId | None]
 """The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
 
@@ -223,13 +224,13 @@ class Flow:
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
         """Return all values that the starts are computed from, and the starts, with the cause of the nearest start."""
-        return _reach(starts, self.sources, enter)
+        return reach(starts, self.sources, enter)
 
     def forth(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
         """Return all values that are computed from a start, and the starts, with the cause of the nearest start."""
-        return _reach(starts, self.results, enter)
+        return reach(starts, self.results, enter)
 
 
 def float32(view: View) -> Callable[[ValueId], bool]:
@@ -257,18 +258,22 @@ def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
     return dict(sorted(producers.items()))
 
 
-def _reach(
-    starts: Mapping[ValueId, Cause],
-    near: Callable[[ValueId], Iterable[ValueId]],
-    enter: Callable[[ValueId], bool],
-) -> dict[ValueId, Cause]:
-    seen = {value: cause for value, cause in starts.items() if enter(value)}
+def reach(
+    starts: Mapping[Node, Cause],
+    near: Callable[[Node], Iterable[Node]],
+    enter: Callable[[Node], bool] = lambda _: True,
+) -> dict[Node, Cause]:
+    """Return what is reached from the starts by steps to `near`, breadth first, with the cause of the nearest start.
+
+    `enter`: True for a node, of the starts too, that the walk may enter.
+    """
+    seen = {node: cause for node, cause in starts.items() if enter(node)}
     queue = deque(seen)
     while queue:
-        value = queue.popleft()
-        for other in near(value):
+        node = queue.popleft()
+        for other in near(node):
             if other not in seen and enter(other):
-                seen[other] = seen[value]
+                seen[other] = seen[node]
                 queue.append(other)
     return seen
 

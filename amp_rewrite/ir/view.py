@@ -47,6 +47,11 @@ class View(Index):
         value_type = self.types[value]
         return value_type.dtype if value_type else None
 
+    def tensor_dtype(self, value: ValueId) -> DType | None:
+        """Return the element type of a tensor; None for values in other containers, and if unknown."""
+        value_type = self.types[value]
+        return value_type.dtype if value_type and value_type.container == TENSOR else None
+
     @cached_property
     def low_types(self) -> tuple[DType, ...]:
         """The low types in the model, in order of their first values."""

@@ -64,7 +64,7 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
     source = Model.load(model, folder=folder)
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
-    view = View.of(inlined(source, sorted({(f.domain, f.name) for f in source.proto.functions})))
+    view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
     _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])

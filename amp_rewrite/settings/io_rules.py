@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.settings.selectors import advice_on
 
@@ -71,4 +70,4 @@ def _io_rule(text: str) -> IoRule:
 
 
 def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
-    return [v for v in values if (t := view.types[v]) is not None and t.container == TENSOR and t.dtype is DType.FLOAT]
+    return [v for v in values if view.tensor_dtype(v) is DType.FLOAT]

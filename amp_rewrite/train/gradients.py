@@ -58,7 +58,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
     becomes the function body given by the standard. `loss` and `wrt` name floating values of the main graph. Errors
     are those of `gradients`.
     """
-    ready = spelled_out(inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions})))
+    ready = spelled_out(inlined(model))
     while True:
         view = View.of(ready)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}

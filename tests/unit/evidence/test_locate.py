@@ -117,7 +117,7 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
     bench = Bench.of(Model.load(path), converted)
     drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)), Conditions())
-    theirs = {bench.pairing.reference.value_name(w): drift[v] for v, w in bench.pairing.measured.items()}
+    theirs = {bench.reference.value_name(w): drift[v] for v, w in bench.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
     for out in compared:
@@ -139,8 +139,8 @@ def test_chunks_change_nothing() -> None:
 def test_only_six_numbers_per_value_leave_the_runtime() -> None:
     model = Model.load(mlp())
     bench = Bench.of(model, amp_rewrite.convert(model.proto).result)
-    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.pairing.measured))):
-        measuring = build(bench.pairing, bench.low, values)
+    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.measured))):
+        measuring = build(bench, values)
         twin = emulate(measuring.model, io="float32")
         assert [v.size for v in Runner.open(measuring.on(twin)).run(X).values()] == [6 * len(values)]  # type: ignore[union-attr]
 
@@ -362,11 +362,12 @@ def test_measurements_merge_and_scale() -> None:
 
 
 def gauged(value: list[float], reference: list[float], *, is_low: bool) -> ErrorStats:
-    gauge = ErrorNodes("g/", amp_rewrite.DType.FLOAT16)
-    nodes = [*gauge.nodes(0, "v", "r", is_low=is_low), *gauge.packed([gauge.row(0)], "out")]
+    gauge = ErrorNodes("g", amp_rewrite.DType.FLOAT16)
+    gauge.measure("v", "r", is_low=is_low)
+    gauge.pack("out")
     v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
-    graph = onnx.helper.make_graph(nodes, "g", [v, r], [out], gauge.initializers)
+    graph = onnx.helper.make_graph(gauge.nodes, "g", [v, r], [out])
     opsets = [onnx.helper.make_opsetid("", 20)]
     runner = Runner.open(Model.load(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)))
     (found,) = read(runner.run({"v": np.float32(value), "r": np.float32(reference)})["out"])  # type: ignore[arg-type]
