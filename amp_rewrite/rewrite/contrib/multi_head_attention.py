@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention_equivalence import Base, mismatch_of
-from amp_rewrite.rewrite.contrib.reference import DOMAIN
+from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
 
 KIND = "multi_head_attention"
@@ -89,7 +89,7 @@ class _Writer(Surroundings):
         written = Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights))
         why = mismatch_of(site, written, self.bases, (self.heads, self.width, self.depth), packed=bool(moves))
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        return why or Replacement(KIND, ops, last.id, node, written.weights, ahead=written.ahead, behind=written.behind)
+        return why or written.replacing(KIND, ops, last.id)
 
     # -- what it gives -----------------------------------------------------------------------------
 

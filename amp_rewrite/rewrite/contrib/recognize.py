@@ -10,6 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
@@ -18,7 +19,8 @@ from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.contrib.reference import DOMAIN
+from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude
+from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Refusal, Replacement, fused_node
 
 DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]
@@ -35,6 +37,10 @@ class Match:
     replacement: Replacement
     tried: Mapping[ValueId, tuple[int, ...]]
     elementwise: bool = False
+
+    def magnitude(self, fed: Arrays, y: Array) -> Array:
+        """Return the magnitude of a result; for an activation that of each element, whose input is the sum it reads."""
+        return gate_magnitude(sum(fed.values(), np.zeros(())), y) if self.elementwise else np.array(np.abs(y).max())
 
 
 @dataclass(frozen=True, slots=True)
