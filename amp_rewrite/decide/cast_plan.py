@@ -121,11 +121,7 @@ class _Planner:
         for value, home in homes.items():
             by_type = needs[value] = {}
             for use in self.view.uses[value]:
-                needed = self._needed(use, home)
-                if needed in by_type:
-                    by_type[needed].append(use)
-                else:
-                    by_type[needed] = [use]
+                by_type.setdefault(self._needed(use, home), []).append(use)
         self._fold(homes, needs)
         kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
         for value, home in kept.items():
@@ -192,8 +188,8 @@ class _Planner:
         if op.kind == "Cast":
             return home  # widening first would change no bit of a Cast's result
         dtype = self.coloring.dtype(use.op, read_variable(op, use.slot))
-        if dtype is None and (value := op.inputs[use.slot]) is not None:
-            dtype = self.view.dtype(value)
+        if dtype is None:
+            dtype = self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
 
@@ -220,7 +216,7 @@ class _Planner:
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
         past: list[OpId] = []
         for op in self.view.ops:
-            source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
+            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
             if source is None or result is None:
                 continue
             dtype = homes.get(result) or self.view.dtype(result)
@@ -316,8 +312,8 @@ class _Planner:
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
         """Return the source from which the model's own Cast makes a value, if it has this type; None otherwise."""
-        op = self.view.producer(value)
-        source = op.inputs[0] if op is not None and _is_cast(op) else None
+        op = self.view.producer(value, "Cast")
+        source = op.inputs[0] if op is not None else None
         return source if source is not None and self._home(source) is dtype else None
 
     # -- names ---------------------------------------------------------------------------------------
@@ -368,9 +364,7 @@ class _Planner:
         slot = IMPLIED_BY_INPUT.get(op.op_type)
         if slot is None or slot >= len(op.inputs) or op.signature is None:
             return DType.FLOAT
-        value = op.inputs[slot]
-        own = self.view.dtype(value) if value is not None else None
-        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or own
+        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or self.view.dtype(op.inputs[slot])
 
     def _widened(self) -> Iterator[OpId]:
         """Yield upcast ops with an attribute that chooses a low type for an inner computation."""
@@ -391,7 +385,3 @@ class _Planner:
                 yield Finding("saturated", name, note)
             if fit.flushed:
                 yield Finding("flushed", name, f"{fit.flushed} of {fit.count} nonzero values become 0")
-
-
-def _is_cast(op: Op) -> bool:
-    return op.kind == "Cast"

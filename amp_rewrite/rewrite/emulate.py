@@ -91,7 +91,7 @@ class _Twin:
 
     def _low(self, value: ValueId | None) -> DType | None:
         """Return the low type of a value; None if it is of another one."""
-        dtype = self.view.dtype(value) if value is not None else None
+        dtype = self.view.dtype(value)
         return dtype if dtype is not None and dtype.low else None
 
     def _tensor(self, value: ValueId) -> bool:
@@ -262,7 +262,7 @@ class _Twin:
             return False
         if op.signature is None or op.kind == "BitCast":
             return True
-        if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:  # type: ignore[arg-type]
+        if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:
             return self.rounding  # fewer digits are written of a low value
         ports = [op.signature.input_variable(i) for i, v in enumerate(op.inputs) if self._low(v)]
         ports += [op.signature.output_variable(i) for i, v in enumerate(op.outputs) if self._low(v)]

@@ -73,9 +73,9 @@ def node_mismatch(
     """
     rng = np.random.default_rng(0)
     constants = {
-        view.value_name(value): double(view.model.array(tensor))
+        view.value_name(value): double(array)
         for value in outside(view, ops)
-        if value not in tried and (tensor := view.constant(value)) is not None
+        if value not in tried and (array := view.array(value)) is not None
     }
     feeds = [
         {view.value_name(v): spread * (rng.standard_normal(shape) + 0.5) for v, shape in tried.items()}
@@ -106,10 +106,10 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
     chosen = [view.ops[op] for op in ops]
     nodes = [_plain(view, op) for op in chosen if op.kind != "Constant"]
     constants: dict[str, Array] = {}
-    for value in (value for op in chosen for value in op.inputs if value is not None):
-        tensor, name = view.constant(value), view.value_name(value)
-        if tensor is not None and name not in feeds[0] and name not in constants:
-            constants[name] = double(view.model.array(tensor))
+    for value in dict.fromkeys(value for op in chosen for value in op.operands):
+        name = view.value_name(value)
+        if name not in feeds[0] and (array := view.array(value)) is not None:
+            constants[name] = double(array)
     return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
 
 

@@ -146,6 +146,6 @@ def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
 
 def only_float32(view: View, ops: Iterable[OpId]) -> bool:
     """True if all floating values that ops read and make are float32."""
-    values = (value for op in ops for value in (*view.ops[op].inputs, *view.ops[op].outputs) if value is not None)
+    values = (value for op in ops for value in view.ops[op].ports)
     dtypes = {view.dtype(value) for value in values}
     return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)

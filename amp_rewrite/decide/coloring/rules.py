@@ -48,7 +48,7 @@ def allow_roots(state: State) -> None:
 
 def _widens(state: State, op: Op) -> bool:
     """True if an op is a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
-    source = state.view.dtype(op.inputs[0]) if op.kind == "Cast" and op.inputs[0] is not None else None
+    source = state.view.dtype(op.inputs[0]) if op.kind == "Cast" else None
     return source is not None and source.low
 
 

@@ -192,7 +192,7 @@ class State:
 
     def _edge(self, op: Op) -> Paint | None:
         """Return the reason for which an op without a vertex stays as it is; None for an op without float32."""
-        values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+        values = op.ports
         untyped = next((v for v in values if unknown(self.view.types[v])), None)
         if untyped is not None:
             made_by = self.view.values[untyped].producer

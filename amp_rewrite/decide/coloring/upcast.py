@@ -122,7 +122,7 @@ def _sequences(state: State) -> None:
 
 def _low_sequences(view: View, op: Op) -> list[ValueId]:
     """Return the sequences and optionals of a low type that an op reads or makes."""
-    types = ((v, view.types[v]) for v in (*op.inputs, *op.outputs) if v is not None)
+    types = ((v, view.types[v]) for v in op.ports)
     return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype is not None and t.dtype.low]
 
 
@@ -210,7 +210,7 @@ def _move_along(state: State, op: Op) -> None:
     The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.
     """
     view = state.view
-    results = [v for v in op.outputs if v is not None]
+    results = op.results
     if not _moves(view, op) or op.id in state.options.lower or any(exposed(view, v) for v in results):
         return
     uses = [use for v in results for use in view.uses[v]]
@@ -230,8 +230,6 @@ def _moves(view: View, op: Op) -> bool:
 def _cast_to_low(view: View, op: Op) -> bool:
     """True if the elements that an op moves come from a Cast to a low type from another."""
     _, moved = trail(view, op.outputs[0], lambda step: step.inputs[0] if _moves(view, step) else None)
-    source = view.producer(moved)
-    if source is None or source.kind != "Cast" or source.inputs[0] is None:
-        return False
-    before = view.dtype(source.inputs[0])
+    source = view.producer(moved, "Cast")
+    before = view.dtype(source.inputs[0]) if source is not None else None
     return before is not None and not before.low

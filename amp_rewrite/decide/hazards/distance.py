@@ -58,7 +58,7 @@ def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[Op
         return dtype is not None and (dtype is DType.FLOAT or dtype.low)
 
     lengths = flow.forth(squares, floating)
-    scores = flow.forth({v: product.id for v in product.outputs if v is not None}, floating)
+    scores = flow.forth(dict.fromkeys(product.results, product.id), floating)
     both = {v: product.id for v in scores if v in lengths}
     if not any(view.ops[op_id].kind in _MEETING for op_id in makers(view, both)):
         return ()

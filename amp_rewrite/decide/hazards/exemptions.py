@@ -98,8 +98,8 @@ def _squares(view: View, op: Op) -> bool:
     """True if a reduction reads squares or, along the last axis, products of variables as in gradients of norms."""
     if sums_squares(view, op) is not None:
         return True
-    product = view.producer(op.inputs[0])
-    if product is None or product.kind != "Mul" or list(axes_of(view, op)) != [-1]:
+    product = view.producer(op.inputs[0], "Mul")
+    if product is None or list(axes_of(view, op)) != [-1]:
         return False
     return all(view.constant(value) is None for value in product.inputs)
 
@@ -107,5 +107,5 @@ def _squares(view: View, op: Op) -> bool:
 def _readers(copies: Flow, op: Op) -> Sequence[Op]:
     """Return the ops that read a result or its copies, without the copies."""
     view = copies.view
-    reached = copies.forth({value: None for value in op.outputs[:1] if value is not None}, float32(view))
+    reached = copies.forth(dict.fromkeys(op.results[:1]), float32(view))
     return [op for value in reached for op in view.readers(value) if not copies.through(op)]

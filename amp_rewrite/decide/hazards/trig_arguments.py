@@ -53,7 +53,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
         reached = flow.back(starts, enter)
         marked.update(reached)
         crossed = {op_id: cause for op_id, cause in makers(view, reached).items() if op_id in products}
-        starts = {v: cause for op_id, cause in crossed.items() for v in view.ops[op_id].inputs if v is not None}
+        starts = {v: cause for op_id, cause in crossed.items() for v in view.ops[op_id].operands}
     for op_id, cause in in_float32(view, makers(view, marked)).items():
         if op_id in products or flow.through(view.ops[op_id]):
             yield Pin(op_id, reasons.ANGLE, cause, f"computes the angle of {described(view, cause)}")
@@ -64,7 +64,7 @@ def _learned(view: View, flow: Flow, products: set[OpId]) -> Iterator[ValueId]:
     for op in view.ops:
         if op.id in products or op.op_type in _SOURCES or op.bodies or flow.through(op) or op.kind in PERIODIC:
             continue
-        yield from (v for v in op.outputs if v is not None)
+        yield from op.results
 
 
 def _private(view: View, value: ValueId) -> bool:

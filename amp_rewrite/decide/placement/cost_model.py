@@ -78,7 +78,7 @@ class CostModel:
         while pending:
             current = pending[-1]
             shape, op = self._shape(current), self.view.producer(current)
-            operands = [v for v in op.inputs if v is not None] if op is not None and shape is None else []
+            operands = op.operands if op is not None and shape is None else []
             unseen = [v for v in operands if v not in self.sizes]
             if unseen:
                 pending.extend(unseen)

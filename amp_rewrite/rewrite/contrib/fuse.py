@@ -33,7 +33,7 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     for outcome in fuse_attentions(view, context):
         yield _declaring(view, context.dims(view), outcome)
-    site = Site.of(view, whole, lambda: context.dims(view))
+    site = Site.of(view, whole, context)
     for matcher in MATCHERS:
         for match in matcher(site):
             yield match if isinstance(match, Refusal) else _proved(site, match)
@@ -42,7 +42,9 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 def _proved(site: Site, match: Match) -> Outcome:
     fusion = match.replacement
     why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, match.magnitude, site.view.opsets)
-    return Refusal(fusion.kind, fusion.last, why) if why is not None else _declaring(site.view, site.dims(), fusion)
+    if why is not None:
+        return Refusal(fusion.kind, fusion.last, why)
+    return _declaring(site.view, site.context.dims(site.view), fusion)
 
 
 def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Outcome) -> Outcome:

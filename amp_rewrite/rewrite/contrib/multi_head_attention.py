@@ -156,8 +156,8 @@ class _Writer(Surroundings):
 
     def _merged(self, split: ValueId | None) -> ValueId | None:
         """Return the same, from which a value with heads behind its tokens is made by splitting them off."""
-        op = self.site.view.producer(split)
-        if op is None or op.kind != "Reshape":
+        op = self.site.view.producer(split, "Reshape")
+        if op is None:
             return None
         before, after = (dims_at(self.site.view, self.dims, value) for value in (op.inputs[0], split))
         return op.inputs[0] if _splits(before, after) and after[2] == self.heads else None

@@ -68,7 +68,7 @@ def _scored(view: View) -> list[Op]:
         return []
     read = {value for op in view.ops if op.kind in _SOFTMAXES for value in op.inputs}
     adds = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
-    sums = [op for op in adds if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]
+    sums = [op for op in adds if view.dtype(op.outputs[0]) is DType.FLOAT]
     filled = _filled(view, sums) if sums else frozenset()
     return [op for op in sums if not filled.issuperset(op.inputs)]
 
@@ -76,7 +76,7 @@ def _scored(view: View) -> list[Op]:
 def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     """Return the values behind the sums that a mask's fill has entered, through copies and arithmetic."""
     flow = Flow.of(view, _CARRY)
-    origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
+    origins = flow.back({value: value for op in sums for value in op.operands})
     levels = fills(view, DType.FLOAT16, among=origins).items()
     return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
 
@@ -112,11 +112,6 @@ def _mask_of(view: View, op: Op) -> _Mask | None:
     return None
 
 
-def _where(view: View, value: ValueId) -> Op | None:
-    op = view.producer(value)
-    return op if op is not None and op.kind == "Where" else None
-
-
 def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
     shown, result = _shown(view, value, shows), op.outputs[0]
@@ -128,7 +123,7 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
 
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
     """Return where a mask is 0, if it is a constant or a Where by a constant condition."""
-    where = _where(view, value)
+    where = view.producer(value, "Where")
     tensor = view.constant(where.inputs[0] if where is not None else value)
     if tensor is None or not _readable(tensor):
         return None
@@ -142,7 +137,7 @@ def _readable(tensor: TensorProto) -> bool:
 
 def _shows(view: View, value: ValueId) -> bool | None:
     """True if a mask is 0 where its condition holds, False if it is 0 elsewhere; None for what is not a mask."""
-    where = _where(view, value)
+    where = view.producer(value, "Where")
     if where is not None:
         branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
         two = len(branches) == 2 and 0 in branches and min(branches) <= LOST
@@ -171,7 +166,7 @@ class _BiasedMask:
 def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
     """Return the mask with a bias among the operands of a sum."""
     for slot, value in _operands(op):
-        where = _where(view, value)
+        where = view.producer(value, "Where")
         if where is None or where.scope != op.scope:
             continue
         for at, shows in ((2, True), (1, False)):
@@ -196,7 +191,7 @@ class _Rewriter:
         words = "it selects them instead, which gives the same numbers in any type"
         if mask.value not in self.weights:
             self.weights[mask.value] = self._constants(mask)
-        weights, where = self.weights[mask.value], _where(self.view, mask.value)
+        weights, where = self.weights[mask.value], self.view.producer(mask.value, "Where")
         if mask.added:
             node = clone(op.node)
             node.input[mask.slot] = weights[0].name

@@ -93,7 +93,7 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
-    types = (view.types[v] for v in (*op.inputs, *op.outputs) if v is not None)
+    types = (view.types[v] for v in op.ports)
     return any(t is None or t.dtype is None or t.dtype in dtypes for t in types)
 
 
