@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
@@ -72,10 +72,8 @@ class Context:
 
     def shape(self, view: View, value: ValueId | None) -> Shape | None:
         """Return the shape of a value, with None for each dimension that is not a number; None if it is unknown."""
-        if value is None:
-            return None
-        dims = self.dims(view).get((view.values[value].scope, view.value_name(value)))
-        return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
+        dims = shape_at(self.dims(view), view, value)
+        return fixed(dims) if dims is not None else None
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]

@@ -155,12 +155,8 @@ def _only_read_by(state: State, v: int, joined: Collection[int]) -> bool:
 
 def _reads_vertices(state: State, v: int) -> bool:
     """True if every float32 input of an op is a constant or made by a vertex, not an input or the edge of a body."""
-    for value in state.op(v).inputs:
-        if value is None or state.view.dtype(value) is not DType.FLOAT or state.view.constant(value) is not None:
-            continue
-        if state.view.values[value].producer not in state.vertices.by_op:
-            return False
-    return True
+    read = filter(state.varies, state.op(v).operands)
+    return all(state.view.values[value].producer in state.vertices.by_op for value in read)
 
 
 def gray_after_allow(state: State) -> None:

@@ -129,6 +129,10 @@ class State:
         """True if an op reads one of its inputs in float32 now and in a low type in the model."""
         return (op, read_variable(self.view.ops[op], slot)) in self.upcast
 
+    def varies(self, value: ValueId) -> bool:
+        """True if a value is float32 and not a constant."""
+        return self.view.dtype(value) is DType.FLOAT and self.view.constant(value) is None
+
     # -- changes -----------------------------------------------------------------------------------
 
     def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:

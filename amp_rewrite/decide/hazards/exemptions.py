@@ -15,7 +15,7 @@ from amp_rewrite.ir.op_classes import COPIES, LAYERS
 from amp_rewrite.ir.patterns.activations import CUBIC
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
-from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, View
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
@@ -87,7 +87,7 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
 def _combines(view: View, op: Op, shapes: Shapes, most: int) -> bool:
     """True if each result of a reduction combines a known number of elements, `most` at most."""
     value, axes = op.inputs[0], axes_of(view, op)
-    shape = shapes.get((view.values[value].scope, view.value_name(value)), ()) if value is not None else ()
+    shape = shape_at(shapes, view, value) or ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return False
     terms = elements([shape[axis] for axis in axes])

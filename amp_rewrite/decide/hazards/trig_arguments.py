@@ -14,7 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, fixed, stated_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _TENSOR_CORE_STEP = 8
@@ -100,8 +100,6 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
     """Return the shapes of formal inputs; None stands for a length that is not fixed."""
     shapes: dict[ValueId, Shape] = {}
     for scope in view.scopes:
-        formal = {i.name: i.type.tensor_type for i in scope.graph.input if i.type.tensor_type.HasField("shape")}
-        for value in scope.inputs:
-            if (tensor := formal.get(view.value_name(value))) is not None:
-                shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+        stated = {formal.name: dims for formal in scope.graph.input if (dims := stated_dims(formal)) is not None}
+        shapes.update((v, fixed(stated[name])) for v in scope.inputs if (name := view.value_name(v)) in stated)
     return shapes

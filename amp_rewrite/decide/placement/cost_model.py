@@ -12,7 +12,7 @@ from onnx import ValueInfoProto
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, flops_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, fixed, shape_at, shapes_of, stated_dims
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 from amp_rewrite.runtime.roofline import START, Roof
 
@@ -95,10 +95,8 @@ class CostModel:
         if known.tensor is not None:
             return tuple(known.tensor.dims)
         stated = self._stated.get(known.name) if known.scope == MAIN else None
-        if stated is not None and stated.type.tensor_type.HasField("shape"):
-            dims = stated.type.tensor_type.shape.dim
-            return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
-        return self._inferred.get((known.scope, known.name))
+        dims = stated_dims(stated) if stated is not None else None
+        return fixed(dims) if dims is not None else shape_at(self._inferred, self.view, value)
 
     @cached_property
     def _stated(self) -> Mapping[str, ValueInfoProto]:

@@ -93,7 +93,7 @@ class CutProblem:
             return False
         if not self.islands and any(use.op in self._float32_ops for out in op.results for use in state.view.uses[out]):
             return False
-        read = {value for value in op.operands if self._varies(value)}
+        read = {value for value in op.operands if self.state.varies(value)}
         careful = not self.islands and state.color(v) is Color.GRAY
         if careful and (len(read) > 1 or op.kind in _GROWING):
             return False
@@ -112,11 +112,6 @@ class CutProblem:
     def _float32_ops(self) -> frozenset[OpId]:
         """Ops that the user keeps in float32, or that data pins there."""
         return frozenset({*self.state.options.keep, *(pin.op for pin in self.state.pins if pin.raises)})
-
-    def _varies(self, value: ValueId) -> bool:
-        """True if a value is float32 and not a constant."""
-        view = self.state.view
-        return view.dtype(value) is DType.FLOAT and view.constant(value) is None
 
     def _normalized(self, value: ValueId) -> bool:
         """True for the result of a decomposed norm or softmax: at most the root of a width, times its scale."""
@@ -154,12 +149,12 @@ class CutProblem:
         view, of = self.state.view, self.state.vertices
         for value in view.values:
             outside = value.producer is None or value.producer not in of.by_op
-            if not (outside or exposed(view, value.id)) or not self._varies(value.id):
+            if not (outside or exposed(view, value.id)) or not self.state.varies(value.id):
                 continue
             yield from (v for v in (self._maker(value.id), *self._readers(value.id)) if v >= 0)
         for op in view.ops:
             if op.id not in of.by_op:
-                read = (value for value in op.operands if self._varies(value))
+                read = (value for value in op.operands if self.state.varies(value))
                 yield from (v for value in read if (v := self._maker(value)) >= 0)
 
     def labelling(self) -> Labelling:
@@ -230,7 +225,9 @@ class CutProblem:
                 if op.kind == "Cast" and (out := op.outputs[0]) is not None and out not in ports:
                     ports[out] = None
                     pending.append(out)
-        return tuple(v for v in sorted(ports) if (t := view.types[v]) and t.container == TENSOR and self._varies(v))
+        return tuple(
+            v for v in sorted(ports) if (t := view.types[v]) and t.container == TENSOR and self.state.varies(v)
+        )
 
     def _conversions(self, values: Iterable[ValueId], end: _End) -> Iterator[Conversion]:
         """Yield the costs of Casts of values; a Cast of the model itself does not count as a new one."""

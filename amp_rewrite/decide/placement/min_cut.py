@@ -88,29 +88,19 @@ class _Settling:
             v = pending.pop()
             if self.side[v] is not None:
                 continue
-            if self.pull[v] > self.leaving[v]:
-                self._low(v)
-            elif -self.pull[v] >= self.entering[v]:
-                self._high(v)
-            else:
-                continue
-            pending += (*self.out[v], *self.into[v])
+            low = self.pull[v] > self.leaving[v]
+            if low or -self.pull[v] >= self.entering[v]:
+                self._decide(v, low=low)
+                pending += (*self.out[v], *self.into[v])
 
-    def _low(self, v: int) -> None:
-        self.side[v] = True
+    def _decide(self, v: int, *, low: bool) -> None:
+        self.side[v] = low
         for w, cost in self.out[v].items():
             self.entering[w] -= cost
-            self.pull[w] += cost
+            self.pull[w] += cost if low else 0
         for u in self.into[v]:
             self.leaving[u] -= self.out[u][v]
-
-    def _high(self, v: int) -> None:
-        self.side[v] = False
-        for u in self.into[v]:
-            self.leaving[u] -= self.out[u][v]
-            self.pull[u] -= self.out[u][v]
-        for w, cost in self.out[v].items():
-            self.entering[w] -= cost
+            self.pull[u] -= 0 if low else self.out[u][v]
 
 
 class _Flow:

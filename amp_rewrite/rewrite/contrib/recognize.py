@@ -16,7 +16,7 @@ from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Dims
+from amp_rewrite.ir.shapes.onnx_shapes import Dims, shape_at
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude
@@ -75,9 +75,9 @@ class Site:
 
     def shape(self, value: ValueId | None) -> Dims | None:
         """Return the shape of a value as far as it is known. In bodies, whose turns may differ, names are left out."""
-        if value is not None and self.view.values[value].scope == MAIN:
-            return self.context.dims(self.view).get((MAIN, self.view.value_name(value)))
-        return self.context.shape(self.view, value)
+        if value is not None and self.view.values[value].scope != MAIN:
+            return self.context.shape(self.view, value)
+        return shape_at(self.context.dims(self.view), self.view, value)
 
     def floats(self, ops: Collection[OpId]) -> bool:
         """True if all numbers that ops read and make are float32, but for integers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import onnx.helper
@@ -44,10 +45,11 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
-    rewriter = _Rewriter(view, {})
+    constants = cache(partial(_constants, view))  # several sums may read a mask
     masks = [(op, mask) for op in _scored(view) if (mask := _mask_of(view, op)) is not None]
     for added in (False, True):
-        yield from (rewriter.replacement(op, mask) for op, mask in masks if mask.added == added)
+        for op, mask in (pair for pair in masks if pair[1].added == added):
+            yield _selected(view, op, mask, constants(mask.value, mask.shows, added))
 
 
 def select_biased(view: View, context: Context) -> Iterator[Replacement]:
@@ -124,15 +126,15 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
     """Return where a mask is 0, if it is a constant or a Where by a constant condition."""
     where = view.producer(value, "Where")
-    tensor = view.constant(where.inputs[0] if where is not None else value)
-    if tensor is None or not _readable(tensor):
-        return None
-    shown: Array = view.model.array(tensor) == (shows if where is not None else 0)
-    return shown
+    values = _readable(view, where.inputs[0] if where is not None else value)
+    return None if values is None else np.asarray(values == (shows if where is not None else 0))
 
 
-def _readable(tensor: TensorProto) -> bool:
-    return len(tensor.dims) > 0 and 0 < math.prod(tensor.dims) <= _LARGEST_MASK
+def _readable(view: View, value: ValueId | None) -> Array | None:
+    """Return the elements of a constant that is small enough for a mask."""
+    tensor = view.constant(value)
+    fits = tensor is not None and len(tensor.dims) > 0 and 0 < math.prod(tensor.dims) <= _LARGEST_MASK
+    return view.array(value) if fits else None
 
 
 def _shows(view: View, value: ValueId) -> bool | None:
@@ -142,10 +144,9 @@ def _shows(view: View, value: ValueId) -> bool | None:
         branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
         two = len(branches) == 2 and 0 in branches and min(branches) <= LOST
         return branches[0] == 0 if two else None
-    tensor = view.constant(value)
-    if tensor is None or not _readable(tensor):
+    values = _readable(view, value)
+    if values is None:
         return None
-    values = view.model.array(tensor)
     least = float(values.min())
     return True if -math.inf < least <= LOST and bool(((values == 0) | (values == least)).all()) else None
 
@@ -179,44 +180,33 @@ def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
 # -- selections ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewriter:
-    """Writes the replacements of sums. `weights`: the constants made for each mask, which several sums may read."""
+def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...]) -> Replacement:
+    """Return the selection by a mask, or the sum with a fill in range; `weights` are its constants."""
+    words = "it selects them instead, which gives the same numbers in any type"
+    where = view.producer(mask.value, "Where")
+    if mask.added:
+        node = clone(op.node)
+        node.input[mask.slot] = weights[0].name
+        words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
+    else:
+        condition, fill = [w.name for w in weights] if where is None else _read_by(where, mask.shows)
+        node = _selection(op, condition, op.node.input[1 - mask.slot], fill, mask.shows)
+    return Replacement("mask", (op.id,), op.id, node, weights, findings=_finding(op, mask.slot, words))
 
-    view: View
-    weights: dict[ValueId, tuple[TensorProto, ...]]
 
-    def replacement(self, op: Op, mask: _Mask) -> Replacement:
-        """Return the selection by a mask, or the sum with a fill in range."""
-        words = "it selects them instead, which gives the same numbers in any type"
-        if mask.value not in self.weights:
-            self.weights[mask.value] = self._constants(mask)
-        weights, where = self.weights[mask.value], self.view.producer(mask.value, "Where")
-        if mask.added:
-            node = clone(op.node)
-            node.input[mask.slot] = weights[0].name
-            words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
-        else:
-            condition, fill = [w.name for w in weights] if where is None else _read_by(where, mask.shows)
-            node = _selection(op, condition, op.node.input[1 - mask.slot], fill, mask.shows)
-        return Replacement("mask", (op.id,), op.id, node, weights, findings=_finding(op, mask.slot, words))
-
-    def _constants(self, mask: _Mask) -> tuple[TensorProto, ...]:
-        """Return a constant mask with a fill in range, or its condition and fill; () for a Where, which reads them."""
-        if mask.added:
-            shown = _shown(self.view, mask.value, mask.shows)
-            assert shown is not None
-            return (self._constant(mask, "bounded", np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))),)
-        tensor = self.view.constant(mask.value)
-        if tensor is None:
-            return ()
-        values = self.view.model.array(tensor)
-        return self._constant(mask, "shown", values == 0), self._constant(mask, "fill", values.min())
-
-    def _constant(self, mask: _Mask, part: str, values: Array) -> TensorProto:
-        name = unused(f"{self.view.value_name(mask.value)}_{part}", self.view.names)
-        tensor: TensorProto = onnx.numpy_helper.from_array(np.asarray(values), name)
-        return tensor
+def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[TensorProto, ...]:
+    """Return a constant mask with a fill in range, or its condition and fill; () for a Where, which reads them."""
+    stem, values = view.value_name(value), view.array(value)
+    parts: dict[str, Array] = {}
+    if added:
+        shown = _shown(view, value, shows)
+        assert shown is not None
+        parts["bounded"] = np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))
+    elif values is not None:
+        parts = {"shown": np.asarray(values == 0), "fill": np.asarray(values.min())}
+    return tuple(
+        onnx.numpy_helper.from_array(part, unused(f"{stem}_{name}", view.names)) for name, part in parts.items()
+    )
 
 
 def _biased(view: View, op: Op, mask: _BiasedMask) -> Replacement:

@@ -16,6 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import alone
+from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
@@ -123,10 +124,7 @@ def _names(view: View, linear: Op) -> list[str]:
     """Return new names for weight and bias. Weights that several ops share are folded for each: the result is named."""
     weight = linear.inputs[1]
     shared = f"_{linear.node.output[0]}" if weight is not None and len(view.uses[weight]) > 1 else ""
-    names = [f"{linear.node.input[1]}{shared}_{part}" for part in ("folded", "folded_bias")]
-    while any(name in view.names for name in names):
-        names = [f"{name}_" for name in names]
-    return names
+    return [unused(f"{linear.node.input[1]}{shared}_{part}", view.names) for part in ("folded", "folded_bias")]
 
 
 # -- proof -----------------------------------------------------------------------------------------

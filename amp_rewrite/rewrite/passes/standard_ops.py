@@ -59,8 +59,7 @@ class _Candidate:
 
     reads: tuple[ValueId, ...]
     attributes: Mapping[str, object]
-    rank: int
-    width: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,8 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     reads = [view.value_name(v) for v in (entry, *candidate.reads)]
     last = view.ops[max(ops)]
     node = fused_node(formula.op_type, last, reads, last.node.output[:1], candidate.attributes)
-    tried = {entry: (*(2,) * (candidate.rank - 1), candidate.width)}
-    tried.update((v, (candidate.width,)) for v in candidate.reads if view.constant(v) is None)
+    tried = {entry: candidate.shape}
+    tried.update((v, candidate.shape[-1:]) for v in candidate.reads if view.constant(v) is None)
     opsets = {**view.opsets, "": case.opset}
     why = node_mismatch(view, ops, node, tried, lambda fed, y: formula.magnitude(fed[reads[0]], y), opsets)
     return why or Replacement(case.cluster.kind, ops, last.id, node)
@@ -125,7 +124,7 @@ def _norm(case: _Case) -> _Candidate | str:
     for value in reads:
         if case.shape(value) != (width,):
             return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
-    return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, len(shape), width)
+    return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, (*[2] * (len(shape) - 1), width))
 
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
@@ -149,7 +148,7 @@ def _softmax(case: _Case) -> _Candidate | str:
     if shape is None:
         return "the rank of what it is applied to is not known"
     wrong = _reduces_elsewhere(case, len(shape))
-    return wrong or _Candidate((), {"axis": -1}, len(shape), 7)
+    return wrong or _Candidate((), {"axis": -1}, (*[2] * (len(shape) - 1), 7))
 
 
 def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
@@ -158,7 +157,7 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
         ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
         if max(ranks, default=0) > (len(shape) if shape is not None else 0):
             return "the rank of what it is applied to is not known, or less than that of its constants"
-        return _Candidate((), {"approximate": approximate}, len(shape) if shape else 1, 61)
+        return _Candidate((), {"approximate": approximate}, (*[2] * (len(shape or (1,)) - 1), 61))
 
     return read
 
