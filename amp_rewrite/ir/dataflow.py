@@ -35,19 +35,18 @@ def only_reader(
     view: View,
     value: ValueId | None,
     *kinds: str,
-    repeated: bool = False,
     captured: bool = False,
     yielded: bool = False,
 ) -> Op | None:
     """Return the only reader of a value, in the same graph; None if there are others, or it is not of `kinds`.
 
-    `repeated`: it may read the value several times. `captured`: it may be in a body. `yielded`: the value may also be
+    `captured`: it may be in a body. `yielded`: the value may also be
     exposed.
     """
     if value is None or (not yielded and exposed(view, value)):
         return None
     uses = view.uses[value]
-    if not uses or (len(uses) > 1 and (not repeated or any(use.op != uses[0].op for use in uses))):
+    if len(uses) != 1:
         return None
     op = view.ops[uses[0].op]
     if (kinds and op.kind not in kinds) or (not captured and op.scope != view.values[value].scope):

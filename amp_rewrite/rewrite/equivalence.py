@@ -18,6 +18,7 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
@@ -136,7 +137,7 @@ def _run_by_reference(
         with np.errstate(all="ignore"):
             return [np.asarray(evaluator.run(None, dict(feed))[0]) for feed in feeds]  # type: ignore[index]
     except _FAULTS as cause:
-        return f"onnx's reference cannot run it: {' '.join(str(cause).split())[:120]}"
+        return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
 
 
 @cache

@@ -20,7 +20,7 @@ from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
@@ -220,7 +220,7 @@ def _indexed(model: Model) -> View | str:
 
 
 def _refused(cause: Exception) -> str:
-    return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
+    return f"onnx refuses it there: {one_line(cause)[:120]}"
 
 
 @dataclass(slots=True)

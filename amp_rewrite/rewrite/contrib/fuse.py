@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from onnx import ValueInfoProto
-
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
@@ -51,10 +49,8 @@ def _declaring(view: View, dims: Mapping[tuple[ScopeId, str], Dims], outcome: Ou
     """Return a fusion of the main graph with the types of its results, which onnx cannot infer."""
     if isinstance(outcome, Refusal) or view.ops[outcome.last].scope != MAIN:
         return outcome
-    names = [name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims]
-    return replace(outcome, declared=tuple(_declared(name, dims[MAIN, name]) for name in names))
-
-
-def _declared(name: str, dims: Dims) -> ValueInfoProto:
-    known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims]
-    return declared(name, DType.FLOAT, known)
+    results = []
+    for name in (name for node in (outcome.node, *outcome.behind) for name in node.output if (MAIN, name) in dims):
+        known = [d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in dims[MAIN, name]]
+        results.append(declared(name, DType.FLOAT, known))
+    return replace(outcome, declared=tuple(results))

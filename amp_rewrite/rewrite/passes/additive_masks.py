@@ -54,7 +54,7 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
 
 def select_biased(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each sum of scores and a mask that carries a bias by a sum with the bias, which the mask selects."""
-    yield from (_biased(view, op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
+    yield from (_selected(view, op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
 
 
 # -- sums of scores and masks ----------------------------------------------------------------------
@@ -90,13 +90,14 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
 class _Mask:
     """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse.
 
-    `added`: it may stay a summand, since no row is masked throughout.
+    `added`: it may stay a summand, since no row is masked throughout. `bias`: what it is instead of 0.
     """
 
     value: ValueId
     slot: int
     shows: bool
-    added: bool
+    added: bool = False
+    bias: ValueId | None = None
 
 
 def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
@@ -151,20 +152,7 @@ def _shows(view: View, value: ValueId) -> bool | None:
     return True if -math.inf < least <= LOST and bool(((values == 0) | (values == least)).all()) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _BiasedMask:
-    """The operand `slot` of a sum, made by `where`: `bias` where its condition holds, else the fill.
-
-    Not `shows`: the other way round.
-    """
-
-    where: Op
-    slot: int
-    bias: ValueId
-    shows: bool
-
-
-def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
+def _biased_mask_of(view: View, op: Op) -> _Mask | None:
     """Return the mask with a bias among the operands of a sum."""
     for slot, value in _operands(op):
         where = view.producer(value, "Where")
@@ -173,25 +161,34 @@ def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
         for at, shows in ((2, True), (1, False)):
             bias, fill = where.inputs[3 - at], number(view, where.inputs[at], axes=1)
             if bias is not None and fill is not None and -math.inf < fill <= LOST and view.constant(bias) is None:
-                return _BiasedMask(where, slot, bias, shows)
+                return _Mask(value, slot, shows, bias=bias)
     return None
 
 
 # -- selections ------------------------------------------------------------------------------------
 
 
-def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...]) -> Replacement:
+def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] = ()) -> Replacement:
     """Return the selection by a mask, or the sum with a fill in range; `weights` are its constants."""
-    words = "it selects them instead, which gives the same numbers in any type"
-    where = view.producer(mask.value, "Where")
+    node, scores = clone(op.node), op.node.input[1 - mask.slot]
+    words, ahead = "it selects them instead, which gives the same numbers in any type", list[NodeProto]()
     if mask.added:
-        node = clone(op.node)
         node.input[mask.slot] = weights[0].name
         words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
     else:
-        condition, fill = [w.name for w in weights] if where is None else _read_by(where, mask.shows)
-        node = _selection(op, condition, op.node.input[1 - mask.slot], fill, mask.shows)
-    return Replacement("mask", (op.id,), op.id, node, weights, findings=_finding(op, mask.slot, words))
+        if mask.bias is not None:
+            reads, scores = [scores, view.value_name(mask.bias)], unused(f"{node.output[0]}_biased", view.names)
+            ahead.append(new_node("Add", reads, scores, f"{node.name}_biased" if node.name else ""))
+            words = "its bias is, and it selects, which gives the same numbers in any type"
+        where = view.producer(mask.value, "Where")
+        if where is not None:
+            condition, fill = where.node.input[0], where.node.input[2 if mask.shows else 1]
+        else:
+            condition, fill = (weight.name for weight in weights)
+        node.op_type = "Where"
+        node.input[:] = (condition, scores, fill) if mask.shows else (condition, fill, scores)
+    finding = Finding("selected", op.node.input[mask.slot], f"is added to scores before a softmax: {words}")
+    return Replacement("mask", (op.id,), op.id, node, weights, ahead=tuple(ahead), findings=(finding,))
 
 
 def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[TensorProto, ...]:
@@ -207,31 +204,3 @@ def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[Te
     return tuple(
         onnx.numpy_helper.from_array(part, unused(f"{stem}_{name}", view.names)) for name, part in parts.items()
     )
-
-
-def _biased(view: View, op: Op, mask: _BiasedMask) -> Replacement:
-    """Return the sum with the bias, and the selection of it."""
-    node = op.node
-    total = unused(f"{node.output[0]}_biased", view.names)
-    reads = [node.input[1 - mask.slot], view.value_name(mask.bias)]
-    add = new_node("Add", reads, total, f"{node.name}_biased" if node.name else "")
-    condition, fill = _read_by(mask.where, mask.shows)
-    selection = _selection(op, condition, total, fill, mask.shows)
-    words = "its bias is, and it selects, which gives the same numbers in any type"
-    return Replacement("mask", (op.id,), op.id, selection, ahead=(add,), findings=_finding(op, mask.slot, words))
-
-
-def _read_by(where: Op, shows: bool) -> tuple[str, str]:
-    """Return the names of a mask's condition and fill."""
-    return where.node.input[0], where.node.input[2 if shows else 1]
-
-
-def _finding(op: Op, slot: int, words: str) -> tuple[Finding]:
-    return (Finding("selected", op.node.input[slot], f"is added to scores before a softmax: {words}"),)
-
-
-def _selection(op: Op, condition: str, scores: str, fill: str, shows: bool) -> NodeProto:
-    node = clone(op.node)
-    node.op_type = "Where"
-    node.input[:] = (condition, scores, fill) if shows else (condition, fill, scores)
-    return node

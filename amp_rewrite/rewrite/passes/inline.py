@@ -15,7 +15,7 @@ from onnx.helper import make_tensor_type_proto
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import bodies, check_imports
@@ -53,7 +53,7 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
-        raise ModelError(f"the model's local functions cannot be inlined: {' '.join(str(cause).split())}") from cause
+        raise ModelError(f"the model's local functions cannot be inlined: {one_line(cause)}") from cause
 
 
 def _one_opset(proto: ModelProto) -> ModelProto:
