@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
@@ -87,7 +87,7 @@ def plan_casts(
 
 plan = plan_casts
 
-_TYPES = (DType.FLOAT, *(dtype for dtype in DType if dtype.low))
+_TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""
 _Needs = dict[ValueId, dict[DType, list[Use]]]
 """The uses of each value, by the type in which they read it."""
@@ -370,8 +370,8 @@ class _Planner:
         """Yield upcast ops with an attribute that chooses a low type for an inner computation."""
         for (op, _), paint in self.coloring.paints.items():
             if paint.rule == reasons.RAISED:
-                inner = (DType.of(a.i) for a in self.view.ops[op].node.attribute if a.name in INNER_DTYPE_ATTRIBUTES)
-                if any(dtype is not None and dtype.low for dtype in inner):
+                stated = self.view.ops[op].node.attribute
+                if any(a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES for a in stated):
                     yield op
 
     def _findings(self, bakes: list[Bake]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import State
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.op_classes import ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
@@ -48,8 +48,7 @@ def allow_roots(state: State) -> None:
 
 def _widens(state: State, op: Op) -> bool:
     """True if an op is a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
-    source = state.view.dtype(op.inputs[0]) if op.kind == "Cast" else None
-    return source is not None and source.low
+    return op.kind == "Cast" and state.view.dtype(op.inputs[0]) in LOW_TYPES
 
 
 def deny_forward(state: State) -> None:

@@ -13,14 +13,13 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Refusal
 from amp_rewrite.decide.coloring.groups import AFFINE_NOTE, fuses
 from amp_rewrite.decide.coloring.state import State
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
-_LOW = tuple(dtype for dtype in DType if dtype.low)
 _ANY_TYPE = ELEMENTLESS | {"Cast"}
 """Ops whose results do not depend on the type in which they read a value."""
 
@@ -32,7 +31,7 @@ def upcast_low(state: State) -> None:
         return
     for op_id in sorted(wishes):
         _upcast(state, op_id, wishes[op_id])
-    groups = clusters(state.view, _LOW) if state.upcast else ()
+    groups = clusters(state.view, LOW_TYPES) if state.upcast else ()
     for cluster in groups:
         _whole(state, cluster)
     _sequences(state)
@@ -59,7 +58,7 @@ def _wishes(state: State) -> Iterator[tuple[OpId, Paint]]:
 def low_type(view: View, op: OpId) -> DType | None:
     """Return the low type of an op's first low variable; None if it has none."""
     types = (v.type.dtype for v in view.variables[op] if v.type is not None)
-    return next((dtype for dtype in types if dtype is not None and dtype.low), None)
+    return next((dtype for dtype in types if dtype in LOW_TYPES), None)
 
 
 def _upcast(state: State, op_id: OpId, paint: Paint) -> None:
@@ -123,7 +122,7 @@ def _sequences(state: State) -> None:
 def _low_sequences(view: View, op: Op) -> list[ValueId]:
     """Return the sequences and optionals of a low type that an op reads or makes."""
     types = ((v, view.types[v]) for v in op.ports)
-    return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype is not None and t.dtype.low]
+    return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype in LOW_TYPES]
 
 
 def _sharing(state: State, start: OpId) -> tuple[set[OpId], bool]:
@@ -190,7 +189,7 @@ def _casts(state: State, wishes: dict[OpId, Paint]) -> None:
     for op in reversed(view.ops):
         _move_along(state, op)
         result = op.outputs[0] if op.kind == "Cast" else None
-        if result is None or (low := view.dtype(result)) is None or not low.low:
+        if result is None or view.dtype(result) not in LOW_TYPES:
             continue
         if exposed(view, result) or op.id in state.options.lower:
             continue

@@ -11,7 +11,7 @@ from amp_rewrite.decide.coloring.groups import fuses
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.schema import TENSOR
@@ -305,11 +305,10 @@ class CutProblem:
     def _retargets(self, v: int) -> bool:
         """True if a vertex is the result of one of the model's own Casts, which can give either type for free."""
         op = self.state.op(v)
-        if op.kind != "Cast" or op.outputs[0] is None or op.inputs[0] is None:
+        view, out = self.state.view, op.outputs[0] if op.kind == "Cast" else None
+        if out is None or view.dtype(out) is not DType.FLOAT:
             return False
-        view, out = self.state.view, op.outputs[0]
-        source = view.dtype(op.inputs[0])
-        if source is None or source is DType.FLOAT or source.low or view.dtype(out) is not DType.FLOAT:
+        if view.dtype(op.inputs[0]) in (None, DType.FLOAT, *LOW_TYPES):
             return False
         return not exposed(view, out) and self.state.vertices.all[v].refusal is None and bool(view.uses[out])
 

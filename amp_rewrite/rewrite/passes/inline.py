@@ -14,7 +14,7 @@ from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
@@ -34,7 +34,7 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
 
     `low`: those that handle a low type as well, so that their ops can be upcast.
     """
-    functions = sorted(_float_functions(view, (DType.FLOAT, *(d for d in DType if d.low and low))))
+    functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
         return view, ()
     note = "a local function, inlined so that what is inside it is painted too"
