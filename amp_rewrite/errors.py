@@ -75,6 +75,11 @@ class GradientError(AmpRewriteError):
     """A requested gradient does not exist, or has no rule."""
 
 
+def one_line(cause: object) -> str:
+    """Return a message without line breaks and repeated spaces."""
+    return " ".join(str(cause).split())
+
+
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
     """Return the known names that are most like a word, best first."""
     import difflib  # late: only errors need it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import onnx.checker
 import onnx.shape_inference
@@ -15,8 +16,9 @@ from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
-from amp_rewrite.ir.view import ScopeId, View
+from amp_rewrite.ir.view import ScopeId, ValueId, View
 
+S = TypeVar("S")
 Shape = tuple[int | None, ...]
 Shapes = Mapping[tuple[ScopeId, str], Shape]
 Dims = tuple[Dim, ...]
@@ -43,7 +45,17 @@ def shapes_of(view: View) -> Shapes:
     By onnx's inference on the model without its heavy weights. O(nodes).
     """
     numbers = dims_of(view, through_values=False).items()
-    return {key: tuple([d if isinstance(d, int) else None for d in dims]) for key, dims in numbers}
+    return {key: fixed(dims) for key, dims in numbers}
+
+
+def fixed(dims: Dims) -> Shape:
+    """Return dimensions with None for each that is not a number."""
+    return tuple([d if isinstance(d, int) else None for d in dims])
+
+
+def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId | None) -> S | None:
+    """Return what is known of the shape of a value; None if its rank is not."""
+    return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
 def dims_of(view: View, *, through_values: bool = True) -> AllDims:
@@ -57,7 +69,7 @@ def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str]
     for number, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
         scope = ScopeId(number)
         formals = (*graph.input, *graph.value_info, *graph.output)
-        known.update(((scope, formal.name), dims) for formal in formals if (dims := _stated(formal)) is not None)
+        known.update(((scope, formal.name), dims) for formal in formals if (dims := declared_dims(formal)) is not None)
         known.update(((scope, t.name), tuple(t.dims)) for t in graph.initializer)
     # A stub is an input of the skeleton; Constants have no declaration of their own.
     known.update(((v.scope, v.name), tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
@@ -79,7 +91,8 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
     return skeleton
 
 
-def _stated(formal: ValueInfoProto) -> StatedDims | None:
+def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
+    """Return the dimensions that a declaration states; None if it states no rank."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None

@@ -14,8 +14,8 @@ from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.build import check_imports
@@ -35,7 +35,7 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
 
     `low`: those that handle a low type as well, so that their ops can be upcast.
     """
-    functions = sorted(_float_functions(view, (DType.FLOAT, *(d for d in DType if d.low and low))))
+    functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
         return view, ()
     note = "a local function, inlined so that what is inside it is painted too"
@@ -56,7 +56,7 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
-        raise ModelError(f"the model's local functions cannot be inlined: {' '.join(str(cause).split())}") from cause
+        raise ModelError(f"the model's local functions cannot be inlined: {one_line(cause)}") from cause
 
 
 def _one_opset(proto: ModelProto) -> ModelProto:
@@ -90,7 +90,7 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
-    types = (view.types[v] for v in (*op.inputs, *op.outputs) if v is not None)
+    types = (view.types[v] for v in op.ports)
     return any(t is None or t.dtype is None or t.dtype in dtypes for t in types)
 
 
