@@ -158,6 +158,9 @@ def test_the_kernel_gate_s_refusals_are_counted_and_listed() -> None:
     held = replace(report, rows=(report.rows[0]._replace(rule="kernel_gate", note="no kernel"),))
     assert report.refused == ()
     assert [row.name for row in held.refused] == ["product"]
+    counted = replace(held, totals=replace(held.totals, raised=2, compute_raised=1, refused=1)).text()
+    lines = [" ".join(line.split()) for line in counted.splitlines()]
+    assert {"raised 2 ops to float32 (1 compute op)", "kernel gate 1 op refused"} <= set(lines)
     assert "1  MatMul  no kernel  product" in held.text()
 
 
@@ -363,6 +366,20 @@ def test_annotations_are_escaped_as_the_runner_unescapes() -> None:
 
 def test_explain_walks_to_the_root() -> None:
     assert explain(golden(), "shift") == (GOLDEN / "explain.txt").read_text("utf-8")
+
+
+def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
+    plain_model = inventory(model(SCORER, w=(16, 16), v=(16, 4)))
+    undecided = "encoder (MatMul) is float32 in the model; nothing has decided about it yet\n"
+    assert explain(plain_model, "encoder") == undecided
+    assert explain(plain_model, "h", {"h": 0, "x": NO_ROW}) == undecided
+    with pytest.raises(PatternError, match="no op makes 'x', an input or a weight; ask for a reader of it"):
+        explain(plain_model, "x", {"h": 0, "x": NO_ROW})
+    mixed = Row("n", "LayerNormalization", "float16", rule="in_list", variables={"T": "float16", "U": "float32"})
+    alike = Row("m", "Relu", "int64", variables={"T": "int64"})
+    report = replace(golden(), rows=(mixed, alike), casts=())
+    assert explain(report, "n").startswith("n (LayerNormalization) is float16 (T float16, U float32): in_list\n")
+    assert explain(report, "#1") == "m (Relu) is int64: it computes no float32\n"
 
 
 def test_explain_names_what_the_name_may_have_meant() -> None:
