@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,18 @@ import onnx
 import pytest
 
 from amp_rewrite.decide.reasons import REASONS
-from amp_rewrite.errors import Finding, PatternError, ReportError
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError, Finding, PatternError, ReportError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
+from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.options import STATED
 from support.paths import ROOT, TESTS
 
@@ -418,3 +422,38 @@ def test_the_page_has_every_rule_in_the_words_of_explain() -> None:
     assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rules, re.MULTILINE)) == {
         rule: reason.words for rule, reason in REASONS.items()
     }
+
+
+# -- records -----------------------------------------------------------------------------------------
+
+
+def test_a_record_is_written_into_a_new_folder_and_over_an_older_one(tmp_path: Path) -> None:
+    converted = scorer()
+    before, after = inventory(model(SCORER, w=(16, 16), v=(16, 4))), converted.report
+    edits = {"base": "empty", "allow": ["MatMul"], "clear": ["Relu"], "deny": ["Exp"]}
+    lists = load_lists(DType.FLOAT16, [edits])
+    unnamed = replace(after, model=replace(after.model, name=""))
+    for report, stem in ((after, "scorer"), (after, "scorer"), (unnamed, "model")):
+        paths = dump(tmp_path / "a" / "b", before, report, lists)
+        assert [path.name for path in paths] == [
+            f"{stem}.{part}" for part in ("before.json", "after.json", "paintbuckets.txt")
+        ]
+        texts = [path.read_text("utf-8") for path in paths]
+        assert texts[:2] == [before.to_json(), report.to_json()]
+        assert texts[2] == "allow:\n  MatMul\n\ngray:\n\nclear:\n  Relu\n\ndeny:\n  Exp\n"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written \(.*\); name a folder that can be written in AMP_"):
+        dump(tmp_path / "file", before, after, lists)
+
+
+def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> None:
+    def found(text: str, **options: Any) -> set[tuple[str, str]]:
+        report = convert(model(f'<ir_version: 8, opset_import: ["": 21, "my": 1]> g {text}'), **options).report
+        return {(f.kind, f.subject) for f in report.findings}
+
+    conv = "(float[1, 1, 4, 4] x, float[1, 1, 2, 2] w) => (float[1, 1, 3, 3] y) { y = Conv (x, w) }"
+    assert ("schema_gate", "Conv") in found(conv, to="bfloat16", target="onnx")
+    assert ("schema_gate", "Conv") not in found(conv, target="onnx")
+    hardmax = "(float[4, 4] x) => (float[4, 4] y) { a = MatMul (x, x) h = Hardmax (a) y = MatMul (h, h) }"
+    assert ("kernel_gate", "Hardmax") in found(hardmax, target="ort-cuda")
+    assert ("kernel_gate", "Hardmax") not in found(hardmax, target="onnx")
