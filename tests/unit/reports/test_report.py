@@ -138,6 +138,47 @@ def test_casts_of_the_model_itself_are_told_from_inserted_ones() -> None:
     assert [row.reads for row in report.rows] == [(), (), (1,)]
 
 
+def test_every_cast_of_a_model_with_bodies_and_public_values_is_counted_with_its_readers() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float16[8, 8] h, float[8, 8] x, bool c) => (float[8, 8] y, float[8, 8] wide, float[8, 8] e) <float[8, 8] w> {
+        [widen] wide = Cast <to = 1> (h)
+        [product] p = MatMul (wide, w)
+        [sum] s = Add (p, x)
+        [narrow] n = Cast <to = 10> (s)
+        [again] a = Cast <to = 1> (n)
+        [curve] e = Exp (a)
+        [pick] y = If (c) <
+            then_branch = t () => (float[8, 8] k) { [up] k = Cast <to = 1> (n) },
+            else_branch = f () => (float[8, 8] l) { [low] r = Cast <to = 10> (x) [back] l = Cast <to = 1> (r) }
+        >
+    }"""
+    report = convert(model(text, w=(8, 8)), target="onnx", keep=["sum"]).report
+    existing = [
+        ("h", "float16", "float32", "existing", "the op 'widen'", "", 2, 256, NO_ROW, 0),
+        ("s", "float32", "float16", "existing", "the op 'narrow'", "", 2, None, 2, 0),
+        ("n", "float16", "float32", "existing", "the op 'again'", "", 1, None, 2, 0),
+        ("n", "float16", "float32", "existing", "the op 'up'", "", 1, None, 2, 0),
+        ("x", "float32", "float16", "existing", "the op 'low'", "", 1, 128, NO_ROW, 0),
+        ("r", "float16", "float32", "existing", "the op 'back'", "pick/else_branch/", 1, None, NO_ROW, 0),
+    ]
+    inserted = ("p", "float16", "float32", "inserted", "read in float32 by 'sum'", "", 1, None, 1, 0)
+    assert [tuple(cast) for cast in report.casts] == [*existing, inserted]
+    assert [row.reads for row in report.rows] == [(), (), (1,), (2,), (2,), (2,), (2,), (), (), (NO_ROW, 2)]
+    counts = {field.name: getattr(report.totals, field.name) for field in fields(Totals)}
+    counts = {name: number for name, number in counts.items() if number}
+    assert counts == {
+        "ops": 10,
+        "float_ops": 10,
+        "compute_ops": 1,
+        "compute_lowered": 1,
+        "casts_to_float32": 1,
+        "casts_existing": 6,
+        "baked": 1,
+        "weights_before": 256,
+        "weights_after": 128,
+    }
+
+
 def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (bool c, float[4] x) => (float[4] y) {
