@@ -624,3 +624,21 @@ def test_tensors_of_other_libraries_are_bound_without_a_copy() -> None:
     with pytest.raises(ModelError) as error:
         Session(mlp()).bind({"x": Foreign(x, "it  needs\ngradients")})
     assert str(error.value) == "a tensor cannot be bound: it needs gradients; pass tensor.detach().contiguous()"
+
+
+def test_outputs_of_known_shape_keep_their_address_where_a_graph_wants_it() -> None:
+    runner = Runner.open(Model(mlp()))
+    binding = runner.bind({"x": np.eye(2, dtype=np.float32)}, fixed=True)
+    first = binding.run()["y"]
+    binding.feed({"x": 2 * np.eye(2, dtype=np.float32)})
+    again = binding.run()["y"]
+    assert first.data_ptr() == again.data_ptr()
+    np.testing.assert_array_equal(again.numpy(), [[2, 4], [6, 8]])
+    free = mlp()
+    free.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with pytest.raises(ModelError) as error:
+        Runner.open(Model(free)).bind({"x": np.eye(2, dtype=np.float32)}, fixed=True)
+    assert str(error.value) == (
+        "the shape of output 'y' is unknown before the run, but a CUDA graph writes to fixed addresses;"
+        " pass outputs={'y': tensor}"
+    )

@@ -138,7 +138,7 @@ def test_casts_of_the_model_itself_are_told_from_inserted_ones() -> None:
     assert [row.reads for row in report.rows] == [(), (), (1,)]
 
 
-def test_every_cast_of_a_model_with_bodies_and_public_values_is_counted_with_its_readers() -> None:
+def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float16[8, 8] h, float[8, 8] x, bool c) => (float[8, 8] y, float[8, 8] wide, float[8, 8] e) <float[8, 8] w> {
         [widen] wide = Cast <to = 1> (h)
