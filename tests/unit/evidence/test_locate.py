@@ -85,6 +85,19 @@ def test_own_and_accumulated_errors_are_those_that_numpy_computes() -> None:
     assert (located.matched, located.matchable, located.first_jump) == (3, 3, None)
 
 
+def test_errors_of_float64_values_are_measured_too() -> None:
+    model = parsed(
+        "h = MatMul (x, w1) [wide] d = Cast <to = 11> (h) [double] e = Mul (d, d) [narrow] y = Cast <to = 1> (e)",
+        "(float[N,8] x) => (float[N,16] y)",
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(W1, "w1"))
+    rows = {row.op: row for row in locate(model, amp_rewrite.convert(model).result, X).rows}
+    h = X["x"] @ W1
+    h_low = low(low(X["x"]) @ low(W1))
+    assert rows["double"].accumulated == pytest.approx(error(h_low**2, h**2), rel=0.02)
+    assert rows["double"].absmax == pytest.approx(np.abs(h**2).max(), rel=1e-5)
+
+
 def test_own_errors_are_by_name_and_say_the_same() -> None:
     model = Model.load(mlp())
     converted = amp_rewrite.convert(model.proto)
