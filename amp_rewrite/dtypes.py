@@ -126,7 +126,8 @@ _LIMITS: dict[DType, tuple[float, float, float]] = {
     DType.DOUBLE: (math.ldexp(2.0 - 2.0**-52, 1023), 2.0**-1022, 2.0**-52),
 }
 _SPELLING = {DType.FLOAT: "float32", DType.DOUBLE: "float64"}
-_LOW = (DType.FLOAT16, DType.BFLOAT16)
+LOW_TYPES = (DType.FLOAT16, DType.BFLOAT16)
+"""The types to which models are converted."""
 _NUMPY = {
     DType.FLOAT: "float32",
     DType.DOUBLE: "float64",
@@ -153,7 +154,7 @@ for _dtype in DType:
     _dtype.onnx_name = _dtype.name.lower()
     _dtype.spelling = _SPELLING.get(_dtype, _dtype.onnx_name)
     _dtype.floating = _dtype in _LIMITS
-    _dtype.low = _dtype in _LOW
+    _dtype.low = _dtype in LOW_TYPES
     _dtype.bits = _BITS[_dtype]
 _BY_CODE = {d.code: d for d in DType}
 _PARSE = {

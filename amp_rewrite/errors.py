@@ -19,7 +19,7 @@ Each message names the cause, what it means, and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -75,6 +75,11 @@ class GradientError(AmpRewriteError):
     """A requested gradient does not exist, or has no rule."""
 
 
+def one_line(cause: object) -> str:
+    """Return a message without line breaks and repeated spaces."""
+    return " ".join(str(cause).split())
+
+
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
     """Return the known names that are most like a word, best first."""
     import difflib  # late: only errors need it
@@ -82,10 +87,15 @@ def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
     return difflib.get_close_matches(word, list(known), most)
 
 
-def advice(word: str, known: Iterable[str], otherwise: str, most: int = 1) -> str:
-    """Return "did you mean …?" with the known names nearest to a word, else the other advice."""
-    near = nearest(word, known, most)
-    return f"did you mean {', '.join(map(repr, near))}?" if near else otherwise
+def advice(
+    word: str, known: Iterable[str], otherwise: str, most: int = 1, *, shown: Mapping[str, str] | None = None
+) -> str:
+    """Return "did you mean …?" with the known names nearest to a word, else the other advice.
+
+    `shown`: the advice for each known name, where that is another spelling.
+    """
+    near = [repr(shown[name] if shown else name) for name in nearest(word, known, most)]
+    return f"did you mean {', '.join(near)}?" if near else otherwise
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -233,7 +233,7 @@ def found(folder: Path, fault: Fault) -> str | None:
     """The test of the quick selection that fails with a fault. The tests of its own wing run first."""
     source = (folder / fault.path).read_bytes()
     (folder / fault.path).write_bytes(fault.planted(source))
-    left_out = [word for word in (folder / QUICK).read_text("utf-8").splitlines() if word.startswith("--")]
+    left_out = [word for word in (folder / QUICK).read_text("utf-8").splitlines() if word.startswith("-")]
     try:
         return failure(folder, [f"tests/unit/{fault.path.parts[1]}", *left_out]) or failure(folder, ALL)
     finally:

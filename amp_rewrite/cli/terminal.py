@@ -28,13 +28,13 @@ _STYLES = {
 
 def show(text: str) -> None:
     """Print a result to stdout."""
-    _write(text, sys.stdout, err=False)
+    _write(text, sys.stdout)
 
 
 def talk(text: str, *, quiet: bool) -> None:
     """Print a remark to stderr, unless `quiet`."""
     if not quiet:
-        _write(plain(text), sys.stderr, err=True)
+        _write(plain(text), sys.stderr)
 
 
 _FACTS = frozenset({"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected"})
@@ -96,9 +96,9 @@ def _drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | Non
         yield tell
 
 
-def _write(text: str, stream: TextIO, *, err: bool) -> None:
+def _write(text: str, stream: TextIO) -> None:
     if not stream.isatty():
-        click.echo(text.rstrip("\n"), err=err)
+        click.echo(text.rstrip("\n"), stream)
         return
     from rich.console import Console
     from rich.text import Text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
@@ -87,7 +87,7 @@ def plan_casts(
 
 plan = plan_casts
 
-_TYPES = (DType.FLOAT, *(dtype for dtype in DType if dtype.low))
+_TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""
 _Needs = dict[ValueId, dict[DType, list[Use]]]
 """The uses of each value, by the type in which they read it."""
@@ -121,11 +121,7 @@ class _Planner:
         for value, home in homes.items():
             by_type = needs[value] = {}
             for use in self.view.uses[value]:
-                needed = self._needed(use, home)
-                if needed in by_type:
-                    by_type[needed].append(use)
-                else:
-                    by_type[needed] = [use]
+                by_type.setdefault(self._needed(use, home), []).append(use)
         self._fold(homes, needs)
         kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
         for value, home in kept.items():
@@ -192,8 +188,8 @@ class _Planner:
         if op.kind == "Cast":
             return home  # widening first would change no bit of a Cast's result
         dtype = self.coloring.dtype(use.op, read_variable(op, use.slot))
-        if dtype is None and (value := op.inputs[use.slot]) is not None:
-            dtype = self.view.dtype(value)
+        if dtype is None:
+            dtype = self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
 
@@ -220,7 +216,7 @@ class _Planner:
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
         past: list[OpId] = []
         for op in self.view.ops:
-            source, result = (op.inputs[0], op.outputs[0]) if _is_cast(op) else (None, None)
+            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
             if source is None or result is None:
                 continue
             dtype = homes.get(result) or self.view.dtype(result)
@@ -316,8 +312,8 @@ class _Planner:
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
         """Return the source from which the model's own Cast makes a value, if it has this type; None otherwise."""
-        op = self.view.producer(value)
-        source = op.inputs[0] if op is not None and _is_cast(op) else None
+        op = self.view.producer(value, "Cast")
+        source = op.inputs[0] if op is not None else None
         return source if source is not None and self._home(source) is dtype else None
 
     # -- names ---------------------------------------------------------------------------------------
@@ -368,16 +364,14 @@ class _Planner:
         slot = IMPLIED_BY_INPUT.get(op.op_type)
         if slot is None or slot >= len(op.inputs) or op.signature is None:
             return DType.FLOAT
-        value = op.inputs[slot]
-        own = self.view.dtype(value) if value is not None else None
-        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or own
+        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or self.view.dtype(op.inputs[slot])
 
     def _widened(self) -> Iterator[OpId]:
         """Yield upcast ops with an attribute that chooses a low type for an inner computation."""
         for (op, _), paint in self.coloring.paints.items():
             if paint.rule == reasons.RAISED:
-                inner = (DType.of(a.i) for a in self.view.ops[op].node.attribute if a.name in INNER_DTYPE_ATTRIBUTES)
-                if any(dtype is not None and dtype.low for dtype in inner):
+                stated = self.view.ops[op].node.attribute
+                if any(a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES for a in stated):
                     yield op
 
     def _findings(self, bakes: list[Bake]) -> Iterator[Finding]:
@@ -391,7 +385,3 @@ class _Planner:
                 yield Finding("saturated", name, note)
             if fit.flushed:
                 yield Finding("flushed", name, f"{fit.flushed} of {fit.count} nonzero values become 0")
-
-
-def _is_cast(op: Op) -> bool:
-    return op.kind == "Cast"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class UnionFind:
@@ -23,3 +23,10 @@ class UnionFind:
         members = [v for v in numbers if v in self.parent]
         for v in members[1:]:
             self.parent[self.root(v)] = self.root(members[0])
+
+    def groups(self) -> Collection[list[int]]:
+        """Return the sets, with members in their order."""
+        groups: dict[int, list[int]] = {}
+        for v in self.parent:
+            groups.setdefault(self.root(v), []).append(v)
+        return groups.values()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
@@ -17,10 +17,9 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.ir.dataflow import Flow
+from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.render import count
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
@@ -199,7 +198,7 @@ def _unfit(
     for value, fault in faults.items():
         name, words = view.value_name(value), _worded(fault)
         op = view.producer(value)
-        if op is not None and made_low(view, coloring, op, value):
+        if op is not None and made_low(view, coloring, value):
             unfit.setdefault(value, fault)
             yield Pin(op.id, fault.rule, None, f"its result {name!r} {words}", raises=True)
         for use in view.uses[value]:
@@ -216,20 +215,19 @@ def _worded(fault: Fault) -> str:
     return f"has values out of range: {fault.note}" if fault.rule == reasons.NONFINITE else fault.note
 
 
-def made_low(view: View, coloring: Coloring, op: Op, value: ValueId) -> bool:
-    """True if an op writes a value in a low type, by the coloring or in the model."""
-    if op.signature is None or op.bodies:
-        return False
-    dtype = coloring.dtype(op.id, op.signature.output_variable(op.outputs.index(value))) or view.dtype(value)
+def made_low(view: View, coloring: Coloring, value: ValueId) -> bool:
+    """True if an op makes a value in a low type, by the coloring or in the model."""
+    variable = made_variable(view, value)
+    dtype = (coloring.dtype(*variable) or view.dtype(value)) if variable is not None else None
     return dtype is not None and dtype.low
 
 
 def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
     """True if an op reads an input in a low type, by the coloring or in the model."""
-    value = op.inputs[slot]
-    if op.signature is None or op.bodies or value is None:
+    value, variable = op.inputs[slot], read_variable(op, slot)
+    if value is None or variable is None:
         return False
-    dtype = coloring.dtype(op.id, op.signature.input_variable(slot)) or view.dtype(value)
+    dtype = coloring.dtype(op.id, variable) or view.dtype(value)
     return dtype is not None and dtype.low
 
 
@@ -245,21 +243,18 @@ def _holes(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator
 
 def _movable(view: View, coloring: Coloring, held: Mapping[OpId, Pin]) -> Iterator[tuple[frozenset[OpId], OpId]]:
     """Yield groups of connected ops that are low only because of neighbors, each with an adjacent pinned op."""
+    near = partial(_neighbours, view)
+
+    def free(op: OpId) -> bool:
+        return op not in held and _follows(coloring, op)
+
     taken: set[OpId] = set()
-    for start in sorted({near for op in held for near in _neighbours(view, op)}):
+    for start in sorted({other for op in held for other in near(op)}):
         if start in taken or not _follows(coloring, start):
             continue
-        group, pending = {start}, [start]
-        edges: list[OpId] = []
-        while pending:
-            for near in _neighbours(view, pending.pop()):
-                if near in held:
-                    edges.append(near)
-                elif near not in group and _follows(coloring, near):
-                    group.add(near)
-                    pending.append(near)
+        group = frozenset({start, *reach(dict.fromkeys(near(start)), near, free)})
         taken |= group
-        yield frozenset(group), min(edges)
+        yield group, min(other for op in group for other in near(op) if other in held)
 
 
 def _follows(coloring: Coloring, op: OpId) -> bool:
@@ -279,7 +274,7 @@ def _cast(view: View, coloring: Coloring, value: ValueId, group: Collection[OpId
     if view.dtype(value) is not DType.FLOAT or view.constant(value) is not None:
         return False
     op = view.producer(value)
-    home = op is not None and (low if op.id in group else made_low(view, coloring, op, value))
+    home = op is not None and (low if op.id in group else made_low(view, coloring, value))
     uses = view.uses[value]
     reads = {(low if use.op in group else read_low(view, coloring, view.ops[use.op], use.slot)) for use in uses}
     if (view.values[value].public and view.values[value].role is not Role.INPUT) or value in view.yielded:
@@ -296,15 +291,10 @@ def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
     for op in view.ops:
         if op.id in rules or op.bodies or op.signature is None or op.kind == "Constant" or not exact(op):
             continue
-        moved = [v for v in op.inputs if v is not None and _low_tensor(view, v) and view.constant(v) is None]
+        low = (v for v in op.inputs if v is not None and view.tensor_dtype(v) in view.low_types)
+        moved = [v for v in low if view.constant(v) is None]
         makers = [maker for v in moved if (maker := view.producer(v)) is not None and maker.id in rules]
         if makers and len(makers) == len(moved):
             first = makers[0]
             rules[op.id] = rules[first.id]
             yield Pin(op.id, rules[op.id], first.id, f"moves what {first.name!r} makes", raises=True)
-
-
-def _low_tensor(view: View, value: ValueId) -> bool:
-    """True if a value is a tensor of a low type."""
-    type_ = view.types[value]
-    return type_ is not None and type_.container == TENSOR and type_.dtype is not None and type_.dtype.low

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
-from amp_rewrite.evidence.instrument.side_by_side import reads
+from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.evidence.verify import drawing, low_types, name_of
 from amp_rewrite.files.model import Model
@@ -129,7 +129,7 @@ def locate(
         reference = emulate(reference, rounding=False, io="float32")
     bench = Bench.of(reference, candidate)
     feed = conditions.feed(data, reference)
-    matchable = bench.pairing.measurable
+    matchable = bench.measurable
     bench = bench.of_one_shape(feed)
     accumulated = bench.accumulated_errors(feed, conditions)
     spots = _spots(bench, accumulated, bench.local_errors(feed, conditions))
@@ -146,7 +146,7 @@ def locate(
         bench.low.spelling,
         tuple(spots.values()),
         next((spots[op] for op in spots if _jumps(bench, accumulated, op)), None),
-        len(bench.pairing.measured),
+        len(bench.measured),
         matchable,
         (*notes, *random),
     )
@@ -156,14 +156,14 @@ def _spots(
     bench: Bench, accumulated: Mapping[ValueId, ErrorStats], local: Mapping[ValueId, ErrorStats]
 ) -> dict[OpId, Spot]:
     """Return the row of each op of the candidate, in its order."""
-    view, reference = bench.pairing.candidate, bench.pairing.reference
+    view, reference = bench.candidate, bench.reference
     by_op: dict[OpId, list[ValueId]] = {}
     for value in accumulated:
         if (op := view.values[value].producer) is not None:
             by_op.setdefault(op, []).append(value)
     spots = {}
     for op, values in sorted(by_op.items()):
-        named = reference.producer(bench.pairing.measured[values[0]]) or view.ops[op]
+        named = reference.producer(bench.measured[values[0]]) or view.ops[op]
         stats = [accumulated[v] for v in values]
         own = [local[v] for v in values if v in local]
         unmeasured = 0.0 if bench.is_low(op) and not bench.rounds(view.ops[op]) else None
@@ -182,25 +182,12 @@ def _spots(
 
 def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> bool:
     """True if the error of an op's outputs is more than JUMP times that of its inputs."""
-    view = bench.pairing.candidate
+    view = bench.candidate
     results = [accumulated[v] for v in view.ops[op].outputs if v is not None and v in accumulated]
-    operands = [accumulated[v] for v in _measured_above(bench, accumulated, op)]
+    above = upstream(view, [op], accumulated)  # up to the nearest measured values
+    operands = [accumulated[v] for other in above for v in reads(view, other) if v in accumulated]
     before = max((stats.error(bench.low.tiny) for stats in operands), default=0.0)
     return max(stats.error(bench.low.tiny) for stats in results) > JUMP * max(before, bench.low.eps)
-
-
-def _measured_above(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) -> Iterator[ValueId]:
-    """Yield the nearest measured values upstream of an op."""
-    view = bench.pairing.candidate
-    pending, seen = [op], {op}
-    while pending:
-        for value in reads(view, view.ops[pending.pop()]):
-            producer = view.values[value].producer
-            if value in accumulated:
-                yield value
-            elif producer is not None and producer not in seen:
-                seen.add(producer)
-                pending.append(producer)
 
 
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")

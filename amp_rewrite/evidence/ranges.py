@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
-from amp_rewrite.reports.reading import Malformed, Reader, fail, flag, map_of, natural, text
+from amp_rewrite.reports.reading import Malformed, Reader, fail, flag, load, map_of, natural, text
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.version import VERSION
 
@@ -29,10 +29,6 @@ _AGAIN = "calibrate again"
 @dataclass(frozen=True, slots=True)
 class Range(Fit):
     """The `Fit` of all elements of a value over all batches; count 0 if no element was computed."""
-
-    def merge(self, other: Fit) -> Range:
-        """Return the range of both together."""
-        return Range(*astuple(Fit.merge(self, other)))
 
     def times(self, batches: int) -> Range:
         """Return the range of the same values seen that many times."""
@@ -113,12 +109,7 @@ class Ranges:
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
         """Read what `to_json` wrote. Raise EvidenceError, naming the source and the invalid field."""
-        try:
-            loaded = json.loads(text, parse_constant=_no_constant)
-        except RecursionError as error:
-            raise EvidenceError(f"{source}: nested too deeply, so not a file of ranges") from error
-        except ValueError as error:
-            raise EvidenceError(f"{source}: not JSON ({error}); name a file that calibrate wrote") from error
+        loaded = load(text, source, "a file of ranges", "name a file that calibrate wrote", EvidenceError)
         try:
             return _ranges(loaded)
         except Malformed as error:
@@ -231,10 +222,6 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
 
 
 # -- reading -----------------------------------------------------------------------------------------
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _ranges(loaded: object) -> Ranges:

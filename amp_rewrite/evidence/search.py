@@ -8,21 +8,11 @@ remaining suspect is tested alone, since the test need not be monotone as both s
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 Enough = Callable[[frozenset[int]], bool]
 """True if the test passes with these suspects held back."""
-
-
-@dataclass(frozen=True, slots=True)
-class MinimalSet:
-    """The suspects to hold back, in their order; None if no tested set passes.
-
-    `minimal`: a test showed for each of them that the others are not enough.
-    """
-
-    chosen: tuple[int, ...] | None
-    minimal: bool
 
 
 class BudgetSpent(Exception):
@@ -46,24 +36,21 @@ class _Tests:
         return self.answers[key]
 
 
-def minimal_set(suspects: int, enough: Enough) -> MinimalSet:
-    """Return a minimal set of the suspects 0, 1 … (sorted) that is `enough`; on BudgetSpent the best so far.
+def minimal_set(suspects: int, enough: Enough) -> tuple[int, ...] | None:
+    """Return a minimal set of the suspects 0, 1 … (sorted) that is `enough`; None if no tested set is.
 
-    The search assumes that holding back more never makes the test fail. Where that is wrong, the set still passes, and
-    `minimal` still reports tests only. It takes about 2 log2(n) tests for one culprit, and 3 k + 2 k log2(n / k) for k.
+    On BudgetSpent it is the smallest set so far, which need not be minimal. The search assumes that holding back more
+    never makes the test fail; where that is wrong, the set still passes, and each of its suspects is needed. It takes
+    about 2 log2(n) tests for one culprit, and 3 k + 2 k log2(n / k) for k.
     """
     ask = _Tests(enough)
-    minimal = False
-    try:
+    with suppress(BudgetSpent):
         everyone = tuple(range(suspects))
         if not ask(()) and ask(everyone):
             last = _shortest(ask, everyone) - 1
             _needed(ask, (last,), everyone[:last])
             _each_needed(ask, tuple(sorted(ask.best or ())))
-        minimal = ask.best is not None
-    except BudgetSpent:
-        pass
-    return MinimalSet(tuple(sorted(ask.best)) if ask.best is not None else None, minimal)
+    return tuple(sorted(ask.best)) if ask.best is not None else None
 
 
 def _shortest(ask: _Tests, everyone: tuple[int, ...]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,6 @@ class Trial:
     by: Criterion
     build: Callable[[Coloring], Model]
     board: SwitchableModel | None = None
-    _twin: list[Runner] = field(default_factory=list, repr=False)
     _seen: dict[int, Outputs] = field(default_factory=dict, repr=False)
 
     def run(self, coloring: Coloring) -> Verdict:
@@ -69,12 +69,15 @@ class Trial:
         if board is None or not board.covers(coloring):
             yield from self._emulated(self.build(coloring))
             return
-        if not self._twin:
-            self._twin.append(Runner.open(board.model))
         mask = board.mask(coloring)
         for batch in self.feed:
-            results = self._twin[0].run({**batch, board.input: mask}, list(dict.fromkeys(board.outputs.values())))
+            results = self._twin.run({**batch, board.input: mask}, list(dict.fromkeys(board.outputs.values())))
             yield batch, {name: results[of] for name, of in board.outputs.items()}
+
+    @cached_property
+    def _twin(self) -> Runner:
+        assert self.board is not None
+        return Runner.open(self.board.model)
 
     def _emulated(self, model: Model) -> Iterator[tuple[Batch, Outputs]]:
         runner = Runner.open(emulate(model, io="float32"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,10 @@ class Fit:
     flushed: int = 0
     subnormal: int = 0
 
-    def merge(self, other: Fit) -> Fit:
+    def merge(self, other: Fit) -> Self:
         """Return the fit of both sets of values together."""
         least = [fit.absmin for fit in (self, other) if fit.absmin]
-        return Fit(
+        return type(self)(
             count=self.count + other.count,
             nonfinite=self.nonfinite + other.nonfinite,
             absmax=max(self.absmax, other.absmax),

@@ -235,13 +235,9 @@ def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Ar
 
     `memory`: bytes to read a stub into; then an array is valid until the next one is requested.
     """
-    if not is_stub(tensor):
-        flat = in_memory(tensor).reshape(-1)
-        yield from (flat[at : at + count] for at in range(0, flat.size, count))
-        return
-    place = source(tensor)
-    if place.dtype.bits < 8:
-        flat = _unpacked(tensor, place, sources).reshape(-1)
+    place = source(tensor) if is_stub(tensor) else None
+    if place is None or place.dtype.bits < 8:
+        flat = array(tensor, sources).reshape(-1)
         yield from (flat[at : at + count] for at in range(0, flat.size, count))
         return
     size = elements(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -53,9 +53,14 @@ def new_constant(output: str, values: Array, name: str = "") -> NodeProto:
     return new_node("Constant", [], output, name, value=onnx.numpy_helper.from_array(values))
 
 
-def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto) -> NodeProto:
+def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto, *, name: str = "") -> NodeProto:
     """Return an If with one output."""
-    return new_node("If", [condition], output, then_branch=then, else_branch=otherwise)
+    return new_node("If", [condition], output, name, then_branch=then, else_branch=otherwise)
+
+
+def new_branch(nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
+    """Return a branch of an If, which reads the values around it."""
+    return onnx.helper.make_graph(nodes, results[0], [], [ValueInfoProto(name=result) for result in results])
 
 
 def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) -> ValueInfoProto:
@@ -177,6 +182,17 @@ class Builder:
         """Append a node as it is, with output names from `fresh`."""
         self.nodes.append(node)
 
+    def choice(self, condition: str, then: Callable[[Builder], str], otherwise: Callable[[Builder], str]) -> str:
+        """Append an If with one output. Each function appends the nodes of a branch and returns the branch's result."""
+        branches = []
+        for build in (then, otherwise):
+            inner = Builder(self._taken, opset=self.opset, region=self._region)
+            result = build(inner)
+            branches.append(new_branch(inner.nodes, [result]))
+        result = self._numbered("If")
+        self.append(new_if(condition, result, *branches, name=result))
+        return result
+
     def name(self, source: str, result: str) -> None:
         """Append an Identity with this result: a free name, or the name of a value whose node was left out."""
         self.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
@@ -251,9 +267,9 @@ class Builder:
             return self.ops(op_type, x, **others)
         return self.ops(op_type, x, self.ints(listed), **others)
 
-    def cast(self, x: str, to: DType) -> str:
-        """Cast a value, unless its known type is the same."""
-        return x if self.dtype(x) is to else self.op("Cast", x, to=to.code)
+    def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
+        """Cast a value, unless its type is the same: `of`, by default the known one."""
+        return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
         """Return a tensor filled with one value, of the shape that `shape` holds."""

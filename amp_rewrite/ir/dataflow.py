@@ -20,6 +20,7 @@ from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 Cause = TypeVar("Cause")
+Node = TypeVar("Node")
 Step = Callable[[Op], ValueId | None]
 """The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
 
@@ -35,19 +36,18 @@ def only_reader(
     view: View,
     value: ValueId | None,
     *kinds: str,
-    repeated: bool = False,
     captured: bool = False,
     yielded: bool = False,
 ) -> Op | None:
     """Return the only reader of a value, in the same graph; None if there are others, or it is not of `kinds`.
 
-    `repeated`: it may read the value several times. `captured`: it may be in a body. `yielded`: the value may also be
+    `captured`: it may be in a body. `yielded`: the value may also be
     exposed.
     """
     if value is None or (not yielded and exposed(view, value)):
         return None
     uses = view.uses[value]
-    if not uses or (len(uses) > 1 and (not repeated or any(use.op != uses[0].op for use in uses))):
+    if len(uses) != 1:
         return None
     op = view.ops[uses[0].op]
     if (kinds and op.kind not in kinds) or (not captured and op.scope != view.values[value].scope):
@@ -129,7 +129,7 @@ def multiples(view: View, *, signs: bool = False) -> Step:
             return op.inputs[0] if op.kind != "Concat" else None
         if op.kind not in SCALINGS and not (signs and op.kind == "Neg"):
             return None
-        varying = [v for v in op.inputs if v is not None and view.constant(v) is None]
+        varying = [v for v in op.operands if view.constant(v) is None]
         return varying[0] if len(varying) == 1 and (op.kind != "Div" or signs or varying[0] == op.inputs[0]) else None
 
     return step
@@ -143,7 +143,7 @@ def casts_floats(view: View, op: Op) -> bool:
 
 def keeps_type(view: View, op: Op) -> bool:
     """True if the first input and result of an op have the same known type: such a Cast is a copy."""
-    before, after = (view.dtype(v) if v is not None else None for v in (op.inputs[0], op.outputs[0]))
+    before, after = (view.dtype(v) for v in (op.inputs[0], op.outputs[0]))
     return before is not None and before is after
 
 
@@ -155,8 +155,8 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
     stated = attribute(op.node, "axes")
     if stated is not None:
         return list(stated.ints)
-    tensor = view.constant(op.inputs[1]) if len(op.inputs) > 1 else None
-    return [int(axis) for axis in view.model.array(tensor).reshape(-1)] if tensor is not None else []
+    axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
+    return [int(axis) for axis in axes.reshape(-1)] if axes is not None else []
 
 
 def squared(op: Op | None) -> ValueId | None:
@@ -216,20 +216,20 @@ class Flow:
         for use in self.view.uses[value]:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):
-                yield from (v for v in op.outputs if v is not None)
+                yield from op.results
         yield from self._fates.get(value, ())
 
     def back(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
         """Return all values that the starts are computed from, and the starts, with the cause of the nearest start."""
-        return _reach(starts, self.sources, enter)
+        return reach(starts, self.sources, enter)
 
     def forth(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
         """Return all values that are computed from a start, and the starts, with the cause of the nearest start."""
-        return _reach(starts, self.results, enter)
+        return reach(starts, self.results, enter)
 
 
 def float32(view: View) -> Callable[[ValueId], bool]:
@@ -257,18 +257,22 @@ def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
     return dict(sorted(producers.items()))
 
 
-def _reach(
-    starts: Mapping[ValueId, Cause],
-    near: Callable[[ValueId], Iterable[ValueId]],
-    enter: Callable[[ValueId], bool],
-) -> dict[ValueId, Cause]:
-    seen = {value: cause for value, cause in starts.items() if enter(value)}
+def reach(
+    starts: Mapping[Node, Cause],
+    near: Callable[[Node], Iterable[Node]],
+    enter: Callable[[Node], bool] = lambda _: True,
+) -> dict[Node, Cause]:
+    """Return what is reached from the starts by steps to `near`, breadth first, with the cause of the nearest start.
+
+    `enter`: True for a node, of the starts too, that the walk may enter.
+    """
+    seen = {node: cause for node, cause in starts.items() if enter(node)}
     queue = deque(seen)
     while queue:
-        value = queue.popleft()
-        for other in near(value):
+        node = queue.popleft()
+        for other in near(node):
             if other not in seen and enter(other):
-                seen[other] = seen[value]
+                seen[other] = seen[node]
                 queue.append(other)
     return seen
 

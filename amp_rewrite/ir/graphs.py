@@ -1,8 +1,8 @@
-"""Walks over the nodes of a graph and its bodies, and the nodes that given results need."""
+"""Walks over the nodes of a graph and its bodies, new names for their values, and the nodes that results need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from onnx import GraphProto, NodeProto
 
@@ -43,3 +43,21 @@ def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto
             kept.append(node)
             read.update(names_read([node]))
     return kept[::-1]
+
+
+def rename(graph: GraphProto, new: Callable[[str], str]) -> None:
+    """Rename the values in a graph and its bodies, in place. `new` gives each name that is not empty its new name."""
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        named.name = new(named.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = new(sparse.values.name)
+    for node in graph.node:
+        rename_node(node, new)
+
+
+def rename_node(node: NodeProto, new: Callable[[str], str]) -> None:
+    """Rename the values that a node and its bodies read and make, in place, as `rename` does."""
+    for names in (node.input, node.output):
+        names[:] = [name and new(name) for name in names]
+    for _, body in bodies(node):
+        rename(body, new)

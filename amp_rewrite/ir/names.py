@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 
 def normal_domain(domain: str) -> str:
@@ -22,6 +22,13 @@ def claimed(name: str, taken: set[str]) -> str:
     free = unused(name, taken)
     taken.add(free)
     return free
+
+
+def unused_prefix(prefix: str, taken: Iterable[str]) -> str:
+    """Return the prefix with the fewest "_" behind it with which no name begins."""
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_"
+    return prefix
 
 
 def numbered(name: str, taken: set[str]) -> str:

@@ -53,6 +53,21 @@ class Op(NamedTuple):
     kind: str
     """The type with its domain, in the spelling of lists: "Conv", "com.microsoft::FusedMatMul"."""
 
+    @property
+    def operands(self) -> tuple[ValueId, ...]:
+        """The inputs without those that are omitted."""
+        return tuple([value for value in self.inputs if value is not None])
+
+    @property
+    def results(self) -> tuple[ValueId, ...]:
+        """The outputs without those that are omitted."""
+        return tuple([value for value in self.outputs if value is not None])
+
+    @property
+    def ports(self) -> tuple[ValueId, ...]:
+        """The operands, then the results."""
+        return (*self.operands, *self.results)
+
 
 class Value(NamedTuple):
     """A named value of one scope.

@@ -42,10 +42,15 @@ class View(Index):
         index = build(model.proto)
         return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
 
-    def dtype(self, value: ValueId) -> DType | None:
-        """Return the element type of a value in any container; None if unknown."""
-        value_type = self.types[value]
+    def dtype(self, value: ValueId | None) -> DType | None:
+        """Return the element type of a value in any container; None if unknown, and for an omitted input."""
+        value_type = self.types[value] if value is not None else None
         return value_type.dtype if value_type else None
+
+    def tensor_dtype(self, value: ValueId) -> DType | None:
+        """Return the element type of a tensor; None for values in other containers, and if unknown."""
+        value_type = self.types[value]
+        return value_type.dtype if value_type and value_type.container == TENSOR else None
 
     @cached_property
     def low_types(self) -> tuple[DType, ...]:
@@ -60,16 +65,24 @@ class View(Index):
         """Yield the ops that read a value, once per use."""
         return (self.ops[use.op] for use in self.uses[value])
 
-    def producer(self, value: ValueId | None) -> Op | None:
-        """Return the op that produces a value; None for inputs, initializers and omitted inputs."""
+    def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
+        """Return the op, of one of `kinds` if given, that produces a value; None for inputs and initializers."""
         made_by = self.values[value].producer if value is not None else None
-        return self.ops[made_by] if made_by is not None else None
+        if made_by is None:
+            return None
+        op = self.ops[made_by]
+        return op if not kinds or op.kind in kinds else None
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
         """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
+
+    def array(self, value: ValueId | None) -> Array | None:
+        """Return the elements of a constant value; None for other values."""
+        tensor = self.constant(value)
+        return self.model.array(tensor) if tensor is not None else None
 
     def fit(self, value: ValueId, to: DType) -> Fit:
         """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""

@@ -61,22 +61,6 @@ class Draft:
         A pin from data pins the whole cluster of its op, with or without safety rules. The border between the types is
         placed as the request asks.
         """
-        coloring = self._paint(pins, self.placing)
-        if self.placing is None or not (self.placing.moved or self.request.placement.islands):
-            return coloring
-        return replace(coloring, findings=(*coloring.findings, self.placing.finding))
-
-    @cached_property
-    def placing(self) -> Placing | None:
-        """Placement by minimum cut; None unless the request asks for it."""
-        placement = self.request.placement
-        if placement.gpu is None:
-            return None
-        from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
-
-        return Placing.of(self.view, placement.gpu, self.request.to, islands=placement.islands)
-
-    def _paint(self, pins: Sequence[Pin], place: Placing | None = None) -> Coloring:
         request = self.request
         options = PaintOptions(
             level=request.level,
@@ -91,4 +75,17 @@ class Draft:
             spare_casts=request.safe,
         )
         hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
-        return paint(self.view, request.lists, request.to, options, hazards, place)
+        coloring = paint(self.view, request.lists, request.to, options, hazards, self.placing)
+        if self.placing is None or not (self.placing.moved or request.placement.islands):
+            return coloring
+        return replace(coloring, findings=(*coloring.findings, self.placing.finding))
+
+    @cached_property
+    def placing(self) -> Placing | None:
+        """Placement by minimum cut; None unless the request asks for it."""
+        placement = self.request.placement
+        if placement.gpu is None:
+            return None
+        from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
+
+        return Placing.of(self.view, placement.gpu, self.request.to, islands=placement.islands)

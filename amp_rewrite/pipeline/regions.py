@@ -74,7 +74,7 @@ def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
     if op.signature is None or op.bodies or op.kind in CASTS or op.kind == "Constant":
         return False
     reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]
-    makes = any(made_low(view, coloring, op, v) for v in op.outputs if v is not None)
+    makes = any(made_low(view, coloring, v) for v in op.outputs if v is not None)
     if not reads and not makes:
         return False
     return not exact(op) or any(view.constant(op.inputs[slot]) is not None for slot in reads)

@@ -177,13 +177,14 @@ class _Repair:
 
         def enough(held: frozenset[int]) -> bool:
             passes = trials.passes(held)
-            self._tell("search", len(trials.trail), self.budget)
+            if self.progress:
+                self.progress("search", len(trials.trail), self.budget)
             return passes
 
         trials.paints = lambda held: self._painted([regions[i] for i in sorted(held)])
         trials.whole = frozenset(range(len(regions)))
         for attempt in range(_ROUNDS + 1):
-            chosen = minimal_set(len(regions), enough).chosen
+            chosen = minimal_set(len(regions), enough)
             repaired = self._finished(chosen, regions, trials, reference)
             if repaired.solved or chosen is None:
                 return repaired
@@ -247,10 +248,6 @@ class _Repair:
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
         minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
         return Repaired(converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved)
-
-    def _tell(self, stage: str, done: int, total: int) -> None:
-        if self.progress:
-            self.progress(stage, done, total)
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

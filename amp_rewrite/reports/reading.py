@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from amp_rewrite.errors import AmpRewriteError
 
 Reader = Callable[[object], Any]
 
@@ -22,6 +25,20 @@ def fail(path: str, fact: str) -> NoReturn:
     error = Malformed(fact)
     error.path = path
     raise error
+
+
+def load(content: str | bytes, source: str, kind: str, advice: str, error: type[AmpRewriteError]) -> object:
+    """Return the value of a JSON text. Raise `error`, naming `source`, and `kind` or `advice`, for other text."""
+    try:
+        return json.loads(content, parse_constant=_no_constant)
+    except RecursionError as cause:
+        raise error(f"{source}: nested too deeply, so not {kind}") from cause
+    except ValueError as cause:
+        raise error(f"{source}: not JSON ({cause}); {advice}") from cause
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def text(value: object) -> str:

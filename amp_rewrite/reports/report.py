@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, NoReturn
+from typing import Any
 
 from amp_rewrite.errors import Finding, ReportError
 from amp_rewrite.reports import reading
@@ -73,17 +73,10 @@ def _load(text: str | bytes, source: str) -> object:
     if len(text) > MAX_CHARACTERS:
         raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
     try:
-        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ReportError(f"{source}: nested too deeply, so not a report of this tool") from error
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise ReportError(f"{source}: not UTF-8 text, so not a report; write it with --report or --json") from error
-    except ValueError as error:
-        raise ReportError(f"{source}: not JSON ({error}); write the report again") from error
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    return reading.load(text, source, "a report of this tool", "write the report again", ReportError)
 
 
 def _report(loaded: object, source: str) -> Report:

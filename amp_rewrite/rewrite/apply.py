@@ -9,7 +9,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
@@ -246,8 +246,7 @@ class _Emitter:
 def _widen_inside(node: NodeProto) -> None:
     """Let what a node computes inside in a low type by its own choice be float32."""
     for a in node.attribute:
-        chosen = DType.of(a.i) if a.name in INNER_DTYPE_ATTRIBUTES else None
-        if chosen is not None and chosen.low:
+        if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
             a.i = DType.FLOAT.code
 
 

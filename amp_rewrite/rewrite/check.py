@@ -13,7 +13,7 @@ from onnx import ModelProto, TypeProto
 
 from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConversionError, Finding, ModelError
+from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import Signature, onnx_schema, type_of_proto
@@ -58,11 +58,11 @@ def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
     before, _ = _examined(source)
     if before is None:
         raise ConversionError(
-            f"the converted model is invalid, and nothing was written: {_line(fault)}; please report this"
+            f"the converted model is invalid, and nothing was written: {one_line(fault)}; please report this"
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
         raise ModelError(_invalid(source, before))
-    return (Finding("unchecked", "shapes", f"onnx cannot infer the model's own shapes: {_line(before)}"),)
+    return (Finding("unchecked", "shapes", f"onnx cannot infer the model's own shapes: {one_line(before)}"),)
 
 
 _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError
@@ -88,7 +88,7 @@ def _invalid(model: Model, fault: _Fault) -> str:
         return (
             f"the model is invalid: {bare!r} states no shape; declare one, whose dims may be names, or export it again"
         )
-    return f"the model is invalid: {_line(fault)}"
+    return f"the model is invalid: {one_line(fault)}"
 
 
 def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
@@ -99,10 +99,6 @@ def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
         return None, onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
-
-
-def _line(fault: Exception) -> str:
-    return " ".join(str(fault).split())
 
 
 _Types = Mapping[ScopeId, Mapping[str, DType]]

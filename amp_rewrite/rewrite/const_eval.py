@@ -49,7 +49,7 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
             return None
         if op.id not in ops:
             ops.add(op.id)
-            pending.extend(v for v in op.inputs if v is not None)
+            pending.extend(op.operands)
     return tuple(sorted(ops))
 
 

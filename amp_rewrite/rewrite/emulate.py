@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone, refill
@@ -64,7 +64,7 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
     source = Model.load(model, folder=folder)
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
-    view = View.of(inlined(source, sorted({(f.domain, f.name) for f in source.proto.functions})))
+    view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
     _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])
@@ -91,8 +91,8 @@ class _Twin:
 
     def _low(self, value: ValueId | None) -> DType | None:
         """Return the low type of a value; None if it is of another one."""
-        dtype = self.view.dtype(value) if value is not None else None
-        return dtype if dtype is not None and dtype.low else None
+        dtype = self.view.dtype(value)
+        return dtype if dtype in LOW_TYPES else None
 
     def _tensor(self, value: ValueId) -> bool:
         vtype = self.view.types[value]
@@ -262,7 +262,7 @@ class _Twin:
             return False
         if op.signature is None or op.kind == "BitCast":
             return True
-        if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:  # type: ignore[arg-type]
+        if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:
             return self.rounding  # fewer digits are written of a low value
         ports = [op.signature.input_variable(i) for i, v in enumerate(op.inputs) if self._low(v)]
         ports += [op.signature.output_variable(i) for i, v in enumerate(op.outputs) if self._low(v)]
@@ -302,5 +302,5 @@ class _Twin:
 
 def _widen_type(proto: TypeProto) -> None:
     stated = type_of_proto(proto)
-    if stated is not None and stated.dtype is not None and stated.dtype.low:
+    if stated is not None and stated.dtype in LOW_TYPES:
         set_element_type(proto, DType.FLOAT)

@@ -2,12 +2,15 @@
 
 Everything is run in float64 on the model's own constants, so that the two may differ only where the mathematics does,
 or where a constant of the node was rounded to float32. Both are measured in units of what float32 could tell apart.
+onnxruntime's own operators are run by their formulas (`reference`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx.helper
@@ -15,11 +18,14 @@ import onnx.numpy_helper
 from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.view import Op, OpId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.movement import moved
+from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed
+from amp_rewrite.rewrite.replacement import outside
 
 UNIT = 2.0**-24
 """The unit roundoff of float32 (IEEE 754-2019, table 3.5: 24 digits, to nearest)."""
@@ -31,6 +37,8 @@ SPREADS = (1.0, 1e-3, 30.0)
 """Of the random inputs: usual ones, ones so small that an epsilon decides, and ones far out."""
 
 Arrays = Mapping[str, Array]
+Magnitude = Callable[[Arrays, Array], Array]
+"""The magnitude of a result, by what was fed and the result itself."""
 
 # What numpy and onnx's reference raise for shapes or attributes that they cannot take.
 _FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
@@ -51,6 +59,40 @@ def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnit
     return None
 
 
+def node_mismatch(
+    view: View,
+    ops: Collection[OpId],
+    node: NodeProto,
+    tried: Mapping[ValueId, tuple[int, ...]],
+    magnitude: Magnitude,
+    opsets: Mapping[str, int],
+) -> str | None:
+    """Return how the results of a node differ from those of the ops on random inputs; None if they agree.
+
+    `tried`: a shape for every value that the ops read and that is not a constant, and for constants whose numbers do
+    not matter. `opsets`: those of the node.
+    """
+    rng = np.random.default_rng(0)
+    constants = {
+        view.value_name(value): double(array)
+        for value in outside(view, ops)
+        if value not in tried and (array := view.array(value)) is not None
+    }
+    feeds = [
+        {view.value_name(v): spread * (rng.standard_normal(shape) + 0.5) for v, shape in tried.items()}
+        for spread in SPREADS
+    ]
+    read = [{name: array for name, array in {**constants, **feed}.items() if name in node.input} for feed in feeds]
+    for name in filter(None, node.output):
+        after = run([node], name, read, opsets)
+        results = after if not isinstance(after, str) else ()
+        magnitudes = [magnitude(feed, y) for feed, y in zip(read, results, strict=False)]
+        why = mismatch(runs_of(view, ops, name, feeds), after, magnitudes)
+        if why is not None:
+            return why
+    return None
+
+
 def gate_magnitude(x: Array, y: Array) -> Array:
     """Return |x|, or |y| where that is more: an error of a gate, which is at most 1, is an error of x times as much."""
     magnitude: Array = np.maximum(np.abs(x), np.abs(y))
@@ -65,10 +107,10 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
     chosen = [view.ops[op] for op in ops]
     nodes = [_plain(view, op) for op in chosen if op.kind != "Constant"]
     constants: dict[str, Array] = {}
-    for value in (value for op in chosen for value in op.inputs if value is not None):
-        tensor, name = view.constant(value), view.value_name(value)
-        if tensor is not None and name not in feeds[0] and name not in constants:
-            constants[name] = double(view.model.array(tensor))
+    for value in dict.fromkeys(value for op in chosen for value in op.operands):
+        name = view.value_name(value)
+        if name not in feeds[0] and (array := view.array(value)) is not None:
+            constants[name] = double(array)
     return run(nodes, result, [{**constants, **feed} for feed in feeds], view.opsets)
 
 
@@ -89,13 +131,26 @@ def _run_by_reference(
     inputs = [onnx.helper.make_tensor_value_info(name, code, None) for name, code in codes.items()]
     output = onnx.helper.make_tensor_value_info(result, TensorProto.DOUBLE, None)
     graph = onnx.helper.make_graph(nodes, "fused", inputs, [output])
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in {DOMAIN: 1, **opsets}.items()]
     try:
-        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
+        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports), new_ops=_formulas())
         with np.errstate(all="ignore"):
             return [np.asarray(evaluator.run(None, dict(feed))[0]) for feed in feeds]  # type: ignore[index]
     except _FAULTS as cause:
-        return f"onnx's reference cannot run it: {' '.join(str(cause).split())[:120]}"
+        return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
+
+
+@cache
+def _formulas() -> list[type]:
+    """Return onnxruntime's own operators in the form that onnx's reference takes."""
+    from onnx.reference.op_run import OpRun  # late: see `_run_by_reference`
+
+    def results(op: Any, *operands: Array | None, **_: object) -> tuple[Array, ...]:
+        node: NodeProto = op.onnx_node
+        arrays = computed(node, dict(zip(node.input, operands, strict=True)))
+        return tuple(arrays.get(name, np.zeros(())) for name in node.output)
+
+    return [type(op_type, (OpRun,), {"op_domain": DOMAIN, "_run": results}) for op_type in FORMULAS]
 
 
 def _plain(view: View, op: Op) -> NodeProto:

@@ -20,7 +20,7 @@ from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
@@ -111,10 +111,6 @@ class _Coverage:
         """Return the kinds of ops that are served more then."""
         return sorted({kind for kind, a, b in zip(self.kinds, self.served, then.served, strict=True) if a < b})
 
-    def lost(self, then: _Coverage) -> list[str]:
-        """Return the kinds of ops that are served less then."""
-        return sorted({kind for kind, a, b in zip(self.kinds, self.served, then.served, strict=True) if a > b})
-
 
 _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) > OLDEST_MOVED}
 """The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
@@ -133,7 +129,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
             barred += [f"opset {opset}: {moved}"] if opset > current else []
             continue
         then = judge.covers(_relabelled(view, opset))
-        gained, lost = own.gained(then), own.lost(then)
+        gained, lost = own.gained(then), then.gained(own)
         if gained and lost:
             barred.append(f"opset {opset} serves {_listed(gained)} better, but not {_listed(lost)}")
         elif sum(then.served) > most:  # nothing is lost, or the sum would be less
@@ -171,7 +167,7 @@ def _compared(view: View, moved: View, judge: _Judge) -> Finding:
     words = [f"opset {view.opsets['']} became {moved.opsets['']}"]
     if gained := own.gained(then):
         words.append(f"the target serves {_listed(gained)} better")
-    if lost := own.lost(then):
+    if lost := then.gained(own):
         words.append(f"it no longer serves {_listed(lost)} as well")
     return Finding("opset", "ai.onnx", "; ".join(words))
 
@@ -224,7 +220,7 @@ def _indexed(model: Model) -> View | str:
 
 
 def _refused(cause: Exception) -> str:
-    return f"onnx refuses it there: {' '.join(str(cause).split())[:120]}"
+    return f"onnx refuses it there: {one_line(cause)[:120]}"
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId],
     kept |= _named_elsewhere(view.model.proto)
     values: set[ValueId] = set()
     freed = (op for each in replacements if each.frees for op in each.ops)
-    pending = [v for op in freed for v in view.ops[op].inputs if v is not None]
+    pending = [v for op in freed for v in view.ops[op].operands]
     while pending:
         value = pending.pop()
         if value in values or not _removable(view, value, gone, kept):
@@ -78,12 +78,10 @@ def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId],
         if made_by is None:
             values.add(value)
         elif (
-            made_by.id not in gone
-            and _pure(made_by)
-            and all(_removable(view, v, gone, kept) for v in made_by.outputs if v is not None)
+            made_by.id not in gone and _pure(made_by) and all(_removable(view, v, gone, kept) for v in made_by.results)
         ):
             gone.add(made_by.id)
-            pending.extend(v for v in made_by.inputs if v is not None)
+            pending.extend(made_by.operands)
     return gone, values
 
 
@@ -114,7 +112,7 @@ class _Writer:
         self.places = {each.last if each.place is None else each.place: each for each in replacements}
         self.lost = {(view.values[v].scope, view.value_name(v)) for v in initializers}
         for op in (view.ops[op_id] for op_id in self.gone):
-            self.lost.update((op.scope, view.value_name(v)) for v in op.outputs if v is not None)
+            self.lost.update((op.scope, view.value_name(v)) for v in op.results)
         self.lost -= {(view.ops[r.last].scope, name) for r in replacements for node in r.nodes for name in node.output}
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:

@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 
@@ -72,10 +72,8 @@ class Context:
 
     def shape(self, view: View, value: ValueId | None) -> Shape | None:
         """Return the shape of a value, with None for each dimension that is not a number; None if it is unknown."""
-        if value is None:
-            return None
-        dims = self.dims(view).get((view.values[value].scope, view.value_name(value)))
-        return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
+        dims = shape_at(self.dims(view), view, value)
+        return fixed(dims) if dims is not None else None
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]
@@ -146,6 +144,6 @@ def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
 
 def only_float32(view: View, ops: Iterable[OpId]) -> bool:
     """True if all floating values that ops read and make are float32."""
-    values = (value for op in ops for value in (*view.ops[op].inputs, *view.ops[op].outputs) if value is not None)
+    values = (value for op in ops for value in view.ops[op].ports)
     dtypes = {view.dtype(value) for value in values}
     return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)

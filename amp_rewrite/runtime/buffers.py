@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import Array, copied, from_array, strange_of, to_array
-from amp_rewrite.runtime.ports import Port
-
-
-class OpenModel(Protocol):
-    """Interface of an open model for a buffer; `Runner` implements it."""
-
-    @property
-    def inputs(self) -> tuple[Port, ...]: ...
-
-    @property
-    def provider(self) -> str: ...
-
-    @property
-    def inner(self) -> Any: ...
-
 
 Side = Literal[0, 1]
 """One of the two sets of a `DoubleBuffer`."""
@@ -68,11 +53,16 @@ class DoubleBuffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferedRunner:
-    """An open model with its state in a `DoubleBuffer`, made by `Runner.buffered`. `told`: outputs that runs return."""
+    """An open model with its state in a `DoubleBuffer`, made by `Runner.buffered`.
+
+    `inputs`: names of inputs to feed besides the state. `told`: outputs that runs return.
+    """
 
     buffer: DoubleBuffer
+    inputs: frozenset[str]
     told: tuple[str, ...]
-    _runner: OpenModel = field(repr=False)
+    provider: str
+    _session: Any = field(repr=False)
     _ort: Any = field(repr=False)
     _bound: tuple[Any, Any] = field(repr=False)
     _fed: dict[str, tuple[Any, Any]] = field(repr=False)
@@ -82,17 +72,21 @@ class BufferedRunner:
     def of(
         cls,
         ort: Any,
-        runner: OpenModel,
+        opened: tuple[Any, str],
+        inputs: Collection[str],
         buffer: DoubleBuffer,
         successors: Mapping[str, str],
         told: Sequence[str],
         spoiled: frozenset[str],
     ) -> BufferedRunner:
-        """Bind a runner. `successors`: the output that succeeds each tensor. `spoiled`: inputs that runs write into."""
-        known = {port.name for port in runner.inputs}
-        read = [name for name in buffer.sides[0] if name in known]
+        """Bind a model with these inputs. `opened`: onnxruntime's session, and its provider.
+
+        `successors`: the output that succeeds each tensor. `spoiled`: inputs that runs write into.
+        """
+        session, provider = opened
+        read = [name for name in buffer.sides[0] if name in inputs]
         shielded = {name: copied(ort, buffer.sides[0][name], *buffer.place) for name in read if name in spoiled}
-        bound = tuple(runner.inner.io_binding() for _ in "01")
+        bound = tuple(session.io_binding() for _ in "01")
         for here, now, after in zip(bound, buffer.sides, reversed(buffer.sides), strict=True):
             for name in read:
                 here.bind_ortvalue_input(name, shielded.get(name, now[name]))
@@ -100,16 +94,8 @@ class BufferedRunner:
                 here.bind_output(name, "cpu", 0)
             for name, output in successors.items():
                 here.bind_ortvalue_output(output, after[name])
-        return cls(buffer, tuple(told), runner, ort, (bound[0], bound[1]), {}, shielded)
-
-    @property
-    def provider(self) -> str:
-        return self._runner.provider
-
-    @property
-    def inputs(self) -> frozenset[str]:
-        """Names of inputs to feed besides the state."""
-        return frozenset(p.name for p in self._runner.inputs) - self.buffer.sides[0].keys()
+        fed = frozenset(inputs) - buffer.sides[0].keys()
+        return cls(buffer, fed, tuple(told), provider, session, ort, (bound[0], bound[1]), {}, shielded)
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
@@ -120,7 +106,7 @@ class BufferedRunner:
             for name, array in feeds.items():
                 self._feed(name, array)
             bound.synchronize_inputs()
-            self._runner.inner.run_with_iobinding(bound)
+            self._session.run_with_iobinding(bound)
             bound.synchronize_outputs()
             results = bound.get_outputs_as_ortvaluevector()
             values = [self._ort.OrtValue(results[at]) for at in range(len(self.told))]

@@ -24,7 +24,7 @@ Loader = Callable[[str], Any]
 FAST_FROM: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOAT16: (8, 0)}
 
 _WINDOWS = sys.platform == "win32"
-_DRIVER = "nvcuda.dll" if _WINDOWS else "libcuda.so.1"
+DRIVER = "nvcuda.dll" if _WINDOWS else "libcuda.so.1"
 _NVML = "nvml.dll" if _WINDOWS else "libnvidia-ml.so.1"
 # CUdevice_attribute of the CUDA driver API.
 _MAJOR, _MINOR = 75, 76
@@ -68,23 +68,19 @@ def hardware(load: Loader = ctypes.CDLL) -> Hardware:
     """Return the hardware visible to CUDA programs, under CUDA_VISIBLE_DEVICES. Initializes the driver here."""
     driver = driver_version(load)
     try:
-        library = load(_DRIVER)
+        library = load(DRIVER)
     except OSError:
-        return Hardware(driver=driver, absence=f"no NVIDIA driver is installed here: {_DRIVER} cannot be loaded")
+        return Hardware(driver=driver, absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
     try:
-        return _seen(library, driver)
+        version = _asked(library.cuDriverGetVersion)
+        cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
+        code = library.cuInit(0)
+        if code:
+            return Hardware((), cuda, driver, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+        gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
+        return Hardware(gpus, cuda, driver, None if gpus else _SAID[100])
     except AttributeError as missing:
-        return Hardware(driver=driver, absence=f"{_DRIVER} is not a whole NVIDIA driver: {missing}")
-
-
-def _seen(library: Any, driver: str | None) -> Hardware:
-    version = _asked(library.cuDriverGetVersion)
-    cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
-    code = library.cuInit(0)
-    if code:
-        return Hardware((), cuda, driver, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
-    gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
-    return Hardware(gpus, cuda, driver, None if gpus else _SAID[100])
+        return Hardware(driver=driver, absence=f"{DRIVER} is not a whole NVIDIA driver: {missing}")
 
 
 def _gpu(library: Any, index: int) -> Gpu:

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from amp_rewrite.errors import PolicyError
-
-_TABLES = {"cuda": "cuda_kernels.json"}
+_TABLE = Path(__file__).parent / "_tables" / "cuda_kernels.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +74,9 @@ class Kernels:
 
 
 @functools.cache
-def load_kernels(provider: str = "cuda") -> Kernels:
-    """Load the kernel table of a provider (docs/reference/tables.md); PolicyError for one without a table."""
-    if provider not in _TABLES:
-        known = ", ".join(sorted(_TABLES))
-        raise PolicyError(f"no kernel table for the execution provider {provider!r}; use one of: {known}")
-    table = json.loads((Path(__file__).parent / "_tables" / _TABLES[provider]).read_text(encoding="utf-8"))
+def load_kernels() -> Kernels:
+    """Load the kernel table of the CUDA provider (docs/reference/tables.md)."""
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))
     sets = [frozenset(allowed) for allowed in table["sets"]]
     registrations = {
         key: tuple(
@@ -91,7 +86,7 @@ def load_kernels(provider: str = "cuda") -> Kernels:
         for key, rows in table["kernels"].items()
     }
     aliases = {key: dict(pairs) for key, pairs in table["aliases"].items()}
-    return Kernels(table["runtime"], provider, registrations, aliases)
+    return Kernels(table["runtime"], "cuda", registrations, aliases)
 
 
 def _key(domain: str, op_type: str) -> str:

@@ -7,12 +7,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-
-Array = NDArray[Any]
+from amp_rewrite.files.casting import Array as Array
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
 """Types of onnxruntime that numpy lacks."""

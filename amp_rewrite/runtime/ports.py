@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx import ValueInfoProto
@@ -24,6 +25,13 @@ class Port:
     container: str
     shape: tuple[int | str | None, ...] | None
     required: bool = True
+
+    def admits(self, sizes: Sequence[int]) -> bool:
+        """True if an array of these sizes fits the shape."""
+        return self.shape is None or (
+            len(self.shape) == len(sizes)
+            and all(dim == size for dim, size in zip(self.shape, sizes, strict=True) if isinstance(dim, int))
+        )
 
 
 def input_ports(model: Model) -> tuple[Port, ...]:

@@ -77,12 +77,13 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """A model that is open. `provider` is the one that really opened, whatever was asked for."""
+    """A model that is open. `provider`: the one that really opened, whatever was asked for; `inner`: onnxruntime's own
+    session."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     provider: str
-    _session: onnxruntime.InferenceSession = field(repr=False)
+    inner: onnxruntime.InferenceSession = field(repr=False)
     _written_to: frozenset[str] = field(repr=False)
 
     @classmethod
@@ -125,7 +126,7 @@ class Runner:
         if not names:
             return {}
         with one_line("run"):
-            results = self._run_values(fed, names) if by_value else self._session.run(names, fed)
+            results = self._run_values(fed, names) if by_value else self.inner.run(names, fed)
         return dict(zip(names, results, strict=True))
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
@@ -139,7 +140,7 @@ class Runner:
                     " bfloat16 inputs and outputs float32, as emulate(model) does"
                 )
         values = {name: from_array(ort, value) for name, value in fed.items()}
-        return [to_array(ort, value) for value in self._session.run_with_ort_values(names, values)]
+        return [to_array(ort, value) for value in self.inner.run_with_ort_values(names, values)]
 
     def bind(
         self,
@@ -163,7 +164,7 @@ class Runner:
         check_names("output", chosen, tuple(ports[1]))
         self._check_fed(feeds)
         with one_line("run"):
-            return Binding.of((ort, self._session), (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
+            return Binding.of((ort, self.inner), (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
         """Raise ModelError unless `feeds` has only inputs and all required ones."""
@@ -190,7 +191,8 @@ class Runner:
 
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with one_line("run"):
-            return BufferedRunner.of(ort, self, state, successors, told, self._written_to)
+            opened, names = (self.inner, self.provider), [port.name for port in self.inputs]
+            return BufferedRunner.of(ort, opened, names, state, successors, told, self._written_to)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
         """Device of the model's inputs and outputs, from the opened provider."""
@@ -198,12 +200,7 @@ class Runner:
 
     def end_profile(self) -> Path:
         """End profiling and return onnxruntime's profile, for a model opened with `profile`."""
-        return Path(self._session.end_profiling())
-
-    @property
-    def inner(self) -> onnxruntime.InferenceSession:
-        """onnxruntime's own session."""
-        return self._session
+        return Path(self.inner.end_profiling())
 
 
 @cache

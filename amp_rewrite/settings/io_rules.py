@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.settings.selectors import closest
+from amp_rewrite.settings.selectors import advice_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,10 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if fnmatch.fnmatchcase(view.value_name(v), rule.glob)]
         if rule.strict and not matched:
-            raise PatternError(_no_public_value(rule, [view.value_name(v) for v in candidates]))
+            names = [view.value_name(v) for v in candidates]
+            kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
+            hint = advice_on(rule.glob, names, f"there are: {', '.join(names[:5]) or 'none'}")
+            raise PatternError(f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}")
         chosen.update(dict.fromkeys(matched, rule.dtype or to))
     return {value: dtype for value, dtype in sorted(chosen.items()) if dtype is not DType.FLOAT}
 
@@ -68,11 +70,4 @@ def _io_rule(text: str) -> IoRule:
 
 
 def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
-    return [v for v in values if (t := view.types[v]) is not None and t.container == TENSOR and t.dtype is DType.FLOAT]
-
-
-def _no_public_value(rule: IoRule, names: Sequence[str]) -> str:
-    kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    near = closest(rule.glob, names)
-    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names[:5]) or 'none'}"
-    return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}"
+    return [v for v in values if view.tensor_dtype(v) is DType.FLOAT]

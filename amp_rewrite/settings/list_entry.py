@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from amp_rewrite.errors import ListError, advice, nearest
+from amp_rewrite.errors import ListError, advice
 from amp_rewrite.ir.names import normal_domain
 
 Scalar = str | int | float | bool
@@ -107,8 +107,9 @@ def check_known(domain: str, op_type: str, where: str, known: Callable[[], Itera
     if (domain, op_type) in names:
         return
     names |= {(normal_domain(schema.domain), schema.name) for schema in onnx.defs.get_all_schemas()}
-    near = _nearest(op_type, names)
-    hint = f"did you mean {near!r}?" if near else "a custom op needs its domain, as in my.domain::Op"
+    spellings = {name.casefold(): spell(domain, name) for domain, name in sorted(names, reverse=True)}
+    other = "a custom op needs its domain, as in my.domain::Op"
+    hint = advice(op_type.casefold(), spellings, other, shown=spellings)
     raise ListError(f"{where}: no such op as {spell(domain, op_type)!r}; {hint}")
 
 
@@ -151,14 +152,6 @@ def _same(actual: object, wanted: object) -> bool:
     if isinstance(actual, float) and isinstance(wanted, int | float):
         return math.isclose(actual, wanted, rel_tol=2.0**-23)
     return actual == wanted
-
-
-def _nearest(op_type: str, known: Iterable[tuple[str, str]]) -> str | None:
-    spelled: dict[str, str] = {}
-    for domain, name in sorted(known, reverse=True):
-        spelled[name.casefold()] = spell(domain, name)
-    near = nearest(op_type.casefold(), spelled)
-    return spelled[near[0]] if near else None
 
 
 _COMPARE = {"<": int.__lt__, "<=": int.__le__, "==": int.__eq__, ">=": int.__ge__, ">": int.__gt__}

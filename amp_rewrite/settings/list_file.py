@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amp_rewrite.errors import ListError, advice
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
@@ -112,42 +112,34 @@ def _parse(text: str, path: Path) -> _Node | None:
 def _build(loader: yaml.SafeLoader, path: Path) -> _Node | None:
     import yaml
 
+    events: Any = loader
     place, name = str(path), path.name
-    open_nodes: list[tuple[yaml.Event, int, list[_Node]]] = []
-    root: _Node | None = None
-    for event in iter(loader.get_event, None):
+
+    def node(event: Any, depth: int) -> _Node:
         line = event.start_mark.line + 1
+        where = f"{place}:{line}"
+        if event.anchor:
+            raise ListError(f"{where}: YAML anchors and aliases are refused; write the entry out")
+        if tag := getattr(event, "tag", None):
+            raise ListError(f"{where}: YAML tags are refused; remove {tag!r}")
         if isinstance(event, yaml.ScalarEvent):
-            where = f"{place}:{line}"
-            if event.anchor or event.tag:
-                _refuse_event(event, where)
-            node = _Node(_scalar(loader, event, where), where, f"{name}:{line}")
-        elif isinstance(event, yaml.NodeEvent):
-            _refuse_event(event, f"{place}:{line}")
-            if len(open_nodes) >= _MAX_DEPTH:
-                raise ListError(f"{place}:{line}: nested too deeply for an op list")
-            open_nodes.append((event, line, []))
-            continue
-        elif isinstance(event, yaml.CollectionEndEvent):
-            start, line, children = open_nodes.pop()
-            value = _pairs(children) if isinstance(start, yaml.MappingStartEvent) else children
-            node = _Node(value, f"{place}:{line}", f"{name}:{line}")
-        elif isinstance(event, yaml.DocumentStartEvent) and root is not None:
+            return _Node(_scalar(loader, event, where), where, f"{name}:{line}")
+        if depth >= _MAX_DEPTH:
+            raise ListError(f"{where}: nested too deeply for an op list")
+        children = []
+        while not isinstance(inner := events.get_event(), yaml.CollectionEndEvent):
+            children.append(node(inner, depth + 1))
+        value = _pairs(children) if isinstance(event, yaml.MappingStartEvent) else children
+        return _Node(value, where, f"{name}:{line}")
+
+    root: _Node | None = None
+    for event in iter(events.get_event, None):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.DocumentStartEvent) and root is not None:
             raise ListError(f"{place}:{line}: a second YAML document; a list file is one mapping")
-        else:
-            continue
-        if open_nodes:
-            open_nodes[-1][2].append(node)
-        else:
-            root = node
+        if isinstance(event, yaml.NodeEvent):
+            root = node(event, 0)
     return root
-
-
-def _refuse_event(event: yaml.NodeEvent, where: str) -> None:
-    if event.anchor:
-        raise ListError(f"{where}: YAML anchors and aliases are refused; write the entry out")
-    if tag := getattr(event, "tag", None):
-        raise ListError(f"{where}: YAML tags are refused; remove {tag!r}")
 
 
 def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Scalar | None:

@@ -26,15 +26,8 @@ Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One word of an environment variable: move an op to a list, or take it off that list."""
-
-    add: bool
-    color: Color
-    domain: str
-    op_type: str
-    source: str
+Edit = tuple[Color, Entry]
+"""One word of an environment variable: the list that an op is put on or taken off, and its new entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ def load_lists(
             names.append(file.name)
         table = _overlay(table, file)
     for edit in edits:
-        table = _edit(table, edit)
+        table = _edit(table, *edit)
     return OpLists("+".join([*names, *(["environment"] if edits else [])]), table)
 
 
@@ -163,7 +156,8 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
             check_known(*op, name, _shipped_ops)
             if add and added.setdefault(op, name) != name:
                 raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
-            edits.append(Edit(add, color, *op, name))
+            to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
+            edits.append((color, Entry(*op, to, f"{way} the {color.value} list", name)))
     return tuple(edits)
 
 
@@ -200,14 +194,12 @@ def _overlay(below: Table, file: ListFile) -> Table:
     return table
 
 
-def _edit(table: Table, edit: Edit) -> Table:
-    key = edit.domain, edit.op_type
-    entries = table.get(key, ())
-    if edit.add:
-        return {**table, key: (Entry(*key, edit.color, f"put on the {edit.color.value} list", edit.source),)}
-    gone = Entry(*key, Color.UNLISTED, f"taken off the {edit.color.value} list", edit.source)
-    changed = [replace(gone, condition=e.condition) if e.color is edit.color else e for e in entries]
-    return {**table, key: tuple(changed)} if entries else table
+def _edit(table: Table, color: Color, new: Entry) -> Table:
+    key = new.domain, new.op_type
+    if new.color is color:
+        return {**table, key: (new,)}
+    changed = [replace(new, condition=e.condition) if e.color is color else e for e in table.get(key, ())]
+    return {**table, key: tuple(changed)} if changed else table
 
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:

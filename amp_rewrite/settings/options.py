@@ -2,7 +2,8 @@
 
 A row of `OPTIONS` is all that an option needs: it makes the keyword of `convert`, the option of the command line, the
 key of a settings file, the environment variable, the entry in report and metadata, and a row of
-docs/reference/options.md. Static type checkers read the keywords from `Options`, which lists them once more.
+docs/reference/options.md. Static type checkers read the keywords from `Options`, which lists them once more, with
+their types; those in `Painting` are keywords of a training step, too.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Stated(Enum):
 class Option:
     """One option.
 
-    `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `step`: a training step takes it, too.
-    `help` is the sentence of the command line (without one the command line has no such option), `doc` that of the
-    documentation. `default` is the keyword's; `usual` holds where that is None and the environment is silent.
+    `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `help` is the sentence of the command
+    line (without one the command line has no such option), `doc` that of the documentation. `default` is the keyword's;
+    `usual` holds where that is None and the environment is silent.
 
     `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
     A list comes from the command line in words between `separator`, or by repeating the option; a `flag` is a switch
@@ -82,7 +83,6 @@ class Option:
     usual: Any = None
     keyword: bool = True
     setting: bool = True
-    step: bool = False
     parse: Callable[[Any], object] | None = None
     combine: Callable[[Any, Values], object] | None = None
     stated: Stated | None = None
@@ -161,7 +161,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Op lists on top of the default ones; repeatable.",
         doc="op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
         default=(),
-        step=True,
         combine=_op_lists,
         environment="AMP_REWRITE_LISTS",
     ),
@@ -171,7 +170,6 @@ OPTIONS: tuple[Option, ...] = (
         help="How far to go.  [default: default]",
         doc='how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
         usual="default",
-        step=True,
         parse=Level.parse,
         stated=Stated.ALWAYS,
         environment="AMP_REWRITE_LEVEL",
@@ -183,7 +181,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Runtime of the result.  [default: ort-cuda]",
         doc='the runtime of the result: "ort-cuda", "onnx" or "tensorrt" (`Target`)',
         default="ort-cuda",
-        step=True,
         parse=Target.parse,
         stated=Stated.ALWAYS,
     ),
@@ -193,7 +190,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Rules that protect numbers besides the lists, or none.  [default: default]",
         doc='"none" turns off every rule that protects numbers besides TensorFlow\'s own',
         default="default",
-        step=True,
         parse=Safety.parse,
         stated=Stated.ALWAYS,
     ),
@@ -204,7 +200,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Ops that stay float32, as in op=Softmax; repeatable.",
         doc="patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
         default=(),
-        step=True,
         combine=_texts,
     ),
     Option(
@@ -214,7 +209,6 @@ OPTIONS: tuple[Option, ...] = (
         help="Ops to lower, whatever the lists say; repeatable.",
         doc="patterns of ops to lower, whatever the lists say",
         default=(),
-        step=True,
         combine=_texts,
     ),
     Option(
@@ -229,7 +223,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.SWITCH,
         help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
         doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
-        step=True,
     ),
     Option(
         name="fuse",
@@ -335,16 +328,9 @@ OPTIONS: tuple[Option, ...] = (
 )
 """Every option, in the order in which people read them. Report and metadata state them in this order, too."""
 
-KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
-SETTINGS = {option.name: option for option in OPTIONS if option.setting}
-PAINTING = tuple(option.name for option in OPTIONS if option.step)
-"""Keywords of a training step."""
-STATED = tuple(option.name for option in OPTIONS if option.stated)
-"""Options that the header of a report may state."""
-
 
 class Painting(TypedDict, total=False):
-    """Keywords of a conversion that a training step takes, too: rows of the table with `step`."""
+    """Keywords of a conversion that a training step takes, too."""
 
     lists: Sequence[ListSource] | ListSource
     level: str | Level | None
@@ -356,13 +342,21 @@ class Painting(TypedDict, total=False):
 
 
 class Options(Painting, total=False):
-    """Keywords of a conversion, as static type checkers see them."""
+    """Keywords of a conversion, with their types for static checkers."""
 
     to: str | DType | Policy
     io: str | Sequence[str] | None
     fuse: str | Fuse
     opset: Opset | None
     placement: str | Placement | None
+
+
+KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
+SETTINGS = {option.name: option for option in OPTIONS if option.setting}
+PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)
+"""Keywords of a training step."""
+STATED = tuple(option.name for option in OPTIONS if option.stated)
+"""Options that the header of a report may state."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -118,24 +118,20 @@ def low_type(to: str | DType | Policy) -> DType:
         except PolicyError:
             raise PolicyError(f"unknown type or policy {to!r}; use {_LOW_NAMES}") from None
     if isinstance(to, Policy):
-        return _of_policy(to)
+        if to.lowers is None:
+            raise PolicyError(f"policy {to.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
+        if to.output is not DType.FLOAT:
+            raise PolicyError(
+                f"policy {to.name!r} does not keep results in float32; use mixed_{to.lowers.spelling}, and io='low' for"
+                " low inputs and outputs"
+            )
+        return to.lowers
     if not to.low:
         raise PolicyError(f"cannot lower to {to.spelling}; use float16 or bfloat16")
     return to
 
 
 _LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
-
-
-def _of_policy(policy: Policy) -> DType:
-    if policy.lowers is None:
-        raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
-    if policy.output is not DType.FLOAT:
-        raise PolicyError(
-            f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.lowers.spelling}, and io='low'"
-            " for low inputs and outputs"
-        )
-    return policy.lowers
 
 
 def serialize(policy: Policy) -> str | dict[str, Any] | None:

@@ -25,8 +25,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from amp_rewrite.errors import PatternError, advice, nearest
+from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -58,7 +59,7 @@ Before = Callable[[], View]
 def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
     """Return the ops that a pattern matches, in order. PatternError for none. O(nodes + uses) per term."""
     terms = parse_pattern(pattern)
-    by_term = [_CRITERIA[term.key](view, term.expression) for term in terms]
+    by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
     chosen = frozenset.intersection(*by_term)
     if not chosen:
         raise PatternError(_nothing_matched(view, pattern, terms, by_term, before))
@@ -174,21 +175,6 @@ def _by_values(view: View, expression: re.Pattern[str], values: Callable[[Op], t
     return frozenset(op.id for op in view.ops if any(value in matching for value in values(op)))
 
 
-_CRITERIA: dict[str, Callable[[View, re.Pattern[str]], Selected]] = {
-    "name": _by_name,
-    "op": _by_type,
-    "scope": _by_position,
-    "feeds": _by_reader,
-    "fed_by": _by_source,
-    "input": partial(_by_values, values=lambda op: op.inputs),
-    "output": partial(_by_values, values=lambda op: op.outputs),
-}
-
-
-def _kinds(view: View) -> list[str]:
-    return list(dict.fromkeys(op.kind for op in view.ops))
-
-
 def _conducts(op: Op, slot: int) -> bool:
     slots = () if op.domain else _CONDUITS.get(op.op_type, ())
     return slots is None or slot in slots
@@ -219,6 +205,37 @@ def _torch_scopes(text: str) -> Iterator[str]:
         yield from (_path(scope) for scope in scopes if isinstance(scope, str) and scope)
 
 
+def _kinds(view: View) -> Iterable[str]:
+    return dict.fromkeys(op.kind for op in view.ops)
+
+
+def _scopes(view: View) -> Iterable[str]:
+    return (path.rpartition("/")[0] for op in view.ops for path in _positions(view, op))
+
+
+def _value_names(view: View) -> Iterable[str]:
+    return (value.name for value in view.values)
+
+
+class _Criterion(NamedTuple):
+    """The key of a term: what it selects, the words of an error if that is nothing, and the names to suggest then."""
+
+    select: Callable[[View, re.Pattern[str]], Selected]
+    nothing: str
+    known: Callable[[View], Iterable[str]]
+
+
+_CRITERIA = {
+    "name": _Criterion(_by_name, "no node is named '{}'", lambda view: (op.name for op in view.ops)),
+    "op": _Criterion(_by_type, "no op is of type '{}'", _kinds),
+    "scope": _Criterion(_by_position, "no op stands in '{}'", _scopes),
+    "feeds": _Criterion(_by_reader, "nothing feeds an op of type '{}'", _kinds),
+    "fed_by": _Criterion(_by_source, "nothing is fed by an op of type '{}'", _kinds),
+    "input": _Criterion(partial(_by_values, values=lambda op: op.inputs), "no op reads a value '{}'", _value_names),
+    "output": _Criterion(partial(_by_values, values=lambda op: op.outputs), "no op makes a value '{}'", _value_names),
+}
+
+
 def _first_pattern(view: View, patterns: Sequence[str], before: Before | None) -> dict[OpId, str]:
     chosen: dict[OpId, str] = {}
     for pattern in patterns:
@@ -233,7 +250,7 @@ def _nothing_matched(
     for term, ops in zip(terms, by_term, strict=True):
         if not ops:
             expanded = _expanded(view, before(), term) if before is not None else None
-            why = expanded or f"{_SUBJECT[term.key].format(term.text)}; {_hint(view, term)}"
+            why = expanded or f"{_CRITERIA[term.key].nothing.format(term.text)}; {_hint(view, term)}"
             return f"pattern '{pattern}' matches nothing: {why}"
     counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
     return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
@@ -242,7 +259,7 @@ def _nothing_matched(
 def _expanded(view: View, before: View, term: Term) -> str | None:
     """Describe the ops that replaced the first op that a term matches in the source model; None without a match."""
     criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
-    gone = min(criterion(before, term.expression), default=None)
+    gone = min(criterion.select(before, term.expression), default=None)
     if gone is None:
         return None
     old = before.ops[gone]
@@ -269,39 +286,18 @@ def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
 
 _LISTED = 5
 
-_SUBJECT = {
-    "name": "no node is named '{}'",
-    "op": "no op is of type '{}'",
-    "scope": "no op stands in '{}'",
-    "feeds": "nothing feeds an op of type '{}'",
-    "fed_by": "nothing is fed by an op of type '{}'",
-    "input": "no op reads a value '{}'",
-    "output": "no op makes a value '{}'",
-}
-
 
 def _hint(view: View, term: Term) -> str:
-    kinds = _kinds(view)
-    if term.key == "name" and term.text in kinds:
+    if term.key == "name" and term.text in _kinds(view):
         return f"did you mean 'op={term.text}'?"
-    if term.key == "name":
-        candidates = [op.name for op in view.ops]
-    elif term.key == "scope":
-        candidates = list(dict.fromkeys(p.rpartition("/")[0] for op in view.ops for p in _positions(view, op)))
-    elif term.key in ("input", "output"):
-        candidates = [value.name for value in view.values]
-    else:
-        candidates = kinds
-    near = closest(term.text, candidates)
-    return f"did you mean {near!r}?" if near else "see the names that 'amp-rewrite report -v' prints"
+    return advice_on(term.text, _CRITERIA[term.key].known(view), "see the names that 'amp-rewrite report -v' prints")
 
 
-def closest(text: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate most like a glob, in any case and domain."""
+def advice_on(text: str, candidates: Iterable[str], otherwise: str) -> str:
+    """Return "did you mean …?" with the candidate most like a glob, in any case and domain, else the other advice."""
     bare = re.sub(r"[*?]", "", text).lower().strip("/")
     spellings: dict[str, str] = {}
     for candidate in candidates:
         spellings.setdefault(candidate.lower(), candidate)
         spellings.setdefault(candidate.rpartition("::")[2].lower(), candidate)
-    near = nearest(bare, spellings)
-    return spellings[near[0]] if near else None
+    return advice(bare, spellings, otherwise, shown=spellings)

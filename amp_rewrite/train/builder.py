@@ -6,23 +6,19 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
-import onnx
-import onnx.helper
-import onnx.numpy_helper
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir import builder
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
 from amp_rewrite.train.facts import Facts, Shape, known_dims
-
-__all__ = ["Builder", "Shape", "declared"]
 
 _FIRST = 12
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `Builder.constant_of` still reads
@@ -38,9 +34,7 @@ class Builder(builder.Builder):
         self.facts = facts
         self.scope = scope
         self.graph = clone(facts.view.scopes[scope].graph)
-        self._added: dict[int, list[NodeProto]] = {}
-        self._dropped: set[int] = set()
-        self._here = len(self.graph.node)
+        self._instead: dict[int, list[NodeProto]] = {}
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
@@ -64,30 +58,16 @@ class Builder(builder.Builder):
     def model(self) -> Model:
         """The model as it stands now, a new one. Only for the main graph."""
         assert self.scope == MAIN
-        proto, source = ModelProto(), self.facts.view.model.proto
-        for field, value in source.ListFields():
-            if field.name == "graph":
-                self._write(proto.graph)
-            elif field.is_repeated:
-                getattr(proto, field.name).extend(value)
-            else:
-                setattr(proto, field.name, value)
+        proto = clone(self.facts.view.model.proto)
+        proto.graph.CopyFrom(self.finished())
         return replace(self.facts.view.model, proto=proto)
 
     def finished(self) -> GraphProto:
         """The graph as it stands now, a new one."""
-        out = GraphProto()
-        self._write(out)
+        out = clone(self.graph)
+        placed = (self._instead.get(position, [node]) for position, node in enumerate(self.graph.node))
+        refill(out, "node", [*chain.from_iterable(placed), *self.nodes])
         return out
-
-    def _write(self, out: GraphProto) -> None:
-        out.CopyFrom(self.graph)
-        del out.node[:]
-        for position, node in enumerate(self.graph.node):
-            out.node.extend(self._added.get(position, ()))
-            if position not in self._dropped:
-                out.node.append(node)
-        out.node.extend(self._added.get(len(self.graph.node), ()))
 
     @contextmanager
     def instead_of(self, position: int) -> Iterator[NodeProto]:
@@ -96,19 +76,19 @@ class Builder(builder.Builder):
         Gives that node. Places are to be taken from front to back, so that what was appended before is computed
         before.
         """
-        assert all(position >= place for place in self._added)
-        self._here, self._dropped = position, self._dropped | {position}
+        assert not self.nodes and all(position > place for place in self._instead)
+        behind, self.nodes = self.nodes, self._instead.setdefault(position, [])
         try:
             yield self.graph.node[position]
         finally:
-            self._here = len(self.graph.node)
+            self.nodes = behind
 
     # -- what was there --------------------------------------------------------------------------------
 
     def known(self, name: str) -> Value | None:
         """The value of the model itself that the name means; None for what was appended, and for no value."""
-        found = self.facts.ids[self.scope].get(name)
-        return None if found is None else self.facts.view.values[found]
+        value = self.facts.ids[self.scope].get(name)
+        return None if value is None else self.facts.view.values[value]
 
     def dtype(self, name: str) -> DType | None:
         """The element type of a value of the model, or of an input or constant that was appended."""
@@ -130,10 +110,6 @@ class Builder(builder.Builder):
 
     # -- nodes -----------------------------------------------------------------------------------------
 
-    def append(self, node: NodeProto) -> None:
-        """Append a node as it is; its output names are the caller's, from `fresh`."""
-        self._added.setdefault(self._here, []).append(node)
-
     def extra_output(self, position: int, slot: int) -> str:
         """The name of an output of the model's node at this position; one that was left out is added to it."""
         proto = self.graph.node[position]
@@ -141,15 +117,14 @@ class Builder(builder.Builder):
             proto.output.append("")
         if not proto.output[slot]:
             proto.output[slot] = self.fresh(f"{proto.output[0]}_{slot}")
-        found: str = proto.output[slot]
-        return found
+        return str(proto.output[slot])
 
     # -- inputs and outputs ----------------------------------------------------------------------------
 
     def input(self, name: str, dtype: DType, shape: Shape) -> str:
         """Add a graph input under the name, or a fresh one made from it; its name."""
         name = self.fresh(name)
-        self.graph.input.append(onnx.helper.make_tensor_value_info(name, dtype.code, shape))
+        self.graph.input.append(declared(name, dtype, shape))
         self._dtypes[name] = dtype
         return name
 
@@ -160,8 +135,7 @@ class Builder(builder.Builder):
             raise GradientError(f"{name!r} is not an initializer of the main graph, so it cannot become an input")
         tensor = self.graph.initializer[at]
         if all(v.name != name for v in self.graph.input):
-            info = onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-            self.graph.input.append(info)
+            self.graph.input.append(declared(name, DType(tensor.data_type), tensor.dims))
         del self.graph.initializer[at]
 
     def output(self, name: str, dtype: DType, shape: Shape | None, *, source: str | None = None) -> str:
@@ -169,7 +143,7 @@ class Builder(builder.Builder):
         if source is not None:
             name = self.fresh(name)
             self.name(source, name)
-        self.graph.output.append(onnx.helper.make_tensor_value_info(name, dtype.code, shape))
+        self.graph.output.append(declared(name, dtype, shape))
         return name
 
     def reshape_like(self, x: str, like: str) -> str:

@@ -10,20 +10,20 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
 import onnx.checker
-import onnx.helper
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto
+from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
-from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.nodes import MAIN, Op, ScopeId, ValueId
+from amp_rewrite.ir.builder import declared
+from amp_rewrite.ir.graphs import all_graphs
+from amp_rewrite.ir.nodes import Op, ValueId
+from amp_rewrite.ir.shapes.onnx_shapes import StatedDims, stated_dims
 from amp_rewrite.ir.view import View
 
-Shape = tuple[int | str | None, ...]
+Shape = StatedDims
 """Dims: known, named or unknown. Two dims of one name are equal."""
 
 _ROUNDS = 8  # of inference; each round resolves the ranks that the round before made known
@@ -42,13 +42,10 @@ class Facts:
     def of(cls, model: Model) -> Facts:
         """Collect the facts of a model; ModelError if it is invalid. O(nodes + uses) per round of inference."""
         view = View.of(model)
-        own: list[dict[str, ValueId]] = [{} for _ in view.scopes]
-        for value in view.values:
-            own[value.scope][value.name] = value.id
         ids: list[ChainMap[str, ValueId]] = []
-        for scope in view.scopes:  # a parent stands before its bodies
+        for scope, values in zip(view.scopes, view.values_of, strict=True):  # a parent stands before its bodies
             outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
-            ids.append(outer.new_child(own[scope.id]))
+            ids.append(outer.new_child({value.name: value.id for value in values}))
         return cls(view, tuple(ids), _shapes(view, ids))
 
 
@@ -76,29 +73,8 @@ def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as cause:
         raise ModelError(f"onnx cannot infer the shapes of the model: {' '.join(str(cause).split())}") from cause
-    shapes: dict[ValueId, Shape] = {}
-    for scope, graph in _graphs(view, MAIN, inferred.graph):
-        for info in (*graph.value_info, *graph.output, *graph.input):
-            if info.name in ids[scope] and info.type.tensor_type.HasField("shape"):
-                dims = info.type.tensor_type.shape.dim
-                shapes[ids[scope][info.name]] = tuple(
-                    d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
-                )
-        for tensor in graph.initializer:
-            shapes[ids[scope][tensor.name]] = tuple(tensor.dims)
-    for value in view.values:
-        if value.tensor is not None:
-            shapes[value.id] = tuple(value.tensor.dims)
-    return shapes
-
-
-def _graphs(view: View, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[ScopeId, GraphProto]]:
-    """A graph and all bodies in it, each with its scope. `graph` may have more nodes in front than its original."""
-    yield scope, graph
-    ops = view.scopes[scope].ops
-    for op, node in zip(reversed(ops), reversed(graph.node), strict=False):
-        for body, (_, inner) in zip(view.ops[op].bodies, bodies(node), strict=True):
-            yield from _graphs(view, body, inner)
+    stated = stated_dims(view, inferred.graph)
+    return {ids[scope][name]: dims for (scope, name), dims in stated.items() if name in ids[scope]}
 
 
 def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:
@@ -139,11 +115,11 @@ _RANKS: Mapping[str, Callable[[Sequence[Shape | None]], int | None]] = {
 
 
 def _declare(view: View, bare: ModelProto, ranks: Mapping[ValueId, int]) -> None:
-    for scope, graph in _graphs(view, MAIN, bare.graph):
+    for scope, graph in enumerate(all_graphs(bare.graph)):
         mine = {view.value_name(v): (v, rank) for v, rank in ranks.items() if view.values[v].scope == scope}
         kept = [info for info in graph.value_info if info.name not in mine]
         for name, (value, rank) in mine.items():
             dtype = view.dtype(value)
             if dtype is not None:
-                kept.append(onnx.helper.make_tensor_value_info(name, dtype.code, [None] * rank))
+                kept.append(declared(name, dtype, [None] * rank))
         refill(graph, "value_info", kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from amp_rewrite.errors import GradientError
@@ -15,7 +15,7 @@ from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.lowering.batch_norm import spelled_out
 from amp_rewrite.train.lowering.function_bodies import with_bodies
 from amp_rewrite.train.lowering.recurrent import recurrent, stepwise
-from amp_rewrite.train.vjp.paths import Paths, floating, paths
+from amp_rewrite.train.vjp.paths import Paths, floating, nested, paths
 from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
 from amp_rewrite.train.vjp.table import VJPS
 
@@ -58,7 +58,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
     becomes the function body given by the standard. `loss` and `wrt` name floating values of the main graph. Errors
     are those of `gradients`.
     """
-    ready = spelled_out(inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions})))
+    ready = spelled_out(inlined(model))
     while True:
         view = View.of(ready)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
@@ -79,7 +79,8 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         if stepped:
             ready = stepwise(ready, stepped)
             continue
-        expandable = _expandable(view, [*route.ops, *_inside(view, route.ops)])
+        bodies = nested(view, [body for op in route.ops for body in op.bodies])
+        expandable = _expandable(view, [*route.ops, *(view.ops[i] for body in bodies for i in view.scopes[body].ops)])
         for op in route.ops:
             if (op.domain, op.op_type) not in VJPS and (op.domain or op.op_type not in expandable):
                 raise GradientError(
@@ -169,15 +170,6 @@ def _expandable(view: View, ops: Iterable[Op]) -> set[str]:
         and op.signature.expandable
         and any(v is not None and floating(view, v) for v in op.outputs)
     }
-
-
-def _inside(view: View, ops: Iterable[Op]) -> Iterator[Op]:
-    """Ops nested in the bodies of `ops`."""
-    for op in ops:
-        for body in op.bodies:
-            nested = [view.ops[i] for i in view.scopes[body].ops]
-            yield from nested
-            yield from _inside(view, nested)
 
 
 def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 
 if TYPE_CHECKING:
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(min=1)
 _TIMING = (
-    options.option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]"),
-    options.option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", type=_COUNT),
-    options.option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", type=_COUNT),
-    options.option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", type=_COUNT),
-    options.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=_COUNT),
-    options.option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free."),
-    options.option("--fit", "SIZE", "The largest batch within 8GB, say."),
-    options.option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", default=True),
-    options.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", default=True),
-    options.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", type=options.FILE),
+    parameters.option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]"),
+    parameters.option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", type=_COUNT),
+    parameters.option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", type=_COUNT),
+    parameters.option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", type=_COUNT),
+    parameters.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=_COUNT),
+    parameters.option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free."),
+    parameters.option("--fit", "SIZE", "The largest batch within 8GB, say."),
+    parameters.option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", default=True),
+    parameters.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", default=True),
+    parameters.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", type=parameters.FILE),
 )
 
 
-@options.command(
-    click.argument("models", metavar="A [B]...", type=options.FILE, nargs=-1, required=True),
-    *options.FEEDING,
+@parameters.command(
+    click.argument("models", metavar="A [B]...", type=parameters.FILE, nargs=-1, required=True),
+    *parameters.FEEDING,
     *_TIMING,
-    options.as_json,
-    options.quiet(),
+    parameters.as_json,
+    parameters.quiet(),
 )
 def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
     """Time models side by side: latency, throughput, memory, ops.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.commands.ranges import WRITING, write
 from amp_rewrite.cli.data import Feeding
 
 _RUNNING = (
-    options.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]"),
-    options.option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
-    options.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
+    parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]"),
+    parameters.option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
+    parameters.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
 )
 
 
-@options.command(options.model, *_RUNNING, *options.FEEDING, *WRITING, options.config)
+@parameters.command(parameters.model, *_RUNNING, *parameters.FEEDING, *WRITING, parameters.config)
 def calibrate(
     model: Path, to: str | None, config: Path | None, output: Path | None, overwrite: bool, **given: Any
 ) -> None:
@@ -24,7 +24,7 @@ def calibrate(
 
     Of each value the largest and the smallest magnitude, and how many numbers would not fit the type.
     """
-    settings = options.in_force({"to": to, "config": config})
+    settings = parameters.in_force({"to": to, "config": config})
     quiet = given.pop("quiet")
     feeding = Feeding.taken(given).completed(settings).needed()
     from amp_rewrite.evidence.calibrate import calibrate

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Measuring
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.errors import ReportError
@@ -22,19 +22,25 @@ if TYPE_CHECKING:
     from amp_rewrite.pipeline.repair import Repaired
 
 _OUTCOME = (
-    *options.SAVING,
-    options.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
-    options.option("--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=options.FILE),
-    options.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT),
-    options.as_json,
-    options.quiet("errors and what --json or --dry-run asks for"),
-    options.verbose,
+    *parameters.SAVING,
+    parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
+    parameters.option(
+        "--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=parameters.FILE
+    ),
+    parameters.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT),
+    parameters.as_json,
+    parameters.quiet("errors and what --json or --dry-run asks for"),
+    parameters.verbose,
 )
 _SHOWN_WEIGHTS = 20
 
 
-@options.command(
-    options.model, options.output("MODEL-stem.float16.onnx"), *options.CONVERSION, *options.MEASURING, *_OUTCOME
+@parameters.command(
+    parameters.model,
+    parameters.output("MODEL-stem.float16.onnx"),
+    *parameters.CONVERSION,
+    *parameters.MEASURING,
+    *_OUTCOME,
 )
 @gc_paused(last=True)
 def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path | None, **given: Any) -> int:
@@ -50,19 +56,19 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
     asked = bool(given["overwrite"])
     if talk.check_weights and talk.as_json:
         raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
-    settings = options.in_force(given)
+    settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     output = output or model.parent / f"{model.stem}.{low_type(settings.to).spelling}.onnx"
     if report_file:
         _check_report_file(report_file, model, output)
     if not dry_run:
         lost = f"what its weights have beyond {settings.to}"
-        options.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
+        parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
     from amp_rewrite.files.store import foreign_data
 
     left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=talk.quiet) as tell:
-        converted, repaired = measuring.converted(model, options.keywords(settings), tell)
+        converted, repaired = measuring.converted(model, parameters.keywords(settings), tell)
         solved = repaired is None or repaired.solved
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)

@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import options, reports, terminal
+from amp_rewrite.cli import parameters, reports, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.settings.options import OUTPUT
 
 
-@options.command(
-    *options.PAIR,
-    options.ROWS["fail_on"],
-    options.option(
+@parameters.command(
+    *parameters.PAIR,
+    parameters.ROWS["fail_on"],
+    parameters.option(
         "--format form",
         None,
         "How to print it; github: annotations of a workflow.",
@@ -24,13 +24,13 @@ from amp_rewrite.settings.options import OUTPUT
         default="text",
         show_default=True,
     ),
-    options.config,
+    parameters.config,
 )
 def diff(a: Path, b: Path, form: str, **given: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports."""
     from amp_rewrite.reports.diff import diff
 
-    settings = options.in_force(given)
+    settings = parameters.in_force(given)
     delta = diff(reports.report_in(a), reports.report_in(b))
     failed = delta.fails(settings.fail_on)
     terminal.show(delta.to(form, settings.fail_on))

@@ -6,20 +6,24 @@ from pathlib import Path
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
-    click.argument("model", type=options.FILE, required=False),
-    options.option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
-    options.option("--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]"),
-    options.option("--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True),
-    options.option("--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=options.FILE),
+    click.argument("model", type=parameters.FILE, required=False),
+    parameters.option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
+    parameters.option("--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]"),
+    parameters.option(
+        "--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True
+    ),
+    parameters.option(
+        "--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=parameters.FILE
+    ),
 )
 
 
-@options.command(*_ASKED, options.as_json)
+@parameters.command(*_ASKED, parameters.as_json)
 def doctor(
     model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
 ) -> int:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 
 _TWIN = (
-    options.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
-    options.option(
+    parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
+    parameters.option(
         "--io",
         None,
         "Inputs and outputs that keep their low type: those numpy knows, all, or none.",
@@ -18,13 +18,13 @@ _TWIN = (
         default="numpy",
         show_default=True,
     ),
-    options.flag("--no-rounding", "Round nothing: the float32 reference of a model that is half."),
-    *options.SAVING,
-    options.quiet("errors"),
+    parameters.flag("--no-rounding", "Round nothing: the float32 reference of a model that is half."),
+    *parameters.SAVING,
+    parameters.quiet("errors"),
 )
 
 
-@options.command(options.model, *_TWIN)
+@parameters.command(parameters.model, *_TWIN)
 def emulate(model: Path, output: Path | None, io: str, no_rounding: bool, quiet: bool, **saving: bool | None) -> None:
     """Write MODEL in float32, rounded as half precision would be.
 

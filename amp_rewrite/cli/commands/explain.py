@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import options, reports, terminal
+from amp_rewrite.cli import parameters, reports, terminal
 from amp_rewrite.cli.data import Measuring
 
 
-@options.command(options.model, click.argument("node"), *options.CONVERSION, *options.MEASURING)
+@parameters.command(parameters.model, click.argument("node"), *parameters.CONVERSION, *parameters.MEASURING)
 def explain(model: Path, node: str, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides.
 
@@ -21,10 +21,10 @@ def explain(model: Path, node: str, **given: Any) -> None:
     from amp_rewrite.reports.explain import explain, makers
 
     measuring = Measuring.taken(given)
-    settings = options.in_force(given)
+    settings = parameters.in_force(given)
     if reports.is_report(model):
         terminal.show(explain(reports.report_in(model), node))
         return
     with terminal.stages(model.name, quiet=False) as tell:
-        converted, _ = measuring.completed(settings).converted(model, options.keywords(settings), tell)
+        converted, _ = measuring.completed(settings).converted(model, parameters.keywords(settings), tell)
     terminal.show(explain(converted.report, node, makers(converted.view)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
@@ -22,7 +22,7 @@ _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-@options.command(click.argument("ops", metavar="[OP]...", nargs=-1), *options.LISTING, options.as_json)
+@parameters.command(click.argument("ops", metavar="[OP]...", nargs=-1), *parameters.LISTING, parameters.as_json)
 def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print the list of each OP, its source and its reason.
 
@@ -30,7 +30,7 @@ def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """
     from amp_rewrite.settings.op_lists import environment_edits, load_lists
 
-    settings = options.in_force(given)
+    settings = parameters.in_force(given)
     whole = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
     in_force = whole.at_level(Level.parse(settings.level))
     entries = [entry for op in ops for entry in _entries_of(in_force, op)] if ops else list(in_force)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 _SHOWN = 20  # rows
 
 WRITING = (
-    options.output("stdout", "FILE", "File for the ranges.  "),
-    options.flag("--overwrite", "Replace an existing output.", OUTPUT),
-    options.quiet("errors, and ranges that go to stdout"),
+    parameters.output("stdout", "FILE", "File for the ranges.  "),
+    parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
+    parameters.quiet("errors, and ranges that go to stdout"),
 )
 """Options of a command that writes ranges."""
 
-_TOP = options.option("--top", "N", "Show the N largest.  [default: all]", type=click.IntRange(min=1))
+_TOP = parameters.option("--top", "N", "Show the N largest.  [default: all]", type=click.IntRange(min=1))
 
 
 @click.group(no_args_is_help=False)
@@ -30,7 +30,7 @@ def ranges() -> None:
     """Merge and show files that `amp-rewrite calibrate` wrote."""
 
 
-@options.command(click.argument("files", nargs=-1, required=True, type=options.FILE), *WRITING, group=ranges)
+@parameters.command(click.argument("files", nargs=-1, required=True, type=parameters.FILE), *WRITING, group=ranges)
 def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
     """Make one of several FILES, as if all data had been one run's."""
     from amp_rewrite.errors import EvidenceError
@@ -54,7 +54,7 @@ def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: 
     write(merged, output, overwrite, quiet)
 
 
-@options.command(click.argument("file", type=options.FILE), _TOP, group=ranges)
+@parameters.command(click.argument("file", type=parameters.FILE), _TOP, group=ranges)
 def show(file: Path, top: int | None) -> None:
     """Print the ranges in FILE as a table, the largest first."""
     from amp_rewrite.evidence.ranges import Ranges

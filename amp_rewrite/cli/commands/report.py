@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amp_rewrite.cli import options, reports, terminal
+from amp_rewrite.cli import parameters, reports, terminal
 
 
-@options.command(options.model, options.as_json, options.verbose)
+@parameters.command(parameters.model, parameters.as_json, parameters.verbose)
 def report(model: Path, as_json: bool, verbose: bool) -> None:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 

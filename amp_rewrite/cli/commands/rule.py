@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.errors import PatternError, advice
 
 _HEAD = ("rule", "tier", "says")
 _WIDTH = 110
 
 
-@options.command(click.argument("name", required=False), options.as_json)
+@parameters.command(click.argument("name", required=False), parameters.as_json)
 def rule(name: str | None, as_json: bool) -> None:
     """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
 

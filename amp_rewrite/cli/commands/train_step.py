@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
 from amp_rewrite.settings.policy import Policy, low_type
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
     from amp_rewrite.train.update.loss_scale import LossScale
 
 _STEP = (
-    options.output("MODEL-stem.step.onnx"),
-    options.option(
+    parameters.output("MODEL-stem.step.onnx"),
+    parameters.option(
         "--loss",
         "VALUE|LOSS(PREDICTION,TARGET)",
         "A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
         required=True,
     ),
-    options.option(
+    parameters.option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
         "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
         default="sgd",
         show_default=True,
     ),
-    options.option("--loss-scale", "dynamic|none|NUMBER", "[default: dynamic for mixed_float16, else none]"),
-    options.option(
+    parameters.option("--loss-scale", "dynamic|none|NUMBER", "[default: dynamic for mixed_float16, else none]"),
+    parameters.option(
         "--policy",
         "mixed_float16|mixed_bfloat16|float32",
         "Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
     ),
-    options.option("--parameters", "GLOB", "Initializers to train; repeatable.", multiple=True),
-    options.option("--freeze", "GLOB", "Initializers not to train; repeatable.", multiple=True),
-    options.option("--micro-batches", "N", "Runs that make one step.", type=int, default=1, show_default=True),
-    options.flag("--training-mode", "Use statistics of the batch, and dropout."),
-    *options.PAINTING,
-    options.config,
-    *options.SAVING,
-    options.quiet("errors"),
-    options.verbose,
+    parameters.option("--parameters", "GLOB", "Initializers to train; repeatable.", multiple=True),
+    parameters.option("--freeze", "GLOB", "Initializers not to train; repeatable.", multiple=True),
+    parameters.option("--micro-batches", "N", "Runs that make one step.", type=int, default=1, show_default=True),
+    parameters.flag("--training-mode", "Use statistics of the batch, and dropout."),
+    *parameters.STEP,
+    parameters.config,
+    *parameters.SAVING,
+    parameters.quiet("errors"),
+    parameters.verbose,
 )
 
 
-@options.command(options.model, *_STEP)
+@parameters.command(parameters.model, *_STEP)
 def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
     """Write one ONNX model that makes a training step of MODEL.
 
@@ -64,7 +64,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     output = output or model.parent / f"{model.stem}.step.onnx"
     asked, settings = _asked(given)
     lost = "the model that the step was made from"
-    options.check_target(output, model, settings, asked=bool(given["overwrite"]), lost=lost)  # before the work
+    parameters.check_target(output, model, settings, asked=bool(given["overwrite"]), lost=lost)  # before the work
     with terminal.progress(model.name, quiet=quiet) as progress:
         step = training_step(model, **asked)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
@@ -81,7 +81,7 @@ def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Settings]:
 
     own = {name: given.pop(name) for name in _OWN}
     said = {name: value for name, value in given.items() if value not in (None, ())}
-    settings = options.in_force(given)
+    settings = parameters.in_force(given)
     asked = {name: value for name, value in own.items() if value not in (None, ())}
     asked.setdefault("policy", f"mixed_{low_type(settings.to).spelling}")
     if "loss_scale" in asked:

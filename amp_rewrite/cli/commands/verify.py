@@ -7,28 +7,28 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import options, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import CRITERION, Feeding
 from amp_rewrite.cli.group import FINDING
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
 _RUNNING = (
-    options.option("--only", "OUTPUT", "Compare this output alone; repeatable.", multiple=True),
-    options.flag("--equal-nan", "NaN on both sides is equal."),
-    options.option("--emulate/--no-emulate", None, _EMULATION, default=None),
-    options.option("--provider", "NAME", "Provider that must run both.  [default: CUDA or CPU]"),
+    parameters.option("--only", "OUTPUT", "Compare this output alone; repeatable.", multiple=True),
+    parameters.flag("--equal-nan", "NaN on both sides is equal."),
+    parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
+    parameters.option("--provider", "NAME", "Provider that must run both.  [default: CUDA or CPU]"),
 )
 
 
-@options.command(
-    *options.PAIR,
-    *options.FEEDING,
-    *options.CRITERION,
+@parameters.command(
+    *parameters.PAIR,
+    *parameters.FEEDING,
+    *parameters.CRITERION,
     *_RUNNING,
-    options.config,
-    options.as_json,
-    options.quiet(),
-    options.flag("-v --verbose", "Print every batch."),
+    parameters.config,
+    parameters.as_json,
+    parameters.quiet(),
+    parameters.flag("-v --verbose", "Print every batch."),
 )
 def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
@@ -36,7 +36,7 @@ def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, 
     It exits with 1 if they are not near enough. How near is up to you, there is no default: --rtol and --atol, or a
     --metric with its bound.
     """
-    feeding = Feeding.taken(given).completed(options.in_force({"config": given.pop("config")})).needed()
+    feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     if all(given[word] is None for word in CRITERION):
         raise click.UsageError(
             "no criterion for the outputs; add --rtol X and/or --atol X, or --metric NAME and its bound"

@@ -9,7 +9,7 @@ from itertools import combinations
 import onnx.defs
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_STASHED
 from amp_rewrite.ir.view import Op, Variable, View
@@ -73,7 +73,7 @@ class Gate:
 
     @classmethod
     def of(cls, target: Target, to: DType) -> Gate:
-        return cls(target, to, load_kernels("cuda") if target is Target.ORT_CUDA else None)
+        return cls(target, to, load_kernels() if target is Target.ORT_CUDA else None)
 
     # -- down ----------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Gate:
         """
         assert op.signature is not None
         variables = view.variables[op.id]
-        low = [v for v in variables if v.type is not None and v.type.dtype is not None and v.type.dtype.low]
+        low = [v for v in variables if v.type is not None and v.type.dtype in LOW_TYPES]
         bfloat16 = any(v.type is not None and v.type.dtype is DType.BFLOAT16 for v in low)
         refusal = self._type_refusal(view, variables, "from", DType.BFLOAT16 if bfloat16 else None)
         if refusal is not None:

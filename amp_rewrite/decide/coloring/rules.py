@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import State
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.op_classes import ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
@@ -48,8 +48,7 @@ def allow_roots(state: State) -> None:
 
 def _widens(state: State, op: Op) -> bool:
     """True if an op is a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
-    source = state.view.dtype(op.inputs[0]) if op.kind == "Cast" and op.inputs[0] is not None else None
-    return source is not None and source.low
+    return op.kind == "Cast" and state.view.dtype(op.inputs[0]) in LOW_TYPES
 
 
 def deny_forward(state: State) -> None:
@@ -155,12 +154,8 @@ def _only_read_by(state: State, v: int, joined: Collection[int]) -> bool:
 
 def _reads_vertices(state: State, v: int) -> bool:
     """True if every float32 input of an op is a constant or made by a vertex, not an input or the edge of a body."""
-    for value in state.op(v).inputs:
-        if value is None or state.view.dtype(value) is not DType.FLOAT or state.view.constant(value) is not None:
-            continue
-        if state.view.values[value].producer not in state.vertices.by_op:
-            return False
-    return True
+    read = filter(state.varies, state.op(v).operands)
+    return all(state.view.values[value].producer in state.vertices.by_op for value in read)
 
 
 def gray_after_allow(state: State) -> None:

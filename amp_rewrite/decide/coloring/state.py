@@ -139,6 +139,10 @@ class State:
         """True if an op reads one of its inputs in float32 now and in a low type in the model."""
         return (op, read_variable(self.view.ops[op], slot)) in self.upcast
 
+    def varies(self, value: ValueId) -> bool:
+        """True if a value is float32 and not a constant."""
+        return self.view.dtype(value) is DType.FLOAT and self.view.constant(value) is None
+
     # -- changes -----------------------------------------------------------------------------------
 
     def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
@@ -202,7 +206,7 @@ class State:
 
     def _edge(self, op: Op) -> Paint | None:
         """Return the reason for which an op without a vertex stays as it is; None for an op without float32."""
-        values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+        values = op.ports
         untyped = next((v for v in values if unknown(self.view.types[v])), None)
         if untyped is not None:
             made_by = self.view.values[untyped].producer

@@ -13,14 +13,13 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Refusal
 from amp_rewrite.decide.coloring.groups import AFFINE_NOTE, fuses
 from amp_rewrite.decide.coloring.state import State
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
-_LOW = tuple(dtype for dtype in DType if dtype.low)
 _ANY_TYPE = ELEMENTLESS | {"Cast"}
 """Ops whose results do not depend on the type in which they read a value."""
 
@@ -32,7 +31,7 @@ def upcast_low(state: State) -> None:
         return
     for op_id in sorted(wishes):
         _upcast(state, op_id, wishes[op_id])
-    groups = clusters(state.view, _LOW) if state.upcast else ()
+    groups = clusters(state.view, LOW_TYPES) if state.upcast else ()
     for cluster in groups:
         _whole(state, cluster)
     _sequences(state)
@@ -59,7 +58,7 @@ def _wishes(state: State) -> Iterator[tuple[OpId, Paint]]:
 def low_type(view: View, op: OpId) -> DType | None:
     """Return the low type of an op's first low variable; None if it has none."""
     types = (v.type.dtype for v in view.variables[op] if v.type is not None)
-    return next((dtype for dtype in types if dtype is not None and dtype.low), None)
+    return next((dtype for dtype in types if dtype in LOW_TYPES), None)
 
 
 def _upcast(state: State, op_id: OpId, paint: Paint) -> None:
@@ -122,8 +121,8 @@ def _sequences(state: State) -> None:
 
 def _low_sequences(view: View, op: Op) -> list[ValueId]:
     """Return the sequences and optionals of a low type that an op reads or makes."""
-    types = ((v, view.types[v]) for v in (*op.inputs, *op.outputs) if v is not None)
-    return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype is not None and t.dtype.low]
+    types = ((v, view.types[v]) for v in op.ports)
+    return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype in LOW_TYPES]
 
 
 def _sharing(state: State, start: OpId) -> tuple[set[OpId], bool]:
@@ -190,7 +189,7 @@ def _casts(state: State, wishes: dict[OpId, Paint]) -> None:
     for op in reversed(view.ops):
         _move_along(state, op)
         result = op.outputs[0] if op.kind == "Cast" else None
-        if result is None or (low := view.dtype(result)) is None or not low.low:
+        if result is None or view.dtype(result) not in LOW_TYPES:
             continue
         if exposed(view, result) or op.id in state.options.lower:
             continue
@@ -210,7 +209,7 @@ def _move_along(state: State, op: Op) -> None:
     The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.
     """
     view = state.view
-    results = [v for v in op.outputs if v is not None]
+    results = op.results
     if not _moves(view, op) or op.id in state.options.lower or any(exposed(view, v) for v in results):
         return
     uses = [use for v in results for use in view.uses[v]]
@@ -230,8 +229,6 @@ def _moves(view: View, op: Op) -> bool:
 def _cast_to_low(view: View, op: Op) -> bool:
     """True if the elements that an op moves come from a Cast to a low type from another."""
     _, moved = trail(view, op.outputs[0], lambda step: step.inputs[0] if _moves(view, step) else None)
-    source = view.producer(moved)
-    if source is None or source.kind != "Cast" or source.inputs[0] is None:
-        return False
-    before = view.dtype(source.inputs[0])
+    source = view.producer(moved, "Cast")
+    before = view.dtype(source.inputs[0]) if source is not None else None
     return before is not None and not before.low

@@ -167,10 +167,7 @@ class _Builder:
             sets.join(joined)
             if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
                 open_ended.update(joined)
-        groups: dict[int, list[int]] = {}
-        for v in members:
-            groups.setdefault(sets.root(v), []).append(v)
-        clusters = tuple(map(tuple, groups.values()))
+        clusters = tuple(map(tuple, sets.groups()))
         return clusters, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in clusters)
 
 

@@ -47,10 +47,10 @@ def _differences(view: View, op: Op) -> Iterator[tuple[ValueId | None, ValueId |
     if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
         return
     for kept, other in (op.inputs, op.inputs[::-1]):
-        negated = view.producer(other)
+        negated = view.producer(other, "Neg")
         if op.kind == "Sub":
             yield kept, other
-        elif negated is not None and negated.kind == "Neg":
+        elif negated is not None:
             yield kept, negated.inputs[0]
 
 

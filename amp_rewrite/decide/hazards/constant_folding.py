@@ -48,7 +48,7 @@ def constant_ops(view: View, never: Container[str], sources: Container[str] = ()
     for op in view.ops:
         if op.bodies or op.signature is None or op.kind in never:
             continue
-        read = [value for value in op.inputs if value is not None]
+        read = op.operands
         if read and all(map(constant, read)):
             known.add(op.id)
             yield op

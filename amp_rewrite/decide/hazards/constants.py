@@ -9,7 +9,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, float32_constant
+from amp_rewrite.decide.hazards.steps import float32_constant
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
@@ -139,7 +139,7 @@ def _misfit(view: View, op: Op, slot: int, to: DType) -> str | None:
     statistic = f"{('scale', 'bias', 'mean', 'variance')[slot - 1]} {view.value_name(value)!r}"
     if fit.overflow:
         return f"{statistic} goes up to {fit.absmax:g}, beyond {to.max:g}"
-    variances = array_of(view, value) if slot == 4 and epsilon < to.tiny else None
+    variances = view.array(value) if slot == 4 and epsilon < to.tiny else None
     if variances is None or (least := float(variances.min(initial=to.max))) + epsilon >= to.tiny:
         return None
     return f"{statistic} goes down to {least:g}: with epsilon {epsilon:g}, below {to.tiny:g}"
@@ -163,7 +163,7 @@ def epsilon(view: View, to: DType) -> Iterator[Pin]:
     if not guards:
         return
     flow = Flow.of(view, {**COPIES, "Sqrt": (0,), "Pow": (0,)})
-    starts = {v: op_id for op_id in guards for v in view.ops[op_id].outputs if v is not None}
+    starts = {v: op_id for op_id in guards for v in view.ops[op_id].results}
     small = flow.forth(starts, float32(view))
     ends: dict[ValueId, OpId] = {}
     pins: dict[OpId, OpId] = {}
@@ -188,7 +188,7 @@ def _guard(view: View, op: Op, to: DType) -> ValueId | None:
         value = float32_constant(view, op, slot)
         if value is None or view.fit(value, to).nonfinite or not 0 < view.fit(value, to).absmax < to.tiny:
             continue
-        numbers = array_of(view, value)
+        numbers = view.array(value)
         if numbers is not None and (numbers > 0).all():
             return value
     return None
@@ -201,7 +201,7 @@ def _magnifies(view: View, op: Op, slot: int) -> bool:
     """
     if op.kind != "Pow":
         return slot in MAGNIFIES.get(op.kind, ())
-    exponent = array_of(view, op.inputs[1])
+    exponent = view.array(op.inputs[1])
     return slot == 0 and (exponent is None or bool((exponent < 1).any()))
 
 

@@ -53,7 +53,7 @@ def places(view: View, to: DType) -> Iterator[Pin]:
     learned = plain.forth(results_of(view, _LAYERS), float32(view))
     positions = plain.forth(ranges, float32(view)) if ranges else {}
     for op in sums:
-        read = [v for v in op.inputs if v is not None]
+        read = op.operands
         grid = grids.get(op.id, next((v for v in read if v in positions and v not in learned), None))
         if grid is not None and any(v in learned for v in read if v != grid) and not _scored(elementwise, op):
             note = f"counts from places on the grid {view.value_name(grid)!r}"
@@ -119,5 +119,5 @@ def _even(values: Array, *, least: int) -> bool:
 def _scored(elementwise: Flow, op: Op) -> bool:
     """True if a softmax reads a result, directly or through elementwise ops."""
     view = elementwise.view
-    reached = elementwise.forth({v: None for v in op.outputs if v is not None}, float32(view))
+    reached = elementwise.forth(dict.fromkeys(op.results), float32(view))
     return any(reader.kind in SOFTMAXES for value in reached for reader in view.readers(value))

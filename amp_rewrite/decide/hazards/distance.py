@@ -8,7 +8,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import in_float32
 from amp_rewrite.decide.pin import Pin
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, makers, multiples, origin, sums_squares
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, PAIR_SUMS, PRODUCTS, Slots
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -53,12 +53,11 @@ def _met(flow: Flow, product: Op, squares: dict[ValueId, OpId]) -> Collection[Op
     """Return the product, the sums in which it meets the squares, and the ops between; none if they do not meet."""
     view = flow.view
 
-    def floating(value: ValueId) -> bool:
-        dtype = view.dtype(value)  # squares may be low in a model that is converted already
-        return dtype is not None and (dtype is DType.FLOAT or dtype.low)
+    def floating(value: ValueId) -> bool:  # squares may be low in a model that is converted already
+        return view.dtype(value) in (DType.FLOAT, *LOW_TYPES)
 
     lengths = flow.forth(squares, floating)
-    scores = flow.forth({v: product.id for v in product.outputs if v is not None}, floating)
+    scores = flow.forth(dict.fromkeys(product.results, product.id), floating)
     both = {v: product.id for v in scores if v in lengths}
     if not any(view.ops[op_id].kind in _MEETING for op_id in makers(view, both)):
         return ()

@@ -15,7 +15,7 @@ from amp_rewrite.ir.op_classes import COPIES, LAYERS, MAGNIFIES, REDUCTIONS
 from amp_rewrite.ir.patterns.activations import CUBIC
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.patterns.match import Search
-from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shapes, elements, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, View
 
 _CUBE = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
@@ -105,7 +105,7 @@ def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[]
 def _combines(view: View, op: Op, shapes: Shapes, most: int) -> bool:
     """True if each result of a reduction combines a known number of elements, `most` at most."""
     value, axes = op.inputs[0], axes_of(view, op)
-    shape = shapes.get((view.values[value].scope, view.value_name(value)), ()) if value is not None else ()
+    shape = shape_at(shapes, view, value) or ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return False
     terms = elements([shape[axis] for axis in axes])
@@ -116,8 +116,8 @@ def _squares(view: View, op: Op) -> bool:
     """True if a reduction reads squares or, along the last axis, products of variables as in gradients of norms."""
     if sums_squares(view, op) is not None:
         return True
-    product = view.producer(op.inputs[0])
-    if product is None or product.kind != "Mul" or list(axes_of(view, op)) != [-1]:
+    product = view.producer(op.inputs[0], "Mul")
+    if product is None or list(axes_of(view, op)) != [-1]:
         return False
     return all(view.constant(value) is None for value in product.inputs)
 
@@ -125,5 +125,5 @@ def _squares(view: View, op: Op) -> bool:
 def _readers(copies: Flow, op: Op) -> Sequence[Op]:
     """Return the ops that read a result or its copies, without the copies."""
     view = copies.view
-    reached = copies.forth({value: None for value in op.outputs[:1] if value is not None}, float32(view))
+    reached = copies.forth(dict.fromkeys(op.results[:1]), float32(view))
     return [op for value in reached for op in view.readers(value) if not copies.through(op)]

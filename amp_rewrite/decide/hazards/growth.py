@@ -13,7 +13,7 @@ import numpy as np
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.placeholders import Placeholder, number_throughout, placeholders
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, float32_constant
+from amp_rewrite.decide.hazards.steps import float32_constant
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -47,7 +47,7 @@ def growth(view: View, to: DType) -> Iterator[Pin]:
         return
     known = magnitudes(view, to, layers)
     for op in view.ops:
-        near = [known[v] for v in (*op.inputs, *op.outputs) if v is not None and v in known]
+        near = [known[v] for v in op.ports if v in known]
         grown = max((m for m in near if m.because is not None), default=None, key=lambda m: m.most)
         if grown is not None and grown.most > to.max and computes_float32(view, op):
             note = f"weights that are one number throughout let values grow to {grown.most:.0e}, beyond {to.max:g}"
@@ -62,9 +62,9 @@ def magnitudes(view: View, to: DType, layers: Mapping[OpId, Placeholder]) -> dic
         most = bound(_Reading(view, to, op, known, layers.get(op.id))) if bound is not None else None
         if most is None or math.isnan(most):
             continue
-        causes = (known[v].because for v in op.inputs if v is not None and v in known)
+        causes = (known[v].because for v in op.operands if v in known)
         because = op.id if op.id in layers else next((cause for cause in causes if cause is not None), None)
-        results = [v for v in op.outputs if v is not None and view.dtype(v) is DType.FLOAT]
+        results = [v for v in op.results if view.dtype(v) is DType.FLOAT]
         known.update(dict.fromkeys(results, Magnitude(min(most, DType.FLOAT.max), because)))
     return known
 
@@ -96,7 +96,7 @@ class _Reading:
         """Return the elements of a constant input; a single one for an input that is one number throughout."""
         value = self.op.inputs[slot]
         number = number_throughout(self.view, value, self.to) if value is not None else None
-        elements = np.array(number) if number is not None else array_of(self.view, value)
+        elements = np.array(number) if number is not None else self.view.array(value)
         return elements.astype(np.float64).reshape(-1) if elements is not None else None
 
 

@@ -92,7 +92,7 @@ def index_taint(view: View, to: DType) -> Iterator[Pin]:
     sinks: dict[ValueId, OpId] = {}
     for op in view.ops:
         if op.kind in _ROUNDING or _casts_to_integer(view, op):
-            read = [value for value in op.inputs if value is not None and value in held]
+            read = [value for value in op.operands if value in held]
             sinks.update((value, op.id) for value in read if value not in sinks)
             if read:
                 cast = held[read[0]]
@@ -152,12 +152,12 @@ def counted(view: View) -> dict[ValueId, OpId]:
     """Return the float32 results of a Cast from an integer type, each with that Cast."""
     casts = results_of(view, ("Cast",))
     sources = {value: view.ops[op_id].inputs[0] for value, op_id in casts.items() if view.dtype(value) is DType.FLOAT}
-    return {v: casts[v] for v, source in sources.items() if source is not None and view.dtype(source) in _INTEGERS}
+    return {v: casts[v] for v, source in sources.items() if view.dtype(source) in _INTEGERS}
 
 
 def _casts_to_integer(view: View, op: Op) -> bool:
     result = op.outputs[0] if op.kind == "Cast" else None
-    return result is not None and view.dtype(result) in _INTEGERS
+    return view.dtype(result) in _INTEGERS
 
 
 @rule(reasons.SHAPE_TAINT, "A number of elements stays finite as a divisor.", name="element_counts")
@@ -182,13 +182,13 @@ def element_counts(view: View, to: DType) -> Iterator[Pin]:
         known = [v for v in taken if v in sizes]
         whole = bool(known) and all(v in sizes or view.values[v].tensor is not None for v in taken)
         product = op.kind in ("ReduceProd", "Size") or (op.kind == "Mul" and len(known) > 1)
-        cause = next((counts[v] for v in op.inputs if v is not None and v in counts), op.id if product else None)
-        results = [v for v in op.outputs if v is not None]
+        cause = next((counts[v] for v in op.operands if v in counts), op.id if product else None)
+        results = op.results
         if measures or whole:
             sizes.update(results)
         if cause is not None and (whole or op.kind == "Size"):
             counts.update(dict.fromkeys(results, cause))
-        touched = (v for v in (*op.inputs, *op.outputs) if v is not None and v in counts)
+        touched = (v for v in op.ports if v in counts)
         if any(view.dtype(v) is DType.FLOAT for v in touched) and computes_float32(view, op):
             yield Pin(op.id, reasons.SHAPE_TAINT, cause, f"the number of elements may be beyond {to.max:g}")
 

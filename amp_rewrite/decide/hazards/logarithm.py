@@ -98,7 +98,5 @@ def _behind_affine(view: View, value: ValueId | None) -> tuple[list[OpId], Value
 
 def _shifted(view: View, value: ValueId) -> bool:
     """True if a value is a float32 sum or difference of a value and a constant."""
-    op = view.producer(value)
-    if op is None or op.kind not in PAIR_SUMS or view.dtype(value) is not DType.FLOAT:
-        return False
-    return any(view.constant(v) is not None for v in op.inputs)
+    op = view.producer(value, *PAIR_SUMS) if view.dtype(value) is DType.FLOAT else None
+    return op is not None and any(view.constant(v) is not None for v in op.inputs)

@@ -15,7 +15,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.constants import constants, large_biases, reads_low, underflow
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, described, first_inputs, in_float32
+from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -68,7 +68,7 @@ def fills(view: View, to: DType, among: Container[ValueId] | None = None) -> dic
         if among is not None and value not in among:
             continue
         fit = view.fit(value, to)
-        values = array_of(view, value) if fit.absmax >= to.max else None
+        values = view.array(value) if fit.absmax >= to.max else None
         if values is not None:
             beyond = values[(abs(values) >= to.max) & (abs(values) < float("inf"))]
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
@@ -184,8 +184,8 @@ def _masked(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueI
     sources = {value: value for value, fill in extreme.items() if fill.level is not None}
 
     def carried(value: ValueId) -> bool:
-        op = view.producer(value)
-        clamped = op is not None and op.kind in _BOUNDING and not sources.keys().isdisjoint(op.inputs)
+        op = view.producer(value, *_BOUNDING)
+        clamped = op is not None and not sources.keys().isdisjoint(op.inputs)
         return view.dtype(value) is DType.FLOAT and not clamped
 
     return flow.forth(sources, carried)
@@ -224,10 +224,10 @@ def _summands(view: View, op: Op, masked: Container[ValueId]) -> list[ValueId]:
     """Return the masked operands of a sum; none where a softmax written out subtracts the maximum."""
     if op.kind not in SUMS:
         return []
-    subtracted = view.producer(op.inputs[1]) if op.kind == "Sub" else None
-    if subtracted is not None and subtracted.kind == "ReduceMax" and subtracted.inputs[0] == op.inputs[0]:
+    subtracted = view.producer(op.inputs[1], "ReduceMax") if op.kind == "Sub" else None
+    if subtracted is not None and subtracted.inputs[0] == op.inputs[0]:
         return []
-    return [value for value in op.inputs if value is not None and value in masked]
+    return [value for value in op.operands if value in masked]
 
 
 def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[set[OpId], Collection[OpId]]:

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes_float32, first_input_of, origin
 from amp_rewrite.ir.op_classes import LAYERS, MOVES
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, elements, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, elements, shape_at, shapes_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _MOVED = MOVES - {"Tile"}
@@ -47,7 +47,7 @@ def _placeholder(view: View, to: DType, op: Op, shapes: Callable[[], Shapes]) ->
         number = number_throughout(view, weight, to) if weight is not None else None
         if weight is None or number is None:
             continue
-        shape = shapes().get((view.values[weight].scope, view.value_name(weight)))
+        shape = shape_at(shapes(), view, weight)
         terms = _terms(op, slot, shape) if shape else None
         if terms is not None:
             return Placeholder(abs(number * terms * float_attribute(op.node, "alpha", 1.0)), 1 - slot)

@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, float32_constant, in_float32
+from amp_rewrite.decide.hazards.steps import float32_constant, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
@@ -47,7 +47,7 @@ def quantizers(view: View, to: DType) -> Iterator[Pin]:
 def _beyond(view: View, op: Op, to: DType) -> str | None:
     """Return a note if an op's integers or 8-bit floats, scaled, exceed the low type."""
     value, scale = op.outputs[0] if op.kind in QUANTIZES else op.inputs[0], op.inputs[1]
-    kind = view.dtype(value) if value is not None else None
+    kind = view.dtype(value)
     most = _farthest(view, op, kind) if kind is not None else None
     if kind is None or scale is None or most is None:
         return None
@@ -69,7 +69,7 @@ def _farthest(view: View, op: Op, kind: DType) -> float | None:
     limits, zero = np.iinfo(kind.numpy), op.inputs[2] if len(op.inputs) > 2 else None
     if zero is None:
         return float(max(limits.max, -limits.min))
-    zeros = array_of(view, zero)
+    zeros = view.array(zero)
     if zeros is None:
         return float(limits.max)
     zeros = zeros.astype(np.int64)

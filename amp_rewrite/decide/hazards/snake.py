@@ -30,6 +30,6 @@ def snakes(view: View) -> dict[OpId, OpId]:
 
 
 def _moderate(view: View, match: Match) -> bool:
-    tensors = [view.constant(behind_casts(view, match.values[name])[0]) for name in ("slope", "factor")]
-    a, b = (abs(view.model.array(tensor)) for tensor in tensors if tensor is not None)
+    arrays = (view.array(behind_casts(view, match.values[name])[0]) for name in ("slope", "factor"))
+    a, b = (abs(array) for array in arrays if array is not None)
     return bool(a.max() <= _MOST and a.size == b.size and (a.ravel() * b.ravel()).max() <= _MOST_GAIN)

@@ -6,7 +6,6 @@ from collections.abc import Container, Mapping
 from typing import TypeVar
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import computes_float32
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
@@ -29,14 +28,8 @@ def first_inputs(view: View, kinds: Container[str], but: Container[OpId] = ()) -
 def float32_constant(view: View, op: Op, slot: int) -> ValueId | None:
     """Return an input that is a float32 constant; None for other inputs and for one that is left out."""
     value = op.inputs[slot] if slot < len(op.inputs) else None
-    constant = value is not None and view.dtype(value) is DType.FLOAT and view.constant(value) is not None
+    constant = view.dtype(value) is DType.FLOAT and view.constant(value) is not None
     return value if constant else None
-
-
-def array_of(view: View, value: ValueId | None) -> Array | None:
-    """Return the elements of a constant; None for other values."""
-    tensor = view.constant(value)
-    return view.model.array(tensor) if tensor is not None else None
 
 
 def in_float32(view: View, causes: Mapping[OpId, Cause]) -> dict[OpId, Cause]:

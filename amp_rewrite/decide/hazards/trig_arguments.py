@@ -14,7 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PERIODIC, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _SOURCES = ELEMENTLESS | {"Constant", "ConstantOfShape", "Range", "EyeLike"}
@@ -52,7 +52,7 @@ def angle(view: View, to: DType) -> Iterator[Pin]:
         reached = flow.back(starts, enter)
         marked.update(reached)
         crossed = {op_id: cause for op_id, cause in makers(view, reached).items() if op_id in products}
-        starts = {v: cause for op_id, cause in crossed.items() for v in view.ops[op_id].inputs if v is not None}
+        starts = {v: cause for op_id, cause in crossed.items() for v in view.ops[op_id].operands}
     for op_id, cause in in_float32(view, makers(view, marked)).items():
         if op_id in products or flow.through(view.ops[op_id]):
             yield Pin(op_id, reasons.ANGLE, cause, f"computes the angle of {described(view, cause)}")
@@ -63,7 +63,7 @@ def _learned(view: View, flow: Flow, products: set[OpId]) -> Iterator[ValueId]:
     for op in view.ops:
         if op.id in products or op.op_type in _SOURCES or op.bodies or flow.through(op) or op.kind in PERIODIC:
             continue
-        yield from (v for v in op.outputs if v is not None)
+        yield from op.results
 
 
 def _private(view: View, value: ValueId) -> bool:
@@ -99,8 +99,6 @@ def _input_shapes(view: View) -> dict[ValueId, Shape]:
     """Return the shapes of formal inputs; None stands for a length that is not fixed."""
     shapes: dict[ValueId, Shape] = {}
     for scope in view.scopes:
-        formal = {i.name: i.type.tensor_type for i in scope.graph.input if i.type.tensor_type.HasField("shape")}
-        for value in scope.inputs:
-            if (tensor := formal.get(view.value_name(value))) is not None:
-                shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+        stated = {formal.name: dims for formal in scope.graph.input if (dims := declared_dims(formal)) is not None}
+        shapes.update((v, fixed(stated[name])) for v in scope.inputs if (name := view.value_name(v)) in stated)
     return shapes

@@ -12,7 +12,7 @@ from onnx import ValueInfoProto
 from amp_rewrite.decide.placement.flops import UNKNOWN_DIMENSION, flops_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import PICKS, VIEWS
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, shapes_of
+from amp_rewrite.ir.shapes.onnx_shapes import Shape, Shapes, declared_dims, fixed, shape_at, shapes_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 from amp_rewrite.runtime.roofline import START, Roof
 
@@ -78,7 +78,7 @@ class CostModel:
         while pending:
             current = pending[-1]
             shape, op = self._shape(current), self.view.producer(current)
-            operands = [v for v in op.inputs if v is not None] if op is not None and shape is None else []
+            operands = op.operands if op is not None and shape is None else []
             unseen = [v for v in operands if v not in self.sizes]
             if unseen:
                 pending.extend(unseen)
@@ -95,10 +95,8 @@ class CostModel:
         if known.tensor is not None:
             return tuple(known.tensor.dims)
         stated = self._stated.get(known.name) if known.scope == MAIN else None
-        if stated is not None and stated.type.tensor_type.HasField("shape"):
-            dims = stated.type.tensor_type.shape.dim
-            return tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
-        return self._inferred.get((known.scope, known.name))
+        dims = declared_dims(stated) if stated is not None else None
+        return fixed(dims) if dims is not None else shape_at(self._inferred, self.view, value)
 
     @cached_property
     def _stated(self) -> Mapping[str, ValueInfoProto]:

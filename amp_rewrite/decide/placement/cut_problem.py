@@ -11,7 +11,7 @@ from amp_rewrite.decide.coloring.groups import fuses
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
 from amp_rewrite.ir.schema import TENSOR
@@ -91,11 +91,9 @@ class CutProblem:
             return False
         if v in state.denied and state.denied[v].rule != reasons.DENY_FORWARD:
             return False
-        if not self.islands and any(
-            use.op in self._float32_ops for out in op.outputs if out is not None for use in state.view.uses[out]
-        ):
+        if not self.islands and any(use.op in self._float32_ops for out in op.results for use in state.view.uses[out]):
             return False
-        read = {value for value in op.inputs if value is not None and self._varies(value)}
+        read = {value for value in op.operands if self.state.varies(value)}
         careful = not self.islands and state.color(v) is Color.GRAY
         if careful and (len(read) > 1 or op.kind in _GROWING):
             return False
@@ -104,7 +102,8 @@ class CutProblem:
                 safe = state.view.values[value].public and not careful
             else:  # a Cast of the model itself asks for float32
                 source = self._maker(value)
-                safe = not self._cast(value) and (source in before or source in state.low or self._normalized(value))
+                cast = state.view.producer(value, "Cast") is not None
+                safe = not cast and (source in before or source in state.low or self._normalized(value))
             if not safe:
                 return False
         return True
@@ -113,11 +112,6 @@ class CutProblem:
     def _float32_ops(self) -> frozenset[OpId]:
         """Ops that the user keeps in float32, or that data pins there."""
         return frozenset({*self.state.options.keep, *(pin.op for pin in self.state.pins if pin.raises)})
-
-    def _varies(self, value: ValueId) -> bool:
-        """True if a value is float32 and not a constant."""
-        view = self.state.view
-        return view.dtype(value) is DType.FLOAT and view.constant(value) is None
 
     def _normalized(self, value: ValueId) -> bool:
         """True for the result of a decomposed norm or softmax: at most the root of a width, times its scale."""
@@ -155,12 +149,12 @@ class CutProblem:
         view, of = self.state.view, self.state.vertices
         for value in view.values:
             outside = value.producer is None or value.producer not in of.by_op
-            if not (outside or exposed(view, value.id)) or not self._varies(value.id):
+            if not (outside or exposed(view, value.id)) or not self.state.varies(value.id):
                 continue
             yield from (v for v in (self._maker(value.id), *self._readers(value.id)) if v >= 0)
         for op in view.ops:
             if op.id not in of.by_op:
-                read = (value for value in op.inputs if value is not None and self._varies(value))
+                read = (value for value in op.operands if self.state.varies(value))
                 yield from (v for value in read if (v := self._maker(value)) >= 0)
 
     def labelling(self) -> Labelling:
@@ -231,7 +225,9 @@ class CutProblem:
                 if op.kind == "Cast" and (out := op.outputs[0]) is not None and out not in ports:
                     ports[out] = None
                     pending.append(out)
-        return tuple(v for v in sorted(ports) if (t := view.types[v]) and t.container == TENSOR and self._varies(v))
+        return tuple(
+            v for v in sorted(ports) if (t := view.types[v]) and t.container == TENSOR and self.state.varies(v)
+        )
 
     def _conversions(self, values: Iterable[ValueId], end: _End) -> Iterator[Conversion]:
         """Yield the costs of Casts of values; a Cast of the model itself does not count as a new one."""
@@ -242,7 +238,7 @@ class CutProblem:
                 yield Conversion(home, (LOW,), cost, casts=0)
             readers = tuple(dict.fromkeys(map(end, self._readers(value))))
             if readers and readers != (home,):
-                new = not self._cast(value) or len(uses[value]) > 1
+                new = self.state.view.producer(value, "Cast") is None or len(uses[value]) > 1
                 yield Conversion(home, readers, cost, int(new))
 
     def _readers(self, value: ValueId) -> tuple[int, ...]:
@@ -254,28 +250,22 @@ class CutProblem:
         """True if a use is a Cast of the model to the low type."""
         view = self.state.view
         op = view.ops[use.op]
-        return op.kind == "Cast" and op.outputs[0] is not None and view.dtype(op.outputs[0]) is self.state.to
+        return op.kind == "Cast" and view.dtype(op.outputs[0]) is self.state.to
 
     def _maker(self, value: ValueId) -> int:
         """Return the vertex that makes a value, or the label of an op without vertex."""
         state = self.state
-        op = state.view.producer(value)
-        while op is not None and op.kind == "Cast" and op.inputs[0] is not None:
+        while (op := state.view.producer(value, "Cast")) is not None and op.inputs[0] is not None:
             before = state.view.dtype(op.inputs[0])
             if before is state.to:
                 return LOW  # the model has the Cast already; the plan folds it if it is unused
             if before is not DType.FLOAT:
                 break
             value = op.inputs[0]  # the Cast becomes one to the low type if its source is made low
-            op = state.view.producer(value)
-        if op is None and value in state.options.low_inputs and state.view.values[value].role is Role.INPUT:
+        if value in state.options.low_inputs and state.view.values[value].role is Role.INPUT:
             return LOW
         variable = made_variable(state.view, value)
         return state.vertices.of.get(variable, HIGH) if variable is not None else HIGH
-
-    def _cast(self, value: ValueId) -> bool:
-        op = self.state.view.producer(value)
-        return op is not None and op.kind == "Cast"
 
     def _reader(self, use: Use) -> int | None:
         """Return the vertex or label that reads a value there; None if the op takes it in either type."""
@@ -315,11 +305,10 @@ class CutProblem:
     def _retargets(self, v: int) -> bool:
         """True if a vertex is the result of one of the model's own Casts, which can give either type for free."""
         op = self.state.op(v)
-        if op.kind != "Cast" or op.outputs[0] is None or op.inputs[0] is None:
+        view, out = self.state.view, op.outputs[0] if op.kind == "Cast" else None
+        if out is None or view.dtype(out) is not DType.FLOAT:
             return False
-        view, out = self.state.view, op.outputs[0]
-        source = view.dtype(op.inputs[0])
-        if source is None or source is DType.FLOAT or source.low or view.dtype(out) is not DType.FLOAT:
+        if view.dtype(op.inputs[0]) in (None, DType.FLOAT, *LOW_TYPES):
             return False
         return not exposed(view, out) and self.state.vertices.all[v].refusal is None and bool(view.uses[out])
 

@@ -82,11 +82,6 @@ class Labelling:
                 regions.count((value.home, *value.readers), (more * value.cost, more * value.casts))
         return [after[v] if regions.better(v, least) else before[v] for v in range(len(self.loss))]
 
-    def allows(self, low: Sequence[bool]) -> bool:
-        """True if labels agree with `fixed` and `tied`."""
-        fixed = all(low[v] is label for v, label in (self.fixed or {}).items())
-        return fixed and all(len({low[v] for v in group}) == 1 for group in self.tied)
-
     def best(self) -> list[bool]:
         """Return the labels of the least cost; of several, those with the fewest low vertices.
 

@@ -7,8 +7,10 @@ Goldberg and Tarjan, A new approach to the maximum-flow problem (1988): the flow
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from amp_rewrite.decide.union_find import UnionFind
 
 UNCUTTABLE = 1 << 70
 """Cost of an arc that no cut parts: above any sum of real costs."""
@@ -52,27 +54,12 @@ class Network:
                 side[v] = v in low
         return [label is True for label in side]
 
-    def _regions(self, side: Sequence[bool | None]) -> Iterator[list[int]]:
-        """Yield the connected sets of undecided nodes."""
-        near: list[list[int]] = [[] for _ in side]
-        for u, arcs in enumerate(self.out):
-            if side[u] is None:
-                for v in arcs:
-                    if side[v] is None:
-                        near[u].append(v)
-                        near[v].append(u)
-        seen = [label is not None for label in side]
-        for start in range(len(side)):
-            if seen[start]:
-                continue
-            seen[start] = True
-            region = [start]
-            for u in region:
-                for v in near[u]:
-                    if not seen[v]:
-                        seen[v] = True
-                        region.append(v)
-            yield region
+    def _regions(self, side: Sequence[bool | None]) -> Iterable[list[int]]:
+        """Return the connected sets of undecided nodes."""
+        sets = UnionFind(v for v, label in enumerate(side) if label is None)
+        for u in sets.parent:
+            sets.join((u, *self.out[u]))
+        return sets.groups()
 
 
 class _Settling:
@@ -101,29 +88,19 @@ class _Settling:
             v = pending.pop()
             if self.side[v] is not None:
                 continue
-            if self.pull[v] > self.leaving[v]:
-                self._low(v)
-            elif -self.pull[v] >= self.entering[v]:
-                self._high(v)
-            else:
-                continue
-            pending += (*self.out[v], *self.into[v])
+            low = self.pull[v] > self.leaving[v]
+            if low or -self.pull[v] >= self.entering[v]:
+                self._decide(v, low=low)
+                pending += (*self.out[v], *self.into[v])
 
-    def _low(self, v: int) -> None:
-        self.side[v] = True
+    def _decide(self, v: int, *, low: bool) -> None:
+        self.side[v] = low
         for w, cost in self.out[v].items():
             self.entering[w] -= cost
-            self.pull[w] += cost
+            self.pull[w] += cost if low else 0
         for u in self.into[v]:
             self.leaving[u] -= self.out[u][v]
-
-    def _high(self, v: int) -> None:
-        self.side[v] = False
-        for u in self.into[v]:
-            self.leaving[u] -= self.out[u][v]
-            self.pull[u] -= self.out[u][v]
-        for w, cost in self.out[v].items():
-            self.entering[w] -= cost
+            self.pull[u] -= 0 if low else self.out[u][v]
 
 
 class _Flow:

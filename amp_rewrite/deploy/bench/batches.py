@@ -9,10 +9,10 @@ import numpy as np
 
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.instrument.lazy_weights import main_memory
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.reports.render import size as in_words
+from amp_rewrite.runtime.memory import main_memory
 from amp_rewrite.runtime.ports import Port
 
 

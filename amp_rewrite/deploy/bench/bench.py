@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +18,7 @@ from amp_rewrite.deploy.bench.memory import with_largest, with_memory
 from amp_rewrite.deploy.bench.profile import changes
 from amp_rewrite.deploy.bench.result import Benchmark, Changed, Entry, Sized
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence.conditions import Conditions
@@ -107,7 +106,7 @@ def bench(
     return Benchmark(
         first.provider,
         device_name(first.provider),
-        _versions(),
+        {"amp-rewrite": VERSION, **runtimes()},
         f"{feed.origin}: {shapes}",
         rounds,
         per_round,
@@ -213,14 +212,6 @@ def _notes(entries: Sequence[Entry], provider: str, random: bool, profiled: bool
         yield "ops are timed with CUDA_LAUNCH_BLOCKING=1, one after the other: they add up to more than a run"
     if random:
         yield "the data are random: a model whose work depends on its data may take another time on yours"
-
-
-def _versions() -> dict[str, str]:
-    versions = {"amp-rewrite": VERSION}
-    for name in ("onnxruntime-gpu", "onnxruntime"):  # one module, in two packages
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

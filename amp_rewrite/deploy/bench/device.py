@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.runtime.gpu import Loader, hardware
+from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
 from amp_rewrite.runtime.runner import CUDA
 
 _STATUS = Path("/proc/self/status")
@@ -33,14 +32,14 @@ def _line_of(file: Path, start: str) -> str:
 
 
 class GpuMemory:
-    """Memory of a GPU from the driver. It includes all processes, so differences need a GPU without other load."""
+    """Memory of the first GPU, of all processes together: differences need a GPU without other load."""
 
-    def __init__(self, device: int = 0, load: Loader = ctypes.CDLL) -> None:
-        self._library = load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    def __init__(self, load: Loader = ctypes.CDLL) -> None:
+        self._library = load(DRIVER)
         self._context = ctypes.c_void_p()
         gpu = ctypes.c_int()
         self._ask("cuInit", 0)
-        self._ask("cuDeviceGet", ctypes.byref(gpu), device)
+        self._ask("cuDeviceGet", ctypes.byref(gpu), 0)
         self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), gpu)
 
     def used(self) -> int:

@@ -5,11 +5,13 @@ Everything derives from shapes, types and tables, not from measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 import onnx.defs
+from onnx import TensorShapeProto, ValueInfoProto
 
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
@@ -28,30 +30,6 @@ ALIGNED = 8
 
 LARGEST = (1 << 63) - 1
 """What a dimension can be: an int64 in ONNX."""
-
-
-@dataclass(frozen=True, slots=True)
-class Misaligned:
-    """A dimension of a low-precision product that is not a multiple of 8, and the next multiple."""
-
-    op: str
-    kind: str
-    dimension: str
-    size: int
-
-    @property
-    def padded(self) -> int:
-        return -(-self.size // ALIGNED) * ALIGNED
-
-
-@dataclass(frozen=True, slots=True)
-class OnCpu:
-    """An op with floats without a kernel in the CUDA provider. `opset`: the nearest ai.onnx opset with one."""
-
-    op: str
-    kind: str
-    why: str
-    opset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +54,7 @@ class Bound:
 NAMELESS = "?"
 """Stands for all free dimensions without a name."""
 
+Dimension = TensorShapeProto.Dimension
 Dimensions = tuple[tuple[str, int | None], ...]
 
 
@@ -83,26 +62,22 @@ def with_dimensions(model: Model, sizes: Mapping[str, int], otherwise: int) -> M
     """Return the model with free input dimensions fixed by name, else as `otherwise`, wherever they recur."""
     proto = clone(model.proto)
     named = {name: sizes.get(name, otherwise) for name in free_dimensions(model)}
-    for formal in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
-        for dim in formal.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value") and dim.dim_param in named:
-                dim.dim_value = named[dim.dim_param]
-    for formal in proto.graph.input:
-        for dim in formal.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value"):
-                dim.dim_value = sizes.get(NAMELESS, otherwise)
+    for dim in _free(*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
+        if dim.dim_param in named:
+            dim.dim_value = named[dim.dim_param]
+    for dim in _free(*proto.graph.input):
+        dim.dim_value = sizes.get(NAMELESS, otherwise)
     return Model(proto, model.path)
 
 
 def free_dimensions(model: Model) -> tuple[str, ...]:
     """Return the free dimensions of a model's inputs, in order; NAMELESS for those without a name."""
-    free = (
-        dim.dim_param or NAMELESS
-        for formal in model.proto.graph.input
-        for dim in formal.type.tensor_type.shape.dim
-        if not dim.HasField("dim_value")
-    )
-    return tuple(dict.fromkeys(free))
+    return tuple(dict.fromkeys(dim.dim_param or NAMELESS for dim in _free(*model.proto.graph.input)))
+
+
+def _free(*values: ValueInfoProto) -> list[Dimension]:
+    dims = (dim for value in values for dim in value.type.tensor_type.shape.dim)
+    return [dim for dim in dims if not dim.HasField("dim_value")]
 
 
 def aligned_dimensions(view: View, op: Op, shapes: Shapes) -> Dimensions:
@@ -142,17 +117,26 @@ def _count(shape: Shape | None) -> int:
     return 0 if shape is None or None in shape else prod(d or 0 for d in shape)
 
 
-def misaligned(view: View, low: DType) -> Iterator[Misaligned]:
-    """Return fixed dimensions of low products that are not multiples of 8, in order. O(nodes)."""
-    shapes = shapes_of(view)
+def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
+    """Return the names of low products with a fixed dimension that is not a multiple of 8, in order. O(nodes).
+
+    Keys are the kind of op, the dimension and its size.
+    """
+    shapes, groups = shapes_of(view), defaultdict[tuple[str, str, int], list[str]](list)
     for op in view.ops:
         for dimension, size in aligned_dimensions(view, op, shapes) if _main(view, op) is low else ():
             if size is not None and size % ALIGNED:
-                yield Misaligned(op.name, op.kind, dimension, size)
+                groups[op.kind, dimension, size].append(op.name)
+    return groups
 
 
-def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
-    """Return float ops without a kernel, in order; functions, ops with bodies, unknown ones are skipped. O(nodes)."""
+def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[str]]:
+    """Return the names of float ops without a kernel in the CUDA provider, in order. O(nodes).
+
+    Keys are the reason and the nearest ai.onnx opset with a kernel. Functions, ops with bodies, unknown ones are
+    skipped.
+    """
+    groups = defaultdict[tuple[str, int | None], list[str]](list)
     for op in view.ops:
         if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
             continue
@@ -161,7 +145,8 @@ def on_cpu(view: View, kernels: Kernels) -> Iterator[OnCpu]:
             continue
         why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
         if why is not None:
-            yield OnCpu(op.name, op.kind, why, _served_at(op, types, kernels, view.opsets.get("", 1)))
+            groups[why, _served_at(op, types, kernels, view.opsets.get("", 1))].append(op.name)
+    return groups
 
 
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:

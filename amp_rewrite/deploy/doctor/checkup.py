@@ -8,19 +8,19 @@ from __future__ import annotations
 import ctypes
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.deploy.doctor.advice import (
+    ALIGNED,
     LARGEST,
-    OnCpu,
     bound,
     free_dimensions,
     misaligned,
     on_cpu,
     with_dimensions,
 )
-from amp_rewrite.deploy.doctor.isolated import PACKAGES, Asked, asked, machine_asked, version
+from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, runtimes, version
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
@@ -108,7 +108,7 @@ def doctor(
 def _machine(
     machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None]
 ) -> Iterator[Check]:
-    packages = {name: release for name in PACKAGES if (release := installed(name)) is not None}
+    packages = runtimes(installed)
     if not packages and "version" in told:
         packages = {"onnxruntime": told["version"]}  # a package of another name: a nightly build, or another vendor's
     major = str(told.get("cuda") or "").partition(".")[0]
@@ -219,7 +219,7 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
         fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
         state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
         yield Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
-    yield from _fallen(on_cpu(view, load_kernels()))
+    yield from _fallen(view)
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"
@@ -228,11 +228,9 @@ def _model(source: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[str,
     yield _estimate(converted.result, low, roofs, sizes, free)
 
 
-def _fallen(ops: Iterable[OnCpu]) -> Iterator[Check]:
+def _fallen(view: View) -> Iterator[Check]:
     """Return one finding per reason."""
-    by_reason: dict[tuple[str, int | None], list[str]] = {}
-    for fallen in ops:
-        by_reason.setdefault((fallen.why, fallen.opset), []).append(fallen.op)
+    by_reason = on_cpu(view, load_kernels())
     for (why, opset), names in by_reason.items():
         fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
         way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
@@ -243,15 +241,13 @@ def _fallen(ops: Iterable[OnCpu]) -> Iterator[Check]:
 
 def _unaligned(view: View, low: DType) -> Iterator[Check]:
     """Return one piece of advice per kind of op, dimension and size."""
-    groups: dict[tuple[str, str, int, int], list[str]] = {}
-    for off in misaligned(view, low):
-        groups.setdefault((off.kind, off.dimension, off.size, off.padded), []).append(off.op)
-    for (kind, dimension, wide, padded), ops in groups.items():
+    groups = misaligned(view, low)
+    for (kind, dimension, wide), ops in groups.items():
         yield Check(
             "alignment",
             ADVICE,
             f"{count(len(ops), kind)} with {dimension} = {wide}, no multiple of 8 ({shortened(ops)})",
-            f"tensor cores run best on multiples of 8: pad {dimension} to {padded}",
+            f"tensor cores run best on multiples of 8: pad {dimension} to {-(-wide // ALIGNED) * ALIGNED}",
         )
     if not groups:
         yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from amp_rewrite.errors import MachineError
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.subprocess import command
-
-PACKAGES = ("onnxruntime-gpu", "onnxruntime")
 
 Asked = Mapping[str, Any]
 """Answer of `runtime.runner.probe`, or `{"failure": …}` if the query failed."""
@@ -30,6 +28,11 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def runtimes(installed: Callable[[str], str | None] = version) -> dict[str, str]:
+    """Return the versions of the installed packages of onnxruntime, which is one module in two packages."""
+    return {name: release for name in ("onnxruntime-gpu", "onnxruntime") if (release := installed(name)) is not None}
 
 
 def machine_asked() -> Hardware:
@@ -66,7 +69,7 @@ def write_kernels(file: Path) -> int:
             " TensorRT are installed"
         )
     rows = answer["rows"]
-    named = (f"{name} {release}" for name in PACKAGES if (release := version(name)) is not None)
+    named = (f"{name} {release}" for name, release in runtimes().items())
     runtime = next(named, None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
     write_whole(file, (json.dumps({"runtime": runtime, "kernels": rows}, indent=0) + "\n").encode())
     return len(rows)

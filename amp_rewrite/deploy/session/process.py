@@ -59,8 +59,10 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
             " can be active; call disable_mixed_precision_graph_rewrite() first"
         )
     state.policy = chosen
-    if chosen is not None and chosen.compute is DType.FLOAT16:
-        _check_devices(blamed + 1)
+    if chosen is not None and chosen.compute is DType.FLOAT16 and not state.devices_checked:
+        state.devices_checked = True
+        if advice := device_advice(listed_gpus()):
+            warnings.warn(advice, UserWarning, stacklevel=blamed)
 
 
 @contextmanager
@@ -89,11 +91,3 @@ def warn_of_plain_sessions() -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-def _check_devices(blamed: int) -> None:
-    if state.devices_checked:
-        return
-    state.devices_checked = True
-    if advice := device_advice(listed_gpus()):
-        warnings.warn(advice, UserWarning, stacklevel=blamed)

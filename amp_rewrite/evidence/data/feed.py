@@ -183,7 +183,7 @@ def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tu
     """Return the value for an input, and a note of its cast, or ""."""
     if port.container == TENSOR:
         array, note = _typed(_as_array(value, where), port, where)
-        if port.shape is not None and not _admits(port.shape, array.shape):
+        if port.shape is not None and not port.admits(array.shape):
             raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {_dims(port.shape)}")
         _check_finite(array, value, where, allow_nonfinite)
         return array, note
@@ -236,14 +236,6 @@ def _castable(dtype: np.dtype[Any], to: DType) -> bool:
     return dtype.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(dtype, to.numpy, "safe")
 
 
-def _admits(shape: tuple[int | str | None, ...] | None, sizes: tuple[int, ...]) -> bool:
-    """True if an input of this shape takes an array of these sizes."""
-    return shape is None or (
-        len(shape) == len(sizes)
-        and all(dim == size for dim, size in zip(shape, sizes, strict=True) if isinstance(dim, int))
-    )
-
-
 def _dims(shape: tuple[int | str | None, ...]) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
@@ -276,7 +268,7 @@ def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) 
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
             raise FeedError(f"input {port.name!r} has {stated}; give one with --shape {port.name}={_example(port)}")
-        if not _admits(port.shape, sizes) or any(size < 0 for size in sizes):
+        if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if math.prod(sizes) * 8 > LIMIT:
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")

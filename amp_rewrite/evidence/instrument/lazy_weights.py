@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from onnx import NodeProto, TensorProto
@@ -13,6 +12,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.builder import new_cast
 from amp_rewrite.ir.names import claimed
+from amp_rewrite.runtime.memory import main_memory
 
 
 def casting_in_graph(model: Model) -> Model:
@@ -45,14 +45,6 @@ def opening(model: Model) -> Model:
     two may be open; a larger one is better in a file, whose pages the system can release.
     """
     return casting_in_graph(model) if model.nbytes <= main_memory() // 4 else model
-
-
-def main_memory() -> int:
-    """Return the bytes of memory of this machine; 0 if unknown."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on Windows
-        return 0
 
 
 def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.op_classes import CASTS
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import MAIN, OpId, Role, ValueId, View
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report_builder import report_of
@@ -16,23 +17,27 @@ from amp_rewrite.reports.report_builder import report_of
 
 @dataclass(frozen=True)
 class Pairing:
-    """Matching ops and values of two models. Only tensors of the main graphs are paired, floats with floats.
+    """Matching values of two models. Only tensors of the main graphs are paired, floats with floats.
 
-    `ops` and `values` map from the candidate to the reference. Several values of the candidate may map to one of the
-    reference, for example a value and its Cast to another floating type. Constants are never paired.
+    `values` maps from the candidate to the reference. Several values of the candidate may map to one of the reference,
+    for example a value and its Cast to another floating type. Constants are never paired.
     """
 
     reference: View
     candidate: View
-    ops: Mapping[OpId, OpId]
     values: Mapping[ValueId, ValueId]
 
     @classmethod
-    def of(cls, reference: View, candidate: View) -> Pairing:
+    def between(cls, reference: View, candidate: View) -> Self:
         """Match ops by `reports.match`, and remaining values by name. Nearly O(ops + values)."""
         ops = {OpId(j): OpId(i) for i, j in match(report_of(reference), report_of(candidate))}
         ops = {j: i for j, i in ops.items() if candidate.ops[j].scope == reference.ops[i].scope == MAIN}
-        return cls(reference, candidate, ops, _values(reference, candidate, ops))
+        return cls(reference, candidate, _values(reference, candidate, ops))
+
+    @cached_property
+    def low(self) -> DType:
+        """Return the candidate's low type; float32 if it has none."""
+        return next(iter(self.candidate.low_types), DType.FLOAT)
 
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
@@ -60,8 +65,8 @@ class Pairing:
 
 
 def _floating(view: View, value: ValueId) -> bool:
-    type_ = view.types[value]
-    return type_ is not None and type_.container == TENSOR and type_.dtype is not None and type_.dtype.floating
+    dtype = view.tensor_dtype(value)
+    return dtype is not None and dtype.floating
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:

@@ -13,21 +13,16 @@ the larger of the last two, so many batches, or iterations of a loop, give one r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
-import onnx.helper
-import onnx.numpy_helper
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.ranges import Range
-from amp_rewrite.ir.builder import declared, new_cast, new_constant, new_if, new_node
+from amp_rewrite.ir.builder import Builder
+from amp_rewrite.ir.versions import FIRST_WHERE
 
 WIDTH = 9
 
@@ -80,143 +75,122 @@ def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     return (*exact[:3], *below[3:5], exact[5])
 
 
-@dataclass(frozen=True)
+class _Magnitudes(NamedTuple):
+    """Names of the magnitudes of a nonempty tensor, as a vector, of their number and of the largest one."""
+
+    all: str
+    number: str
+    largest: str
+
+
 class RangeNodes:
-    """Builder of measuring nodes for one element type, FLOAT or DOUBLE. All its names begin with `stem`."""
+    """Builder of measuring nodes for one element type, FLOAT or DOUBLE.
 
-    stem: str
-    dtype: DType
-    to: DType
+    `constants` must precede all other nodes, in the same graph or one around it. Their names begin with `stem`.
+    """
 
-    def constants(self) -> list[NodeProto]:
-        """Return the Constants that must precede all other nodes, in the same graph or one around it."""
+    def __init__(self, stem: str, dtype: DType, to: DType) -> None:
+        self._dtype, one = dtype, dtype.numpy.type
+        named = dict(zip(_NAMES, bounds(to, dtype.numpy), strict=True))
+        overflows = np.nextafter(named["infinite_in_low"], one(np.inf))
+        self._bounds = {**named, "overflows": overflows, "sure": max(named["survives"], one(_SURE))}
         values = {
             **self._bounds,
-            "zero": self.dtype.numpy.type(0),
-            "infinity": self.dtype.numpy.type(np.inf),
-            "step": self.dtype.numpy.type(_STEP),
+            "zero": one(0),
+            "infinity": one(np.inf),
+            "step": one(_STEP),
             "flat": np.array([-1]),
             "none": np.array([0]),
             "many": np.array([_EXACT_IN_FLOAT]),
-            "no_count": np.zeros(1, self.dtype.numpy),
+            "no_count": np.zeros(1, dtype.numpy),
         }
-        return [new_constant(self._k(name), np.asarray(value)) for name, value in values.items()]
+        head = Builder(set(), opset=FIRST_WHERE, region=stem)
+        self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
+        self.constants = tuple(head.nodes)
 
-    @cached_property
-    def _bounds(self) -> dict[str, Any]:
-        """Return the numbers that magnitudes are compared with, by name."""
-        named = dict(zip(_NAMES, bounds(self.to, self.dtype.numpy), strict=True))
-        overflows = np.nextafter(named["infinite_in_low"], self.dtype.numpy.type(np.inf))
-        return {**named, "overflows": overflows, "sure": max(named["survives"], self.dtype.numpy.type(_SURE))}
+    def row(self, nodes: Builder, name: str, *, rectified: bool = False) -> str:
+        """Append nodes for the row of the tensor `name`; return the row. `rectified`: it is the output of a Relu."""
+        a = nodes.op("Reshape", name if rectified else nodes.op("Abs", name), self._known["flat"])
+        n = nodes.op("Shape", a)
+        some = nodes.op("Greater", n, self._known["none"])
+        return nodes.choice(
+            some, lambda branch: self._of_some(branch, a, n, rectified), lambda branch: branch.constant(neutral(1))
+        )
 
-    def row(self, name: str, row: str, *, rectified: bool = False) -> list[NodeProto]:
-        """Return nodes that write the row of the tensor `name` to `row`. `rectified`: it is the output of a Relu."""
-        n = f"{row}_n"
-        magnitudes = name if rectified else f"{row}_abs"
-        return [
-            *([] if rectified else [new_node("Abs", [name], magnitudes)]),
-            new_node("Reshape", [magnitudes, self._k("flat")], f"{row}_a"),
-            new_node("Shape", [f"{row}_a"], n),
-            new_node("Greater", [n, self._k("none")], f"{row}_any"),
-            choice(f"{row}_any", row, self._of_some(row, rectified), [new_constant(f"{row}_nothing", neutral(1))]),
-        ]
-
-    def _k(self, name: str) -> str:
-        return f"{self.stem}{self.dtype.spelling}_{name}"
-
-    def _of_some(self, row: str, rectified: bool) -> list[NodeProto]:
-        """Return nodes for the row of a nonempty tensor, with as few passes as its values allow.
+    def _of_some(self, nodes: Builder, a: str, n: str, rectified: bool) -> str:
+        """Return the row of a nonempty tensor, with as few passes as its values allow.
 
         Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably.
         """
-        a, n, tame = f"{row}_a", f"{row}_n", f"{row}_tame"
-        gapped = self._gapped(f"{row}_g", row)
-        quick = gapped if rectified else self._if_sure(a, f"{row}_q", row, gapped)
-        return [
-            _reduced("ReduceSum", a, f"{row}_sum"),
-            _reduced("ReduceMax", a, f"{row}_max"),
-            new_cast(n, f"{row}_all", DType.DOUBLE),
-            new_node("Less", [f"{row}_sum", self._k("infinity")], f"{row}_finite"),
-            new_node("Less", [f"{row}_max", self._k("overflows")], f"{row}_fits"),
-            new_node("Less", [n, self._k("many")], f"{row}_few"),
-            new_node("And", [f"{row}_finite", f"{row}_fits"], f"{row}_ordinary"),
-            new_node("And", [f"{row}_ordinary", f"{row}_few"], tame),
-            choice(tame, f"{row}_some", quick, self._wild(f"{row}_w", row)),
-        ]
+        total = _reduced(nodes, "ReduceSum", a)
+        x = _Magnitudes(a, nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a))
+        limits = ((total, "infinity"), (x.largest, "overflows"), (n, "many"))
+        finite, fits, few = (nodes.op("Less", value, self._known[limit]) for value, limit in limits)
+        tame = nodes.op("And", nodes.op("And", finite, fits), few)
 
-    def _if_sure(self, a: str, own: str, row: str, otherwise: list[NodeProto]) -> list[NodeProto]:
-        """Return nodes for a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
-        return [
-            _reduced("ReduceMin", a, f"{own}_min"),
-            new_node("Greater", [f"{own}_min", self._k("sure")], f"{own}_sure"),
-            choice(f"{own}_sure", f"{own}_row", self._dense(a, f"{own}_min", f"{own}_d", row), otherwise),
-        ]
+        def quick(branch: Builder) -> str:
+            return self._gapped(branch, x) if rectified else self._if_sure(branch, x, a, self._gapped)
 
-    def _dense(self, a: str, smallest: str, own: str, row: str) -> list[NodeProto]:
-        """Return nodes for finite numbers that all survive rounding; infinity stands for zero."""
+        return nodes.choice(tame, quick, lambda branch: self._wild(branch, x))
+
+    def _if_sure(self, nodes: Builder, x: _Magnitudes, a: str, otherwise: Callable[[Builder, _Magnitudes], str]) -> str:
+        """Return a row of finite numbers: one count if min(a) surely survives rounding, else `otherwise`."""
+        least = _reduced(nodes, "ReduceMin", a)
+        sure = nodes.op("Greater", least, self._known["sure"])
+        return nodes.choice(sure, lambda branch: self._dense(branch, x, a, least), lambda branch: otherwise(branch, x))
+
+    def _dense(self, nodes: Builder, x: _Magnitudes, a: str, least: str) -> str:
+        """Return the row of finite numbers that all survive rounding; infinity stands for zero."""
         if self._bounds["normal"] < self._bounds["sure"]:
-            return self._joined(own, [f"{row}_all"] * 5, [], f"{row}_max", smallest)
-        return [
-            *self._above(a, "normal", own, self.dtype),
-            *self._joined(own, [f"{row}_all"] * 4, ["normal"], f"{row}_max", smallest),
-        ]
+            return self._joined(nodes, [x.number] * 5, [], x.largest, least)
+        return self._joined(nodes, [x.number] * 4, [self._above(nodes, a, "normal", self._dtype)], x.largest, least)
 
-    def _gapped(self, own: str, row: str) -> list[NodeProto]:
-        """Return nodes for finite numbers with zeros, or numbers that round to zero, among them.
+    def _gapped(self, nodes: Builder, x: _Magnitudes) -> str:
+        """Return the row of finite numbers with zeros, or numbers that round to zero, among them.
 
         A subtraction and a LeakyRelu are faster than Where: they turn zeros into infinities and keep numbers that
         surely survive; smaller numbers stay below that bound, so they are detected.
         """
-        if self.dtype is not DType.FLOAT:
-            return self._sparse(f"{own}_s", row)
-        return [
-            new_node("Sub", [f"{row}_a", self._k("step")], f"{own}_less"),
-            new_node("LeakyRelu", [f"{own}_less"], f"{own}_a", alpha=-np.inf),
-            *self._if_sure(f"{own}_a", own, row, self._sparse(f"{own}_s", row)),
-        ]
+        if self._dtype is not DType.FLOAT:
+            return self._sparse(nodes, x)
+        a = nodes.op("LeakyRelu", nodes.op("Sub", x.all, self._known["step"]), alpha=-np.inf)
+        return self._if_sure(nodes, x, a, self._sparse)
 
-    def _sparse(self, own: str, row: str) -> list[NodeProto]:
-        """Return nodes for finite numbers of any size."""
-        counted = ["nonzero", "survives", "normal"]
-        return [
-            *(node for name in counted for node in self._above(f"{row}_a", name, own, self.dtype)),
-            new_node("Where", [f"{own}_nonzero_m", f"{row}_a", self._k("infinity")], f"{own}_where"),
-            _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
-            *self._joined(own, [f"{row}_all"] * 2, counted, f"{row}_max", f"{own}_min"),
-        ]
+    def _sparse(self, nodes: Builder, x: _Magnitudes) -> str:
+        """Return the row of finite numbers of any size."""
+        counts = [self._above(nodes, x.all, name, self._dtype) for name in ("nonzero", "survives", "normal")]
+        least = self._least(nodes, x, self._mask(nodes, x.all, "nonzero"))
+        return self._joined(nodes, [x.number] * 2, counts, x.largest, least)
 
-    def _wild(self, own: str, row: str) -> list[NodeProto]:
-        """Return nodes for any numbers and any count: NaN, infinities, and values that overflow."""
-        a = f"{row}_a"
-        return [
-            *(node for name in _NAMES for node in self._above(a, name, own, DType.DOUBLE)),
-            new_node("Less", [a, self._k("infinity")], f"{own}_finite"),
-            new_node("Where", [f"{own}_finite", a, self._k("zero")], f"{own}_below"),
-            _reduced("ReduceMax", f"{own}_below", f"{own}_max"),
-            new_node("And", [f"{own}_finite", f"{own}_nonzero_m"], f"{own}_counts"),
-            new_node("Where", [f"{own}_counts", a, self._k("infinity")], f"{own}_where"),
-            _reduced("ReduceMin", f"{own}_where", f"{own}_min"),
-            *self._joined(own, [f"{row}_all", *(f"{own}_{name}" for name in _NAMES)], [], f"{own}_max", f"{own}_min"),
-        ]
+    def _wild(self, nodes: Builder, x: _Magnitudes) -> str:
+        """Return the row of any numbers and any count: NaN, infinities, and values that overflow."""
+        counts = [self._above(nodes, x.all, name, DType.DOUBLE) for name in _NAMES]
+        finite = nodes.op("Less", x.all, self._known["infinity"])
+        largest = _reduced(nodes, "ReduceMax", nodes.op("Where", finite, x.all, self._known["zero"]))
+        least = self._least(nodes, x, nodes.op("And", finite, self._mask(nodes, x.all, "nonzero")))
+        return self._joined(nodes, [x.number, *counts], [], largest, least)
 
-    def _above(self, a: str, name: str, own: str, counted_in: DType) -> list[NodeProto]:
-        """Return nodes that write the number of magnitudes above a bound to `{own}_{name}`."""
-        mask, ones = f"{own}_{name}_m", f"{own}_{name}_1"
-        total = _reduced("ReduceSum", ones, f"{own}_{name}")
+    def _least(self, nodes: Builder, x: _Magnitudes, mask: str) -> str:
+        """Return the smallest magnitude under a mask."""
+        return _reduced(nodes, "ReduceMin", nodes.op("Where", mask, x.all, self._known["infinity"]))
+
+    def _mask(self, nodes: Builder, a: str, name: str) -> str:
+        """Return a mask of the magnitudes above a bound."""
+        return nodes.op("Greater", a, self._known[name])
+
+    def _above(self, nodes: Builder, a: str, name: str, counted_in: DType) -> str:
+        """Return the number of magnitudes above a bound."""
         if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
-            return [new_node("HardSigmoid", [a], ones, alpha=ramp[0], beta=ramp[1]), total]
-        return [new_node("Greater", [a, self._k(name)], mask), new_cast(mask, ones, counted_in), total]
+            ones = nodes.op("HardSigmoid", a, alpha=ramp[0], beta=ramp[1])
+        else:
+            ones = nodes.cast(self._mask(nodes, a, name), counted_in)
+        return _reduced(nodes, "ReduceSum", ones)
 
-    def _joined(self, own: str, first: list[str], counted: list[str], largest: str, smallest: str) -> list[NodeProto]:
-        """Return nodes that join a row: float64 columns, counts in this element type, zeros, and both extremes."""
-        zeros = [self._k("no_count")] * (_ADDED - len(first) - len(counted))
-        rest = [*(f"{own}_{name}" for name in counted), *zeros, largest, f"{own}_minus"]
-        return [
-            new_node("Neg", [smallest], f"{own}_minus"),
-            new_node("Concat", rest, f"{own}_rest", axis=0),
-            new_cast(f"{own}_rest", f"{own}_double", DType.DOUBLE),
-            new_node("Concat", [*first, f"{own}_double"], f"{own}_row", axis=0),
-        ]
+    def _joined(self, nodes: Builder, first: list[str], counts: list[str], largest: str, least: str) -> str:
+        """Return a row: float64 columns, counts in this element type, zeros, and both extremes."""
+        zeros = [self._known["no_count"]] * (_ADDED - len(first) - len(counts))
+        rest = nodes.op("Concat", *counts, *zeros, largest, nodes.op("Neg", least), axis=0)
+        return nodes.op("Concat", *first, nodes.cast(rest, DType.DOUBLE), axis=0)
 
 
 def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
@@ -230,28 +204,16 @@ def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
     return (slope, -slope * bound) if bound > 0 and slope * largest <= DType.FLOAT.max else None
 
 
-def merging(stem: str, a: str, b: str, rows: int, out: str) -> list[NodeProto]:
-    """Return nodes that merge two vectors of rows, as `merged` does."""
-    added, most = f"{stem}sum", f"{stem}most"
-    return [new_node("Add", [a, b], added), new_node("Max", [a, b], most), *chosen(stem, added, most, rows, out)]
+def merging(nodes: Builder, a: str, b: str, rows: int) -> str:
+    """Append nodes that merge two vectors of rows, as `merged` does; return the result."""
+    return chosen(nodes, nodes.op("Add", a, b), nodes.op("Max", a, b), rows)
 
 
-def chosen(stem: str, added: str, most: str, rows: int, out: str) -> list[NodeProto]:
-    """Return nodes that select the added columns from one vector of rows and the others from another."""
-    mask = new_constant(f"{stem}mask", np.tile(np.arange(WIDTH) < _ADDED, rows))
-    return [mask, new_node("Where", [f"{stem}mask", added, most], out)]
+def chosen(nodes: Builder, added: str, most: str, rows: int) -> str:
+    """Append nodes that select the added columns from one vector of rows and the others from another."""
+    return nodes.op("Where", nodes.constant(np.tile(np.arange(WIDTH) < _ADDED, rows)), added, most)
 
 
-def choice(condition: str, out: str, then: list[NodeProto], otherwise: list[NodeProto]) -> NodeProto:
-    """Return an If whose result is the output of the last node of the branch taken."""
-    return new_if(condition, out, _branch(then), _branch(otherwise))
-
-
-def _branch(nodes: list[NodeProto]) -> GraphProto:
-    name = nodes[-1].output[0]
-    return onnx.helper.make_graph(nodes, name, [], [declared(name, DType.DOUBLE, None)])
-
-
-def _reduced(op_type: str, name: str, output: str) -> NodeProto:
-    """Return a reduction over all elements, to a vector of one."""
-    return new_node(op_type, [name], output, keepdims=1)
+def _reduced(nodes: Builder, op_type: str, name: str) -> str:
+    """Append a reduction over all elements, to a vector of one."""
+    return nodes.op(op_type, name, keepdims=1)

@@ -58,56 +58,40 @@ def local_errors(
     bench = Bench.of(reference, low)
     errors: dict[str, float] = {}
     for value, stats in bench.local_errors(feed, Conditions(chunk=chunk, progress=progress)).items():
-        op = bench.pairing.reference.producer(bench.pairing.measured[value])
+        op = bench.reference.producer(bench.measured[value])
         name = op.name if op is not None else ""
         errors[name] = max(errors.get(name, 0.0), stats.error(bench.low.tiny))
     return errors
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A reference and a candidate that fit into one graph, and the pairing of their values."""
-
-    pairing: Pairing
+class Bench(Pairing):
+    """A reference and a candidate that fit into one graph."""
 
     @classmethod
     def of(cls, reference: Model, candidate: Model) -> Bench:
         """Pair two models. Raise ModelError for different opsets, for models without floats, or if no value matches."""
-        a, b = (
-            View.of(inlined(model, sorted({(f.domain, f.name) for f in model.proto.functions})))
-            for model in (reference, candidate)
-        )
+        a, b = (View.of(inlined(model)) for model in (reference, candidate))
         _check_opsets(a, b)
-        pairing = Pairing.of(a, b)
-        if not pairing.measurable:
+        bench = cls.between(a, b)
+        if not bench.measurable:
             raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
-        if not pairing.measured:
+        if not bench.measured:
             raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
-        return cls(pairing)
-
-    @cached_property
-    def low(self) -> DType:
-        """Return the candidate's low type; float32 if it has none."""
-        return next(iter(self.pairing.candidate.low_types), DType.FLOAT)
+        return bench
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
         """Return the candidate's values that a shadow can compute: results of low ops whose inputs are available."""
-        view, measured = self.pairing.candidate, self.pairing.measured
-        return tuple(
-            value
-            for op in view.ops
-            if op.id in self._available and self.rounds(op)
-            for value in op.outputs
-            if value is not None and value in measured
-        )
+        shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
+        return tuple(value for op in shadowed for value in op.outputs if value is not None and value in self.measured)
 
     def rounds(self, op: Op) -> bool:
         """True if an op can lose digits: a low op that does more than move or select its inputs."""
         if not self.is_low(op.id) or op.op_type in RANDOM:
             return False
-        view = self.pairing.candidate
-        weights = (v for v in op.inputs if v is not None and v not in self.pairing.values)
+        view = self.candidate
+        weights = (v for v in op.inputs if v is not None and v not in self.values)
         return bool(op.bodies) or not exact(op) or any((view.dtype(v) or DType.FLOAT).low for v in weights)
 
     def is_low(self, op: OpId) -> bool:
@@ -116,7 +100,7 @@ class Bench:
 
     @cached_property
     def _low_ops(self) -> frozenset[OpId]:
-        view = self.pairing.candidate
+        view = self.candidate
         low: set[OpId] = set()
         for op in view.ops:
             dtypes = (view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None)
@@ -128,32 +112,32 @@ class Bench:
     @cached_property
     def _available(self) -> frozenset[OpId]:
         """Return ops of the main graph that depend only on paired values and the candidate's constants."""
-        view, paired = self.pairing.candidate, self.pairing.values
+        view = self.candidate
         available: set[OpId] = set()
         for op in view.ops:
             if op.scope != MAIN:
                 continue
-            unpaired = [view.values[v] for v in reads(view, op) if v not in paired]
+            unpaired = [view.values[v] for v in reads(view, op) if v not in self.values]
             if all(v.role is Role.INITIALIZER if v.producer is None else v.producer in available for v in unpaired):
                 available.add(op.id)
         return frozenset(available)
 
     def of_one_shape(self, feed: Feed) -> Bench:
         """Return the bench without pairs whose shapes differ on the first batch. Raise ModelError if none is left."""
-        values = tuple(self.pairing.measured)
-        shapes = _run(_opened(_rounding(with_shapes(self.pairing, self.low, values))), next(iter(feed)))
+        values = tuple(self.measured)
+        shapes = _run(_opened(_rounding(with_shapes(self, values))), next(iter(feed)))
         mine, theirs = (list(shapes.values())[i::2] for i in (0, 1))
         other = {
-            self.pairing.measured[value]
+            self.measured[value]
             for value, x, y in zip(values, mine, theirs, strict=True)
             if not np.array_equal(x, y)  # type: ignore[arg-type]
         }
-        pairing = replace(self.pairing, values={v: w for v, w in self.pairing.values.items() if w not in other})
-        if not pairing.measured:
+        bench = replace(self, values={v: w for v, w in self.values.items() if w not in other})
+        if not bench.measured:
             raise ModelError(
                 f"{count(len(values), 'value')} of the two models match by name, and none of them by shape"
             )
-        return Bench(pairing)
+        return bench
 
     def local_errors(self, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
         """Return the local error of each value in `shadowed`: its shadow against the reference."""
@@ -161,12 +145,12 @@ class Bench:
 
     def accumulated_errors(self, feed: Feed, conditions: Conditions) -> dict[ValueId, ErrorStats]:
         """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
-        return self._measured(tuple(self.pairing.measured), with_candidate, feed, conditions)
+        return self._measured(tuple(self.measured), with_candidate, feed, conditions)
 
     def _measured(
         self,
         values: Sequence[ValueId],
-        build: Callable[[Pairing, DType, Sequence[ValueId]], Measuring],
+        build: Callable[[Pairing, Sequence[ValueId]], Measuring],
         feed: Feed,
         conditions: Conditions,
     ) -> dict[ValueId, ErrorStats]:
@@ -176,7 +160,7 @@ class Bench:
         stats = dict.fromkeys(values, ErrorStats())
         for number, start in enumerate(starts):
             part = values[start : start + size]
-            measuring = build(self.pairing, self.low, part)
+            measuring = build(self, part)
             runner = _opened(measuring.on(_rounding(measuring.model)))
             for done, batch in enumerate(feed, 1):
                 packed = _run(runner, batch)

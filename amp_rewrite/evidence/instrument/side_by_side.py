@@ -6,25 +6,24 @@ inputs are the reference's. The measuring nodes are added afterwards: they are f
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.instrument.error_nodes import ErrorNodes
 from amp_rewrite.evidence.instrument.pairing import Pairing
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
-from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.builder import new_cast, new_node
-from amp_rewrite.ir.graphs import names_read, needed
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.builder import Builder, declared, new_cast, new_node
+from amp_rewrite.ir.dataflow import reach
+from amp_rewrite.ir.graphs import all_nodes, names_read, needed, rename, rename_node
+from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.versions import FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
-
-RESULT = "measured"
-"""The output that `error_nodes.read` reads, pair by pair."""
 
 
 @dataclass(frozen=True)
@@ -33,80 +32,72 @@ class Measuring:
 
     model: Model
     nodes: tuple[NodeProto, ...]
-    initializers: tuple[TensorProto, ...]
-    result: str
 
     def on(self, twin: Model) -> Model:
         """Return the twin of `model` with one output, for `error_nodes.read`, in place of all values."""
         proto = clone(twin.proto)
         proto.graph.node.extend(self.nodes)
-        proto.graph.initializer.extend(self.initializers)
-        del proto.graph.output[:]
-        proto.graph.output.append(helper.make_tensor_value_info(self.result, TensorProto.FLOAT, None))
+        refill(proto.graph, "output", [declared(self.nodes[-1].output[0], DType.FLOAT, None)])
         return replace(twin, proto=proto)
 
 
-def with_shadows(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
+def with_shadows(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     """Return a graph that measures each of these values, computed by its op from the reference's values.
 
     Paired inputs of the op come from the reference, rounded to their type in the candidate; unpaired ones (weights,
     inserted ops, inlined functions) are computed as in the candidate.
     """
-    graph = _Merged(pairing, low)
+    graph = _Merged(pairing)
     graph.add_shadows(values)
     return graph.measuring(values)
 
 
-def with_candidate(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Measuring:
+def with_candidate(pairing: Pairing, values: Sequence[ValueId]) -> Measuring:
     """Return a graph that measures the error of these values of the candidate as it runs."""
-    graph = _Merged(pairing, low)
+    graph = _Merged(pairing)
     graph.add_candidate()
     return graph.measuring(values)
 
 
-def with_shapes(pairing: Pairing, low: DType, values: Sequence[ValueId]) -> Model:
+def with_shapes(pairing: Pairing, values: Sequence[ValueId]) -> Model:
     """Return a graph of both models that outputs the shapes of each value in the candidate and in the reference."""
-    graph = _Merged(pairing, low)
+    graph = _Merged(pairing)
     graph.add_candidate()
     return graph.shaped(values)
 
 
 class _Merged:
-    """The graph under construction. `names` maps the candidate's values to names in it."""
+    """The graph under construction: the reference's nodes as they are, and nodes of the candidate under new names."""
 
-    def __init__(self, pairing: Pairing, low: DType) -> None:
-        self.pairing, self.low = pairing, low
+    def __init__(self, pairing: Pairing) -> None:
+        self.pairing = pairing
         self.reference, self.view = pairing.reference, pairing.candidate
-        names = (*self.reference.names, *self.view.names)
-        mark = "/" * (1 + max(len(name) - len(name.lstrip("/")) for name in names))
-        self.theirs, self.mine, self.rounded = f"{mark}reference/", f"{mark}candidate/", f"{mark}rounded/"
-        self.error_nodes = ErrorNodes(f"{mark}gauge/", low)
-        self.result = f"{mark}{RESULT}"
-        self.inputs = {v.name for v in self.reference.model.proto.graph.input}
+        self.stem = unused_prefix("compared/", self.reference.names | self.view.names)
+        self.inputs = {self.reference.value_name(v): v for v in self.reference.scopes[MAIN].inputs}
         self.frame = clone(self.reference.model.proto.graph)
-        _rename(self.frame, {}, self.theirs, self.inputs)
-        self.nodes: list[NodeProto] = list(self.frame.node)
-        self.initializers: list[TensorProto] = list(self.frame.initializer)
-        self.names: dict[ValueId, str] = {}
+        self.provided: dict[ValueId, str] = {}
 
     def add_candidate(self) -> None:
         """Add the whole candidate, fed with the reference's inputs in its own types."""
         view = self.view
         graph = clone(view.model.proto.graph)
-        _rename(graph, {}, self.mine)
-        theirs = {self._name_of_reference(v): v for v in self.reference.scopes[MAIN].inputs}
+        rename(graph, self._mine)
+        _drop_names(graph.node)
         fed = {view.value_name(v): v for v in view.scopes[MAIN].inputs}
         for name, value in fed.items():
             if name in self.inputs:
-                self.nodes.append(self._in_type(name, self.mine + name, theirs[name], value))
+                self.frame.node.append(self._in_type(name, self._mine(name), self.inputs[name], value))
             elif view.values[value].tensor is None:
                 raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
-        shared = {self.mine + name for name in fed if name in self.inputs}
-        self.initializers += [tensor for tensor in graph.initializer if tensor.name not in shared]
+        shared = {self._mine(name) for name in fed if name in self.inputs}
+        self.frame.initializer.extend(tensor for tensor in graph.initializer if tensor.name not in shared)
         self.frame.sparse_initializer.extend(graph.sparse_initializer)
         self.frame.value_info.extend(graph.value_info)
-        self.nodes += graph.node
-        self.names = {v.id: self.mine + v.name for v in view.values if v.scope == MAIN}
+        self.frame.node.extend(graph.node)
+
+    def _mine(self, name: str) -> str:
+        """Return the name of a value of the candidate in this graph."""
+        return f"{self.stem}candidate/{name}"
 
     def _in_type(self, source: str, target: str, theirs: ValueId, mine: ValueId) -> NodeProto:
         before, after = self.reference.types[theirs], self.view.types[mine]
@@ -120,89 +111,67 @@ class _Merged:
 
     def add_shadows(self, values: Sequence[ValueId]) -> None:
         """Add shadows of the producers of these values, and of unpaired ops upstream."""
-        for op in self._with_feeders({self.view.values[v].producer for v in values}):
+        for op in upstream(self.view, (self.view.values[v].producer for v in values), self.pairing.values):
             for value in reads(self.view, op):
                 self._provide(value)
-            self.nodes.append(self._shadow(op))
-
-    def _with_feeders(self, ops: Iterable[OpId | None]) -> list[Op]:
-        """Return the ops and the producers of their unpaired inputs, in topological order."""
-        feeders: set[OpId] = set()
-        pending = list(ops)
-        while pending:
-            op = pending.pop()
-            if op is not None and op not in feeders:
-                feeders.add(op)
-                inputs = reads(self.view, self.view.ops[op])
-                pending += [self.view.values[v].producer for v in inputs if v not in self.pairing.values]
-        return [self.view.ops[op] for op in sorted(feeders)]
+            self.frame.node.append(self._shadow(op))
 
     def _provide(self, value: ValueId) -> None:
         """Name an input of a shadow: the reference's value in the candidate's type, or a weight."""
-        if value in self.names:
+        if value in self.provided:
             return
         name, theirs = self.view.value_name(value), self.pairing.values.get(value)
         if theirs is None:  # a weight; results of ops are named by their shadow
-            tensor = self.view.values[value].tensor
-            assert tensor is not None
-            copy = clone(tensor)
-            copy.name = self.names[value] = self.mine + name
-            self.initializers.append(copy)
+            self.provided[value] = self._mine(name)
+            tensor = self.frame.initializer.add()
+            tensor.CopyFrom(self.view.values[value].tensor)
+            tensor.name = self._mine(name)
             return
-        source = self.names[value] = self._name_of_reference(theirs)
+        source = self.provided[value] = self.reference.value_name(theirs)
         if self.reference.types[theirs] != self.view.types[value]:
-            self.names[value] = self.rounded + name
-            self.nodes.append(self._in_type(source, self.names[value], theirs, value))
+            self.provided[value] = f"{self.stem}rounded/{name}"
+            self.frame.node.append(self._in_type(source, self.provided[value], theirs, value))
 
     def _shadow(self, op: Op) -> NodeProto:
         """Return a copy of the op that reads the provided inputs; only measuring nodes read its paired results."""
-        visible = {self.view.value_name(v): self.names[v] for v in reads(self.view, op)}
-        results = {v: self.mine + self.view.value_name(v) for v in op.outputs if v is not None}
+        read = {self.view.value_name(v): self.provided[v] for v in reads(self.view, op)}
         node = clone(op.node)
-        _rename_node(node, {**visible, **{self.view.value_name(v): name for v, name in results.items()}}, self.mine)
-        self.names.update({v: name for v, name in results.items() if v not in self.pairing.values})
+        rename_node(node, lambda name: read.get(name) or self._mine(name))
+        _drop_names([node])
+        unpaired = (v for v in op.outputs if v is not None and v not in self.pairing.values)
+        self.provided.update({v: self._mine(self.view.value_name(v)) for v in unpaired})
         return node
 
     def measuring(self, values: Sequence[ValueId]) -> Measuring:
         """Return the model reduced to the measured values, and its measuring nodes."""
-        gauging: list[NodeProto] = []
+        gauge = ErrorNodes(f"{self.stem}error", self.pairing.low)
         outputs: list[ValueInfoProto] = []
-        rows = []
-        for number, value in enumerate(values):
+        for value in values:
             names = []
-            for side, name, dtype in self._sides(value):
+            for name, dtype in self._sides(value):
                 outputs.append(ValueInfoProto(name=name))
-                if dtype is not None and dtype is not DType.FLOAT and not dtype.low:
-                    target = f"{self.error_nodes.row(number)}/{side}"
-                    gauging.append(new_cast(name, target, DType.FLOAT, name=target))
-                    name = target
-                names.append(name)
-            is_low = self.view.dtype(value) is self.low
-            gauging += self.error_nodes.nodes(number, *names, is_low=is_low)
-            rows.append(self.error_nodes.row(number))
-        gauging += self.error_nodes.packed(rows, self.result)
-        read = set(names_read(gauging))
-        held = tuple(t for t in self.error_nodes.initializers if t.name in read)
-        return Measuring(self._assembled(self.nodes, outputs), tuple(gauging), held, self.result)
+                widened = dtype is None or dtype is DType.FLOAT or dtype.low  # in the twin
+                names.append(name if widened else gauge.cast(name, DType.FLOAT))
+            gauge.measure(*names, is_low=self.view.dtype(value) is self.pairing.low)
+        gauge.pack(f"{self.stem}errors")
+        return Measuring(self._assembled(outputs), tuple(gauge.nodes))
 
     def shaped(self, values: Sequence[ValueId]) -> Model:
         """Return the model that outputs two shapes per value."""
-        nodes, results = list(self.nodes), []
-        for number, value in enumerate(values):
-            for side, name, _ in self._sides(value):
-                target = f"{self.error_nodes.row(number)}/{side}"
-                nodes.append(new_node("Shape", [name], target, target))
-                results.append(helper.make_tensor_value_info(target, TensorProto.INT64, None))
-        return self._assembled(nodes, results)
+        shapes = Builder(set(), opset=FIRST_WHERE, region=f"{self.stem}shape")
+        names = [shapes.op("Shape", name) for value in values for name, _ in self._sides(value)]
+        self.frame.node.extend(shapes.nodes)
+        return self._assembled([declared(name, DType.INT64, None) for name in names])
 
-    def _sides(self, value: ValueId) -> Iterator[tuple[str, str, DType | None]]:
-        """Yield both sides of a pair: side, name in this graph, type."""
+    def _sides(self, value: ValueId) -> Iterator[tuple[str, DType | None]]:
+        """Yield name and type of both sides of a pair, in this graph: the candidate's, the reference's."""
         theirs = self.pairing.measured[value]
-        yield "candidate", self.mine + self.view.value_name(value), self.view.dtype(value)
-        yield "reference", self._name_of_reference(theirs), self.reference.dtype(theirs)
+        yield self._mine(self.view.value_name(value)), self.view.dtype(value)
+        yield self.reference.value_name(theirs), self.reference.dtype(theirs)
 
-    def _assembled(self, nodes: Sequence[NodeProto], results: Sequence[ValueInfoProto]) -> Model:
-        nodes = needed(nodes, [v.name for v in results])
+    def _assembled(self, results: Sequence[ValueInfoProto]) -> Model:
+        """Return the model of the nodes and weights that these outputs need."""
+        nodes = needed(self.frame.node, [v.name for v in results])
         read = set(names_read(nodes))
         source = self.reference.model
         proto = ModelProto(ir_version=max(source.proto.ir_version, self.view.model.proto.ir_version))
@@ -212,15 +181,11 @@ class _Merged:
         graph.name = "measured"
         graph.node.extend(nodes)
         graph.input.extend(source.proto.graph.input)
-        graph.initializer.extend(t for t in self.initializers if t.name in read or t.name in self.inputs)
+        graph.initializer.extend(t for t in self.frame.initializer if t.name in read or t.name in self.inputs)
         graph.sparse_initializer.extend(s for s in self.frame.sparse_initializer if s.values.name in read)
         graph.value_info.extend(v for v in self.frame.value_info if v.name in read)
         graph.output.extend(results)
         return Model(proto, source.path)
-
-    def _name_of_reference(self, value: ValueId) -> str:
-        name = self.reference.value_name(value)
-        return name if name in self.inputs else self.theirs + name
 
 
 def reads(view: View, op: Op) -> Iterator[ValueId]:
@@ -232,24 +197,20 @@ def reads(view: View, op: Op) -> Iterator[ValueId]:
         yield from (v for v in view.scopes[body].outputs if view.values[v].scope == MAIN)
 
 
-def _rename(graph: GraphProto, outer: Mapping[str, str], prefix: str, fixed: Container[str] = ()) -> None:
-    """Prefix the graph's own names except fixed ones, and rename outer names by the mapping."""
-    own = [v.name for v in graph.input] + [t.name for t in graph.initializer]
-    own += [s.values.name for s in graph.sparse_initializer] + [name for node in graph.node for name in node.output]
-    visible = {**outer, **{name: name if name in fixed else prefix + name for name in own if name}}
-    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        named.name = visible.get(named.name, named.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = visible[sparse.values.name]
-    for node in graph.node:
-        _rename_node(node, visible, prefix)
-    graph.ClearField("quantization_annotation")
+def upstream(view: View, ops: Iterable[OpId | None], known: Container[ValueId]) -> list[Op]:
+    """Return ops and the ops whose results they read, directly or through others, in topological order.
+
+    The walk does not pass known values.
+    """
+
+    def makers(op: OpId) -> Iterator[OpId]:
+        unknown = (view.values[v] for v in reads(view, view.ops[op]) if v not in known)
+        return (value.producer for value in unknown if value.producer is not None)
+
+    return [view.ops[op] for op in sorted(reach({op: None for op in ops if op is not None}, makers))]
 
 
-def _rename_node(node: NodeProto, visible: Mapping[str, str], prefix: str) -> None:
-    if node.name:
-        node.name = prefix + node.name
-    for names in (node.input, node.output):
-        names[:] = [visible.get(name, name) for name in names]
-    for _, body in bodies(node):
-        _rename(body, visible, prefix)
+def _drop_names(nodes: Iterable[NodeProto]) -> None:
+    """Drop the names of nodes and of those in their bodies, which the reference's nodes may have."""
+    for node in all_nodes(nodes):
+        node.ClearField("name")

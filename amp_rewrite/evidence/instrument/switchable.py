@@ -7,12 +7,10 @@ is copied between branches. Trying other colors then takes one run with another 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto
 
@@ -22,16 +20,11 @@ from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.builder import declared, new_cast, new_if, new_node
+from amp_rewrite.ir.builder import Builder, declared, new_branch, new_if
+from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import numbered
-from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.versions import (
-    FIRST_AXES_INPUT,
-    FIRST_BFLOAT16_CAST,
-    FIRST_CLIP_WITH_INPUTS,
-    FIRST_IR_WITH_FREE_INITIALIZERS,
-)
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
 
 Vertex = tuple[OpId, str]
@@ -114,60 +107,53 @@ class _Builder:
     outputs: dict[str, str] = field(default_factory=dict)
     initializers: list[TensorProto] = field(default_factory=list)
     rounded: dict[ValueId, str] = field(default_factory=dict)
-    head: list[NodeProto] = field(default_factory=list)
 
     def build(self) -> SwitchableModel:
         self.taken = set(self.view.names)
         proto = clone(self.view.model.proto)
         proto.ClearField("training_info")
         name = self._fresh("low")
-        self.limits = (self._fresh("low/least"), self._fresh("low/most"))
-        for limit, bound in zip(self.limits, (-self.to.max, self.to.max), strict=True):
-            self.initializers.append(onnx.helper.make_tensor(limit, TensorProto.FLOAT, (), [bound]))
+        self.head = self._nodes()
+        self.limits = [self.head.scalar(bound, DType.FLOAT) for bound in (-self.to.max, self.to.max)]
         self._graph(proto.graph, self.view.scopes[MAIN])
-        self._mask_input(proto.graph, name)
+        count = len(self.switches)
+        split = self._nodes()
+        split.split(name, [1] * count, 0, results=count)
+        split.nodes[-1].output[:] = self.switches.values()
+        proto.graph.input.append(declared(name, DType.BOOL, [count]))
+        proto.graph.initializer.extend(self.initializers)
+        refill(proto.graph, "node", [*split.nodes, *self.head.nodes, *proto.graph.node])
         model = replace(self.view.model, proto=proto)
         return SwitchableModel(model, name, tuple(self.switches), self.outputs, self.may)
 
     def _fresh(self, name: str) -> str:
         return numbered(name, self.taken)
 
+    def _nodes(self) -> Builder:
+        """Return a builder of nodes for one graph."""
+        return Builder(self.taken, opset=self.view.opsets.get("", 0), region="low")
+
     def _switch(self, switch: Switch) -> str:
         """Return the name of the boolean of a switch."""
         return self.switches.setdefault(switch, f"low/{len(self.switches)}")
 
-    def _mask_input(self, graph: GraphProto, name: str) -> None:
-        """Add the boolean vector as an input, and its elements as values."""
-        count = len(self.switches)
-        graph.input.append(declared(name, DType.BOOL, [count]))
-        inputs = [name]
-        stated: dict[str, Any] = {"axis": 0}
-        if self.view.opsets.get("", 0) >= FIRST_AXES_INPUT:
-            inputs.append(self._fresh("low/sizes"))
-            self.initializers.append(onnx.helper.make_tensor(inputs[1], TensorProto.INT64, (count,), [1] * count))
-        else:
-            stated["split"] = [1] * count
-        split = onnx.helper.make_node("Split", inputs, list(self.switches.values()), name="low/split", **stated)
-        refill(graph, "node", [split, *self.head, *graph.node])
-        graph.initializer.extend(self.initializers)
-
     def _graph(self, graph: GraphProto, scope: Scope) -> None:
-        nodes: list[NodeProto] = []
+        nodes = self._nodes()
         for value in self.view.values_of[scope.id]:
             if value.producer is None:
-                nodes += self._versions(value)
+                self._versions(nodes, value)
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             op = self.view.ops[op_id]
             nodes.append(self._node(op, node))
             for result in op.outputs:
                 if result is not None:
-                    nodes += self._versions(self.view.values[result])
+                    self._versions(nodes, self.view.values[result])
         for formal, value_id in zip(graph.output, scope.outputs, strict=True):
             name = self.names.get((value_id, _OUT if scope.id == MAIN else None), formal.name)
             if scope.id == MAIN:
                 self.outputs[formal.name] = name
             formal.name = name
-        refill(graph, "node", nodes)
+        refill(graph, "node", nodes.nodes)
 
     def _node(self, op: Op, node: NodeProto) -> NodeProto:
         for slot, value in enumerate(op.inputs):
@@ -178,22 +164,25 @@ class _Builder:
         weights = self._heavy(op)
         return self._either(op, node, weights) if weights else node
 
-    def _versions(self, value: Value) -> Iterator[NodeProto]:
-        """Return the nodes between a value and readers that may read it rounded."""
-        type_ = self.view.types[value.id]
-        if type_ is None or type_.dtype is not DType.FLOAT or type_.container != TENSOR:
+    def _versions(self, nodes: Builder, value: Value) -> None:
+        """Append the nodes between a value and readers that may read it rounded."""
+        if self.view.tensor_dtype(value.id) is not DType.FLOAT:
             return
         readers = dict.fromkeys(self._reader(use) for use in self.view.uses[value.id])
-        if self.view.constant(value.id) is not None:
-            yield from self._constants(value, [r for r in readers if r is not None])
-            return
-        if value.id in self.view.yielded:
+        constant = self.view.constant(value.id) is not None
+        if constant and self._is_heavy(value.id):
+            return  # switched at its readers
+        if value.id in self.view.yielded and not constant:
             readers[_OUT if value.public else None] = None
         for reader in readers:
-            switch = self._when(value, reader)
-            if switch.maker or switch.reader or switch.always:
-                name = self.names[value.id, reader] = self._fresh(f"{value.name}/low")
-                yield self._rounding(value, self._switch(switch), name)
+            if constant:
+                if reader is not None:
+                    switch = self._switch(Switch(None, reader))
+                    self.names[value.id, reader] = nodes.op("Where", switch, self._rounded(value.id), value.name)
+                continue
+            when = self._when(value, reader)
+            if when.maker or when.reader or when.always:
+                self.names[value.id, reader] = self._rounding(nodes, value, self._switch(when))
 
     def _when(self, value: Value, reader: Vertex | None) -> Switch:
         """Return the switch for a reader of a value, which may be never on."""
@@ -204,44 +193,28 @@ class _Builder:
 
     def _maker(self, value: Value) -> tuple[Vertex | None, bool]:
         """Return the vertex that may produce a value in the low type, and True if it is then exact."""
-        op = self.view.producer(value.id)
-        if op is None or op.signature is None or op.bodies:
+        vertex, op = made_variable(self.view, value.id), self.view.producer(value.id)
+        if op is None or vertex is None or vertex not in self.may:
             return None, False
-        name = op.signature.output_variable(op.outputs.index(value.id))
-        if name is None or (op.id, name) not in self.may:
-            return None, False
-        reads = [op.signature.input_variable(i) == name for i, v in enumerate(op.inputs) if v is not None]
-        return (op.id, name), exact(op) and any(reads)
+        reads = [read_variable(op, i) == vertex[1] for i, v in enumerate(op.inputs) if v is not None]
+        return vertex, exact(op) and any(reads)
 
     def _reader(self, use: Use) -> Vertex | None:
         """Return the vertex that may read an input in the low type, or None."""
         op = self.view.ops[use.op]
-        if op.kind == "Cast" or op.signature is None or op.bodies:
-            return None
-        name = op.signature.input_variable(use.slot)
+        name = read_variable(op, use.slot) if op.kind != "Cast" else None
         return (op.id, name) if name is not None and (op.id, name) in self.may else None
 
-    def _rounding(self, value: Value, switch: str, name: str) -> NodeProto:
-        """Return an If that rounds or copies."""
+    def _rounding(self, nodes: Builder, value: Value, switch: str) -> str:
+        """Append an If that rounds or copies; return its result."""
         op = self.view.producer(value.id)
         clamps = value.id in self.saturate or (op is not None and op.kind == "ConstantOfShape")
-        source, nodes = value.name, list[NodeProto]()
-        if clamps:
-            source = self._fresh(f"{name}/clamped")
-            nodes.append(new_node("Clip", [value.name, *self.limits], source))
-        low, rounded, copied = (self._fresh(f"{name}/{word}") for word in (self.to.spelling, "rounded", "copied"))
-        nodes.append(new_cast(source, low, self.to))
-        nodes.append(new_cast(low, rounded, DType.FLOAT))
-        copy = new_node("Identity", [value.name], copied)
-        return new_if(switch, name, _branch("low", nodes, [rounded]), _branch("high", [copy], [copied]))
 
-    def _constants(self, value: Value, readers: Iterable[Vertex]) -> Iterator[NodeProto]:
-        """Add both versions of light constants; heavy ones are switched at their readers."""
-        if self._is_heavy(value.id):
-            return
-        for reader in readers:
-            name = self.names[value.id, reader] = self._fresh(f"{value.name}/low")
-            yield new_node("Where", [self._switch(Switch(None, reader)), self._rounded(value.id), value.name], name)
+        def rounded(branch: Builder) -> str:
+            source = branch.op("Clip", value.name, *self.limits) if clamps else value.name
+            return branch.cast(branch.cast(source, self.to), DType.FLOAT)
+
+        return nodes.choice(switch, rounded, lambda branch: branch.op("Identity", value.name))
 
     def _is_heavy(self, value: ValueId) -> bool:
         tensor = self.view.constant(value)
@@ -252,15 +225,11 @@ class _Builder:
         if value not in self.rounded:
             tensor = self.view.constant(value)
             assert tensor is not None
-            base = self.view.value_name(value)
-            name = self.rounded[value] = self._fresh(f"{base}/rounded")
-            low = self._fresh(f"{base}/{self.to.spelling}") if self._is_heavy(value) else name
-            weight = baked(tensor, self.to, name=low, model=self.view.model)
-            if low == name:
-                weight = baked(weight, DType.FLOAT, name=name, model=self.view.model)
-            else:
-                self.head.append(new_cast(low, name, DType.FLOAT))
-            self.initializers.append(weight)
+            name = self._fresh(f"{self.view.value_name(value)}/{self.to.spelling}")
+            weight = baked(tensor, self.to, name=name, model=self.view.model)
+            heavy = self._is_heavy(value)
+            self.initializers.append(weight if heavy else baked(weight, DType.FLOAT, name=name, model=self.view.model))
+            self.rounded[value] = self.head.cast(name, DType.FLOAT) if heavy else name
         return self.rounded[value]
 
     def _heavy(self, op: Op) -> dict[int, Vertex]:
@@ -277,24 +246,17 @@ class _Builder:
         branches = []
         for word in ("low", "high"):
             inner = clone(node)
-            for slot in weights:
+            for slot in weights if word == "low" else ():
                 value = op.inputs[slot]
                 assert value is not None
-                if word == "low":
-                    inner.input[slot] = self._rounded(value)
-            inner.output[:] = [self._fresh(f"{name}/{word}_branch") if name else "" for name in node.output]
-            branches.append(_branch(word, [inner], [name for name in inner.output if name]))
+                inner.input[slot] = self._rounded(value)
+            inner.output[:] = [name and self._fresh(f"{name}/{word}_branch") for name in node.output]
+            branches.append(new_branch([inner], list(filter(None, inner.output))))
         condition = self._switch(Switch(None, next(iter(weights.values()))))
-        outer = new_if(condition, "", *branches)
-        outer.output[:] = [name for name in node.output if name]
-        outer.name = node.name
+        outer = new_if(condition, "", *branches, name=node.name)
+        outer.output[:] = filter(None, node.output)
         return outer
 
 
 _OUT: Vertex = (OpId(-1), "")
 """The reader of an output of the model."""
-
-
-def _branch(name: str, nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
-    outputs = [onnx.ValueInfoProto(name=result) for result in results]
-    return onnx.helper.make_graph(nodes, name, [], outputs)

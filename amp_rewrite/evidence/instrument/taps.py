@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
-import numpy as np
 from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
@@ -21,10 +20,11 @@ from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.builder import declared, new_cast, new_constant, new_node
+from amp_rewrite.ir.builder import Builder, declared, new_constant, new_node
+from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType
-from amp_rewrite.ir.versions import FIRST_REDUCTION_AXES_INPUT, FIRST_UNBATCHED_SCAN, FIRST_WHERE
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
 
 # Ops whose result has the same magnitudes as their first input, equally often.
@@ -135,13 +135,10 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
         proto.opset_import.add(domain="", version=FIRST_WHERE)
     builder = _Builder(view, taps, to)
     rows = builder.graph(proto.graph, view.scopes[MAIN])
-    used = {builder.measured_in(value) for value in taps}
-    constants = [node for dtype, nodes in builder.range_nodes.items() if dtype in used for node in nodes.constants()]
-    refill(proto.graph, "node", [*constants, *builder.starts, *proto.graph.node])
-    name = f"{builder.stem}rows"
-    proto.graph.node.append(new_node("Identity", [rows.name], name))
-    proto.graph.output.append(declared(name, DType.DOUBLE, [WIDTH * len(rows.values)]))
-    return Tapped(replace(view.model, proto=proto), rows.values, name)
+    constants = [node for nodes in builder.range_nodes.values() for node in nodes.constants]
+    refill(proto.graph, "node", [*constants, *builder.starts.nodes, *proto.graph.node])
+    proto.graph.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
+    return Tapped(replace(view.model, proto=proto), rows.values, rows.name)
 
 
 class _Rows(NamedTuple):
@@ -152,26 +149,29 @@ class _Rows(NamedTuple):
 
 
 class _Builder:
-    """One walk over a copy of the model. All new names begin with `stem`, a prefix unused in the model."""
+    """One walk over a copy of the model. All new names begin with a prefix that is unused in the model."""
 
     def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
         self.view = view
-        self.stem = "tap_"
-        while any(name.startswith(self.stem) for name in view.names):
-            self.stem += "_"
-        self.range_nodes = {dtype: RangeNodes(self.stem, dtype, to) for dtype in (DType.FLOAT, DType.DOUBLE)}
+        self._stem = unused_prefix("tap_", view.names)
+        self._numbers = count(1)
+        used = dict.fromkeys(self._measured_in(value) for value in taps)
+        self.range_nodes = {dtype: RangeNodes(f"{self._stem}{dtype.spelling}", dtype, to) for dtype in used}
+        self.starts = self.nodes()
         self.taps: dict[ScopeId, list[ValueId]] = {}
         for value in taps:
             self.taps.setdefault(view.values[value].scope, []).append(value)
-        self.starts: list[NodeProto] = []
-        self._numbers = count(1)
 
-    def measured_in(self, value: ValueId) -> DType:
+    def _measured_in(self, value: ValueId) -> DType:
         """Return the type of the measuring nodes; float32 holds all numbers of the other types."""
         return DType.DOUBLE if self.view.dtype(value) is DType.DOUBLE else DType.FLOAT
 
     def fresh(self) -> str:
-        return f"{self.stem}{next(self._numbers)}"
+        return f"{self._stem}{next(self._numbers)}"
+
+    def nodes(self) -> Builder:
+        """Return a builder of nodes for one place in one graph."""
+        return Builder(set(), opset=self.view.opsets.get("", FIRST_WHERE), region=self.fresh())
 
     def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
         """Add taps to a copied graph and its bodies, in place."""
@@ -187,10 +187,8 @@ class _Builder:
                 parts.append(carried)
                 after += nodes
         graph.node.extend(after)
-        own = [_Rows(self.fresh(), (value,)) for value in self.taps.get(scope.id, ())]
-        for rows in reversed(own):
-            graph.node.extend(self._measured(rows.values[0], rows.name))
-        parts += own
+        own = [self._measured(graph, value) for value in reversed(self.taps.get(scope.id, ()))]
+        parts += reversed(own)
         return _Rows(self.joined(graph, [part.name for part in parts]) if parts else "", _values(parts))
 
     def joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
@@ -199,12 +197,15 @@ class _Builder:
         graph.node.append(new_node("Concat", rows, name, axis=0))
         return name
 
-    def _measured(self, value: ValueId, row: str) -> list[NodeProto]:
-        name, dtype = self.view.value_name(value), self.measured_in(value)
-        if self.view.dtype(value) is dtype:
-            op = self.view.producer(value)
-            return self.range_nodes[dtype].row(name, row, rectified=op is not None and op.kind == "Relu")
-        return [new_cast(name, f"{row}_wide", dtype), *self.range_nodes[dtype].row(f"{row}_wide", row)]
+    def _measured(self, graph: GraphProto, value: ValueId) -> _Rows:
+        """Append the nodes that measure one value to a graph."""
+        nodes, dtype, op = self.nodes(), self._measured_in(value), self.view.producer(value)
+        name, rectified = self.view.value_name(value), op is not None and op.kind == "Relu"
+        if self.view.dtype(value) is not dtype:
+            name, rectified = nodes.cast(name, dtype), False
+        row = self.range_nodes[dtype].row(nodes, name, rectified=rectified)
+        graph.node.extend(nodes.nodes)
+        return _Rows(row, (value,))
 
 
 def _values(parts: Sequence[_Rows]) -> tuple[ValueId, ...]:
@@ -245,63 +246,47 @@ def _out_of_if(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[
 
 def _out_of_loop(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last loop state: the rows so far."""
-    (rows,), ((_, body),) = inner, bodies(node)
     read = len(node.input)
-    return _as_state(builder, node, body, rows, _Slots(read, entry=read, gives=read - 1, at=read - 2))
+    return _as_state(builder, node, inner, read=read, entry=read, gives=read - 1, at=read - 2)
 
 
 def _out_of_scan(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a last state, before the scanned inputs: the rows so far."""
-    (rows,), ((_, body),) = inner, bodies(node)
     states = len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs")
-    return _as_state(builder, node, body, rows, _Slots(*[states] * 4))
-
-
-class _Slots(NamedTuple):
-    """Positions of a state in the node's inputs, the body's inputs, the body's outputs and the node's outputs."""
-
-    read: int
-    entry: int
-    gives: int
-    at: int
+    return _as_state(builder, node, inner, read=states, entry=states, gives=states, at=states)
 
 
 def _as_state(
-    builder: _Builder, node: NodeProto, body: GraphProto, rows: _Rows, slots: _Slots
+    builder: _Builder, node: NodeProto, inner: list[_Rows], *, read: int, entry: int, gives: int, at: int
 ) -> tuple[_Rows, list[NodeProto]]:
-    """Pass rows from iteration to iteration, as a state at `slots`."""
-    read, entry, gives, at = slots
-    start, before, after, out = (builder.fresh() for _ in range(4))
+    """Pass rows from iteration to iteration, as a state.
+
+    Its positions: `read` in the node's inputs, `entry` in the body's inputs, `gives` in the body's outputs, `at` in the
+    node's outputs.
+    """
+    (rows,), ((_, body),) = inner, bodies(node)
+    before, out, nodes = builder.fresh(), builder.fresh(), builder.nodes()
+    after = merging(nodes, before, rows.name, len(rows.values))
     size = [WIDTH * len(rows.values)]
-    body.node.extend(merging(f"{after}_", before, rows.name, len(rows.values), after))
+    body.node.extend(nodes.nodes)
     body.input.insert(entry, declared(before, DType.DOUBLE, size))
     body.output.insert(gives, declared(after, DType.DOUBLE, size))
     node.output.extend([""] * (at - len(node.output)))
     node.output.insert(at, out)
-    node.input.insert(read, start)
-    builder.starts.append(new_constant(start, neutral(len(rows.values))))
+    node.input.insert(read, builder.starts.constant(neutral(len(rows.values))))
     return _Rows(out, rows.values), []
 
 
 def _out_of_sequence_map(builder: _Builder, node: NodeProto, inner: list[_Rows]) -> tuple[_Rows, list[NodeProto]]:
     """Add a sequence of the rows of each element; a neutral element keeps it nonempty."""
     (rows,), ((_, body),) = inner, bodies(node)
-    each, none, some, stacked, total, most, out = (builder.fresh() for _ in range(7))
-    body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
+    each, nodes, number = builder.fresh(), builder.nodes(), len(rows.values)
+    body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * number]))
     node.output.append(each)
-    axis = f"{out}_axis"
-    by_input = builder.view.opsets.get("", 0) >= FIRST_REDUCTION_AXES_INPUT
-    return _Rows(out, rows.values), [
-        new_constant(none, neutral(len(rows.values))),
-        new_constant(axis, np.array([0])),
-        new_node("SequenceInsert", [each, none], some),
-        new_node("ConcatFromSequence", [some], stacked, axis=0, new_axis=1),
-        new_node("ReduceSum", [stacked, axis], total, keepdims=0),
-        new_node("ReduceMax", [stacked, axis], most, keepdims=0)
-        if by_input
-        else new_node("ReduceMax", [stacked], most, keepdims=0, axes=[0]),
-        *chosen(f"{out}_", total, most, len(rows.values), out),
-    ]
+    some = nodes.op("SequenceInsert", each, nodes.constant(neutral(number)))
+    stacked = nodes.op("ConcatFromSequence", some, axis=0, new_axis=1)
+    added, most = (nodes.reduce(op_type, stacked, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
+    return _Rows(chosen(nodes, added, most, number), rows.values), nodes.nodes
 
 
 _CARRIERS: Mapping[str, _Carrier] = {

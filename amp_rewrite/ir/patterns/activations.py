@@ -44,8 +44,8 @@ QUICK_GELU = op(
 
 
 def _two(view: View, value: ValueId) -> bool:
-    tensor = view.constant(behind_casts(view, value)[0])
-    return tensor is not None and bool((view.model.array(tensor) == 2).all())
+    array = view.array(behind_casts(view, value)[0])
+    return array is not None and bool((array == 2).all())
 
 
 _SINE = op("Sin", op("Mul", X, Value("slope", constant)), name=ANCHOR)

@@ -284,7 +284,7 @@ def with_entry_casts(view: View, match: Match) -> Match:
     """
     ops, entry = set(match.ops), match.values[ENTRY]
     for reader in view.readers(entry):
-        mine = all(use.op in ops for value in reader.outputs if value is not None for use in view.uses[value])
+        mine = all(use.op in ops for value in reader.results for use in view.uses[value])
         if is_transparent(view, reader) and mine and _encloses(view, ops, reader):
             ops.add(reader.id)
     for op_id in sorted(ops):
@@ -334,5 +334,5 @@ def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
 
 def _encloses(view: View, ops: Container[OpId], op: Op) -> bool:
     """True if only these ops read the results of an op."""
-    results = [value for value in op.outputs if value is not None]
+    results = op.results
     return not any(exposed(view, v) or any(use.op not in ops for use in view.uses[v]) for v in results)

@@ -20,13 +20,13 @@ from amp_rewrite.ir.view import Role, ValueId, View
 
 def _two(view: View, value: ValueId) -> bool:
     """True for 2, and for an exponent that is not constant, which onnxruntime does not check."""
-    tensor = view.constant(value)
-    return tensor is None or bool((view.model.array(tensor) == 2).all())
+    array = view.array(value)
+    return array is None or bool((array == 2).all())
 
 
 def _negative(view: View, value: ValueId) -> bool:
-    tensor = view.constant(value)
-    return tensor is not None and bool((view.model.array(tensor) < 0).all())
+    array = view.array(value)
+    return array is not None and bool((array < 0).all())
 
 
 def _per_feature(view: View, value: ValueId) -> bool:

@@ -11,7 +11,7 @@ from functools import reduce
 
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of
+from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import Contents, InventedNames, Reading
 from amp_rewrite.ir.shapes.shape_values import CONTENTS, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
@@ -41,17 +41,13 @@ class _Walk:
         return {key: tuple(renamed(d, self.same) for d in dims) for key, dims in {**self.inferred, **values}.items()}
 
     def at(self, value: ValueId | None) -> Dims | None:
-        if value is None:
-            return None
         return self.followed[value] if value in self.followed else self.by_onnx(value)
 
-    def by_onnx(self, value: ValueId) -> Dims | None:
-        dims = self.inferred.get((self.view.values[value].scope, self.view.value_name(value)))
+    def by_onnx(self, value: ValueId | None) -> Dims | None:
+        dims = shape_at(self.inferred, self.view, value)
         return None if dims is None else tuple(renamed(d, self.same) for d in dims)
 
     def holds(self, value: ValueId | None) -> Contents | None:
-        if value is None:
-            return None
         return self.contents[value] if value in self.contents else held(self.view, value)
 
     def follow(self, op: Op) -> None:

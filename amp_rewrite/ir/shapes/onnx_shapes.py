@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import onnx.checker
 import onnx.shape_inference
-from onnx import ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
-from amp_rewrite.ir.view import ScopeId, View
+from amp_rewrite.ir.view import ScopeId, ValueId, View
 
+S = TypeVar("S")
 Shape = tuple[int | None, ...]
 Shapes = Mapping[tuple[ScopeId, str], Shape]
 Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
+StatedDims = tuple[int | str | None, ...]
+"""A shape as a model states it: dimensions that are known, named or unknown."""
 AllDims = Mapping[tuple[ScopeId, str], Dims]
 MADE_UP = "unk__"
 """The prefix of names that inference invents: the size of such a name may have another name at the next run."""
@@ -41,17 +45,31 @@ def shapes_of(view: View) -> Shapes:
     By onnx's inference on the model without its heavy weights. O(nodes).
     """
     numbers = dims_of(view, through_values=False).items()
-    return {key: tuple([d if isinstance(d, int) else None for d in dims]) for key, dims in numbers}
+    return {key: fixed(dims) for key, dims in numbers}
+
+
+def fixed(dims: Dims) -> Shape:
+    """Return dimensions with None for each that is not a number."""
+    return tuple([d if isinstance(d, int) else None for d in dims])
+
+
+def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId | None) -> S | None:
+    """Return what is known of the shape of a value; None if its rank is not."""
+    return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
 def dims_of(view: View, *, through_values: bool = True) -> AllDims:
     """Return shapes with names of free dimensions. `through_values`: also through Shape, Gather and Concat."""
-    inferred = _inferred(view.model.skeleton(), through_values).graph
-    known: dict[tuple[ScopeId, str], Dims] = {}
+    return stated_dims(view, _inferred(view.model.skeleton(), through_values).graph)
+
+
+def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
+    """Return the shapes that the graph of a view's model states after inference, and those of constants."""
+    known: dict[tuple[ScopeId, str], StatedDims] = {}
     for number, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
         scope = ScopeId(number)
         formals = (*graph.input, *graph.value_info, *graph.output)
-        known.update(((scope, formal.name), dims) for formal in formals if (dims := _stated(formal)) is not None)
+        known.update(((scope, formal.name), dims) for formal in formals if (dims := declared_dims(formal)) is not None)
         known.update(((scope, t.name), tuple(t.dims)) for t in graph.initializer)
     # A stub is an input of the skeleton; Constants have no declaration of their own.
     known.update(((v.scope, v.name), tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
@@ -73,7 +91,8 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
     return skeleton
 
 
-def _stated(formal: ValueInfoProto) -> Dims | None:
+def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
+    """Return the dimensions that a declaration states; None if it states no rank."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None

@@ -18,12 +18,10 @@ _LONGEST = 16  # more axes than any shape has
 _INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
 
 
-def held(view: View, value: ValueId) -> Contents | None:
+def held(view: View, value: ValueId | None) -> Contents | None:
     """Return the elements of a small integer constant; None for other values."""
-    tensor = view.constant(value)
+    tensor = view.constant(value) if view.dtype(value) in _INTEGERS else None
     if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _LONGEST:
-        return None
-    if view.dtype(value) not in _INTEGERS:
         return None
     return tuple(int(number) for number in view.model.array(tensor).reshape(-1))
 

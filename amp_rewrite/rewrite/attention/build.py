@@ -11,9 +11,9 @@ from onnx import NodeProto, TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
-from amp_rewrite.ir.view import ValueId
+from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
-from amp_rewrite.rewrite.replacement import fused_node
+from amp_rewrite.rewrite.replacement import Replacement, fused_node
 
 if TYPE_CHECKING:
     from amp_rewrite.rewrite.attention.layout import Source
@@ -34,6 +34,15 @@ class Written:
     behind: tuple[NodeProto, ...]
     weights: tuple[TensorProto, ...]
     shown: str | None = None
+
+    @property
+    def nodes(self) -> tuple[NodeProto, ...]:
+        """The operator with its neighbours, in order."""
+        return (*self.ahead, self.node, *self.behind)
+
+    def replacing(self, kind: str, ops: tuple[OpId, ...], last: OpId) -> Replacement:
+        """Return the replacement of ops by these nodes."""
+        return Replacement(kind, ops, last, self.node, self.weights, ahead=self.ahead, behind=self.behind)
 
 
 def write(site: Site) -> Written:

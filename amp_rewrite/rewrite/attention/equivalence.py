@@ -5,12 +5,11 @@ Rows whose mask hides every key are among them wherever the mask may have one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import onnx.numpy_helper
-from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, run, runs_of
@@ -31,33 +30,61 @@ Trial = tuple[Arrays, Arrays, Array]
 
 def mismatch_of(site: Site, written: Written) -> str | None:
     """Return how the written nodes differ from the ops; None if both agree."""
-    nodes = [*written.ahead, written.node, *written.behind]
 
     def split(array: Array) -> Array:
         return array if site.end is None else array.reshape(-1, site.heads, *array.shape[1:])
 
-    def after(feeds: Sequence[Arrays]) -> list[Array] | str:
-        return run(nodes, site.last.node.output[0], feeds, site.view.opsets)
+    sources = site.queries, site.keys, site.values
+    names = [site.view.value_name(source.value) for source in sources]
+    square = site.causal or len(set(names)) < len(names)
+    heads = site.heads // site.keys.groups or _HEADS
+    sizes = Sizes((heads * site.keys.groups, heads), KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES)
 
-    return compared(site, list(_trials(site, written)), split, after)
+    def feeds(*drawn: Array) -> Feeds:
+        read = {name: _lie(source, x) for name, source, x in zip(names, sources, drawn, strict=True)}
+        q, k, v = (_stand(source, read[name]) for name, source in zip(names, sources, strict=True))
+        turned, weighed = (np.repeat(x, site.keys.groups, axis=1) for x in (k.swapaxes(-1, -2), v))
+        weighed = weighed.swapaxes(-1, -2) if site.form.turned else weighed
+        fed = [merged(x) if site.heads else x for x in (q, turned, weighed)]
+        return fed, read, (q, turned, v)
+
+    return compared(site, written, sizes, feeds, split)
+
+
+class Sizes(NamedTuple):
+    """The heads of queries and of keys, the number of queries, and the width of keys and of values."""
+
+    heads: tuple[int, int]
+    length: int
+    width: int
+    depth: int
+
+
+Feeds = tuple[Sequence[Array], Arrays, tuple[Array, Array, Array]]
+"""What the ops read as queries, transposed keys and values; what the nodes read; and these three with four axes."""
 
 
 def compared(
     site: Site,
-    trials: Sequence[Trial],
+    written: Written,
+    sizes: Sizes,
+    feeds: Callable[[Array, Array, Array], Feeds],
     laid: Callable[[Array], Array],
-    after: Callable[[Sequence[Arrays]], list[Array] | str],
 ) -> str | None:
-    """Return how results of nodes differ from those of the ops, laid out likewise; None if both agree."""
-    form = site.form
-    ops = sorted({*form.ops, *form.beside})
-    before = runs_of(site.view, ops, form.last.node.output[0], [feed for feed, _, _ in trials])
+    """Return how the nodes differ from the ops on random operands; None if both agree.
+
+    `feeds` lays operands of four axes out for both, `laid` the result of the ops as the nodes have it.
+    """
+    form, nodes = site.form, written.nodes
+    trials = list(_trials(site, written, sizes, feeds))
+    before = runs_of(site.view, sorted({*form.ops, *form.beside}), form.last.node.output[0], [t[0] for t in trials])
     if not isinstance(before, str):
         before = [laid(array) for array in before]
-    return mismatch(before, after([feed for _, feed, _ in trials]), [magnitude for _, _, magnitude in trials])
+    after = run(nodes, nodes[-1].output[0], [t[1] for t in trials], site.view.opsets)
+    return mismatch(before, after, [t[2] for t in trials])
 
 
-def magnitude_of(site: Site, queries: Array, keys: Array, values: Array) -> Array:
+def _magnitude(site: Site, queries: Array, keys: Array, values: Array) -> Array:
     """Return the magnitude of a result: that of values and scores together.
 
     The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
@@ -67,41 +94,22 @@ def magnitude_of(site: Site, queries: Array, keys: Array, values: Array) -> Arra
     return np.array(float(np.abs(values).max()) * max(1.0, scores))
 
 
-def constants_of(weights: Iterable[TensorProto]) -> Arrays:
-    """Return the numbers of new constants by name, floats in float64."""
-    return {w.name: double(onnx.numpy_helper.to_array(w)) for w in weights}
-
-
-def _trials(site: Site, written: Written) -> Iterator[Trial]:
+def _trials(
+    site: Site, written: Written, sizes: Sizes, feeds: Callable[[Array, Array, Array], Feeds]
+) -> Iterator[Trial]:
     view, form, rng = site.view, site.form, np.random.default_rng(0)
-    sources = site.queries, site.keys, site.values
-    names = [view.value_name(source.value) for source in sources]
-    constants = constants_of(written.weights)
-    square = site.causal or len(set(names)) < len(names)
-    length, depth = (KEYS, _WIDTH) if square else (QUERIES, _VALUES)
-    heads = site.heads // site.keys.groups or _HEADS
+    constants = {w.name: double(onnx.numpy_helper.to_array(w)) for w in written.weights}
+    names = [view.value_name(value) for value in (form.queries, form.keys, form.values)]
     for spread in SPREADS:
-        drawn = operands(rng, spread, (heads * site.keys.groups, heads), length, (_WIDTH, depth))
-        read = {name: _lie(source, x) for name, source, x in zip(names, sources, drawn, strict=True)}
-        q, k, v = (_stand(source, read[name]) for name, source in zip(names, sources, strict=True))
-        wide = [np.repeat(x, site.keys.groups, axis=1) for x in (k, v)]
-        turned = wide[0].swapaxes(-1, -2)
-        weighed = wide[1].swapaxes(-1, -2) if form.turned else wide[1]
-        fed = zip((form.queries, form.keys, form.values), (q, turned, weighed), strict=True)
-        before = {view.value_name(value): merged(x) if site.heads else x for value, x in fed}
-        scores = (*q.shape[:3], k.shape[2])
-        masks, shown = masks_of(site, rng, scores)
+        q = spread * rng.standard_normal((_BATCH, sizes.heads[0], sizes.length, sizes.width))
+        k = rng.standard_normal((_BATCH, sizes.heads[1], KEYS, sizes.width))
+        v = rng.standard_normal((_BATCH, sizes.heads[1], KEYS, sizes.depth))
+        fed, read, standing = feeds(q, k, v)
+        scores = (*standing[0].shape[:3], standing[1].shape[3])
+        masks, shown = _masks(site, rng, scores)
         after = {**constants, **read, **masks, **({written.shown: shown} if written.shown is not None else {})}
-        yield {**before, **masks, **_shapes(site, scores)}, after, magnitude_of(site, q, turned, v)
-
-
-def operands(
-    rng: np.random.Generator, spread: float, heads: tuple[int, int], length: int, widths: tuple[int, int]
-) -> tuple[Array, Array, Array]:
-    """Return random queries, keys and values; `heads` of queries and of keys, `widths` of keys and of values."""
-    q = spread * rng.standard_normal((_BATCH, heads[0], length, widths[0]))
-    k = rng.standard_normal((_BATCH, heads[1], KEYS, widths[0]))
-    return q, k, rng.standard_normal((_BATCH, heads[1], KEYS, widths[1]))
+        before = {**dict(zip(names, fed, strict=True)), **masks, **_shapes(site, scores)}
+        yield before, after, _magnitude(site, *standing)
 
 
 def _lie(source: Source, x: Array) -> Array:
@@ -127,7 +135,7 @@ def _shapes(site: Site, scores: tuple[int, ...]) -> Arrays:
     return {op.node.input[1]: np.array(shape) for op, shape in ends if op is not None}
 
 
-def masks_of(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
+def _masks(site: Site, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
     """Return feeds of mask and biases by the model's names, and where keys are shown."""
     view, form = site.view, site.form
     shown = np.ones(scores[-2:], bool)

@@ -15,7 +15,7 @@ from amp_rewrite.rewrite.attention.build import write
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.legality import Site, site_of
 from amp_rewrite.rewrite.attention.recognize import Form, form_of
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, too_old
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, too_old
 
 KIND = "attention"
 
@@ -55,10 +55,7 @@ def _fusion(site: Site) -> Outcome:
         return Refusal(KIND, site.form.last.id, why)
     ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
     moves = (*site.queries.ops, *site.keys.ops, *site.values.ops)
-    ops = _with_freed(site.view, ended, moves)
-    return Replacement(
-        KIND, ops, site.last.id, written.node, written.weights, ahead=written.ahead, behind=written.behind
-    )
+    return written.replacing(KIND, _with_freed(site.view, ended, moves), site.last.id)
 
 
 def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import RELABELS
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims, shape_at
 from amp_rewrite.ir.shapes.symbolic import names_in, over, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind, permutation
@@ -53,7 +53,7 @@ def split(dims: Dims, heads: int) -> Dims:
 
 def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
     """Return the dimensions of a value, as far as they are known; () if its rank is not."""
-    return dims.get((view.values[value].scope, view.value_name(value)), ()) if value is not None else ()
+    return shape_at(dims, view, value) or ()
 
 
 def source(view: View, dims: AllDims, value: ValueId, heads: int) -> Source:

@@ -230,7 +230,7 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
                 f"the bias of its scores comes from {view.value_name(value)}, which may hold −inf: NaN would become 0"
             )
         else:
-            fresh = [v for v in op.inputs if v is not None and v not in seen]
+            fresh = [v for v in op.operands if v not in seen]
             pending.extend(fresh)
             seen.update(fresh)
     return None

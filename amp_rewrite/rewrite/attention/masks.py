@@ -88,8 +88,8 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
 
 def _tests(view: View, condition: ValueId | None, value: ValueId | None) -> bool:
     """True if a condition states that a number is not 0."""
-    op = view.producer(condition)
-    return op is not None and op.kind == "Cast" and op.inputs[0] == value
+    op = view.producer(condition, "Cast")
+    return op is not None and op.inputs[0] == value
 
 
 def _multiple(view: View, op: Op, value: ValueId) -> Hiding | None:

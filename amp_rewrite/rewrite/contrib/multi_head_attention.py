@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.attention.legality import Site
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.contrib.multi_head_attention_equivalence import Base, mismatch_of
-from amp_rewrite.rewrite.contrib.reference import DOMAIN
+from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node
 
 KIND = "multi_head_attention"
@@ -89,7 +89,7 @@ class _Writer(Surroundings):
         written = Written(node, tuple(self.ahead), tuple(self.behind), tuple(self.weights))
         why = mismatch_of(site, written, self.bases, (self.heads, self.width, self.depth), packed=bool(moves))
         ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        return why or Replacement(KIND, ops, last.id, node, written.weights, ahead=written.ahead, behind=written.behind)
+        return why or written.replacing(KIND, ops, last.id)
 
     # -- what it gives -----------------------------------------------------------------------------
 
@@ -156,8 +156,8 @@ class _Writer(Surroundings):
 
     def _merged(self, split: ValueId | None) -> ValueId | None:
         """Return the same, from which a value with heads behind its tokens is made by splitting them off."""
-        op = self.site.view.producer(split)
-        if op is None or op.kind != "Reshape":
+        op = self.site.view.producer(split, "Reshape")
+        if op is None:
             return None
         before, after = (dims_at(self.site.view, self.dims, value) for value in (op.inputs[0], split))
         return op.inputs[0] if _splits(before, after) and after[2] == self.heads else None

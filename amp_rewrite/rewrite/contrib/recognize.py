@@ -10,18 +10,18 @@ import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import alone, exposed, number, only_reader, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.activations import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import Dims
-from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
+from amp_rewrite.ir.shapes.onnx_shapes import Dims, shape_at
+from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.contrib.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Refusal, Replacement, fused_node
-
-DimsOf = Callable[[], Mapping[tuple[ScopeId, str], Dims]]
+from amp_rewrite.rewrite.equivalence import Arrays, gate_magnitude
+from amp_rewrite.rewrite.reference import DOMAIN
+from amp_rewrite.rewrite.replacement import Context, Refusal, Replacement, fused_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,10 @@ class Match:
     tried: Mapping[ValueId, tuple[int, ...]]
     elementwise: bool = False
 
+    def magnitude(self, fed: Arrays, y: Array) -> Array:
+        """Return the magnitude of a result; for an activation that of each element, whose input is the sum it reads."""
+        return gate_magnitude(sum(fed.values(), np.zeros(())), y) if self.elementwise else np.array(np.abs(y).max())
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -49,39 +53,35 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A model to search: `whole` are its operators by type, written out or not; `dims` its shapes."""
+    """A model to search: `whole` are its operators by type, written out or not."""
 
     view: View
     whole: Mapping[str, Sequence[Operator]]
-    dims: DimsOf
+    context: Context
 
     @classmethod
-    def of(cls, view: View, written_out: Sequence[Replacement], dims: DimsOf) -> Site:
+    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> Site:
         """Return the site of a view, in which some operators of the standard are written out op by op."""
         whole: dict[str, list[Operator]] = {kind: [] for kind in (*_SKIP_NORMS, "Gelu")}
         for op in view.ops:
             if op.kind in whole:
                 whole[op.kind].append(Operator((op.id,), op, op.node, op.inputs))
         for fusion in written_out:
-            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].inputs if v is not None}
+            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
             inputs = tuple(read[name] for name in fusion.node.input)
             operator = Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs)
             whole.setdefault(fusion.node.op_type, []).append(operator)
-        return cls(view, whole, dims)
+        return cls(view, whole, context)
 
     def shape(self, value: ValueId | None) -> Dims | None:
         """Return the shape of a value as far as it is known. In bodies, whose turns may differ, names are left out."""
-        if value is None:
-            return None
-        held = self.view.values[value]
-        dims = self.dims().get((held.scope, held.name))
-        if dims is None or held.scope == MAIN:
-            return dims
-        return tuple(d if isinstance(d, int) else None for d in dims)
+        if value is not None and self.view.values[value].scope != MAIN:
+            return self.context.shape(self.view, value)
+        return shape_at(self.context.dims(self.view), self.view, value)
 
     def floats(self, ops: Collection[OpId]) -> bool:
         """True if all numbers that ops read and make are float32, but for integers."""
-        values = {v for o in ops for v in (*self.view.ops[o].inputs, *self.view.ops[o].outputs) if v is not None}
+        values = {v for o in ops for v in self.view.ops[o].ports}
         dtypes = {self.view.dtype(v) for v in values}
         return DType.FLOAT in dtypes and all(d is not None and (d is DType.FLOAT or not d.floating) for d in dtypes)
 
@@ -134,8 +134,8 @@ def skip_norms(site: Site) -> Iterator[Match | Refusal]:
     for op_type, (kind, _) in _SKIP_NORMS.items():
         for norm in site.whole[op_type]:
             copies, total = trail(view, norm.inputs[0], copied)
-            add = view.producer(total)
-            if add is None or add.kind != "Add" or any(op.scope != norm.last.scope for op in (add, *copies)):
+            add = view.producer(total, "Add")
+            if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
                 continue
             outcome = _skip_norm(site, norm, add, copies)
             yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
@@ -146,7 +146,7 @@ def _skip_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Mat
     assert total is not None
     ops = (add.id, *(op.id for op in copies), *norm.ops)
     shape = site.shape(total)
-    read = (v for op in (add, *copies) for v in op.inputs if v is not None)
+    read = (v for op in (add, *copies) for v in op.operands)
     if not site.floats(ops) or any(view.dtype(v) is not DType.FLOAT for v in read):
         return "not all of it is float32"
     if shape is None or len(shape) not in _RANKS or not isinstance(shape[-1], int):
@@ -203,8 +203,8 @@ def _with_bias(
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
     """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
     for slot, value in enumerate(summands):
-        inner = site.view.producer(value)
-        if inner is None or inner.kind != "Add" or inner.scope != add.scope or not alone(site.view, value, add):
+        inner = site.view.producer(value, "Add")
+        if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
             continue
         for a, b in _orders(inner):
             if a == b or site.shape(b) != (shape[-1],):
@@ -251,8 +251,8 @@ def _activation(
 def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId, int] | None:
     """Return the Add before an activation that alone reads it, its operand, and its bias with that one's size."""
     view = site.view
-    add = view.producer(x)
-    if add is None or add.kind != "Add" or add.scope != gelu.last.scope or not site.floats((add.id,)):
+    add = view.producer(x, "Add")
+    if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):
         return None
     if exposed(view, x) or any(use.op not in gelu.ops for use in view.uses[x]):
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import onnx.helper
@@ -44,15 +45,16 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
-    rewriter = _Rewriter(view, {})
+    constants = cache(partial(_constants, view))  # several sums may read a mask
     masks = [(op, mask) for op in _scored(view) if (mask := _mask_of(view, op)) is not None]
     for added in (False, True):
-        yield from (rewriter.replacement(op, mask) for op, mask in masks if mask.added == added)
+        for op, mask in (pair for pair in masks if pair[1].added == added):
+            yield _selected(view, op, mask, constants(mask.value, mask.shows, added))
 
 
 def select_biased(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each sum of scores and a mask that carries a bias by a sum with the bias, which the mask selects."""
-    yield from (_biased(view, op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
+    yield from (_selected(view, op, mask) for op in _scored(view) if (mask := _biased_mask_of(view, op)) is not None)
 
 
 # -- sums of scores and masks ----------------------------------------------------------------------
@@ -68,7 +70,7 @@ def _scored(view: View) -> list[Op]:
         return []
     read = {value for op in view.ops if op.kind in _SOFTMAXES for value in op.inputs}
     adds = (op for op in view.ops if op.kind == "Add" and op.outputs[0] in read) if read else ()
-    sums = [op for op in adds if (result := op.outputs[0]) is not None and view.dtype(result) is DType.FLOAT]
+    sums = [op for op in adds if view.dtype(op.outputs[0]) is DType.FLOAT]
     filled = _filled(view, sums) if sums else frozenset()
     return [op for op in sums if not filled.issuperset(op.inputs)]
 
@@ -76,7 +78,7 @@ def _scored(view: View) -> list[Op]:
 def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     """Return the values behind the sums that a mask's fill has entered, through copies and arithmetic."""
     flow = Flow.of(view, _CARRY)
-    origins = flow.back({value: value for op in sums for value in op.inputs if value is not None})
+    origins = flow.back({value: value for op in sums for value in op.operands})
     levels = fills(view, DType.FLOAT16, among=origins).items()
     return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
 
@@ -88,13 +90,14 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
 class _Mask:
     """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse.
 
-    `added`: it may stay a summand, since no row is masked throughout.
+    `added`: it may stay a summand, since no row is masked throughout. `bias`: what it is instead of 0.
     """
 
     value: ValueId
     slot: int
     shows: bool
-    added: bool
+    added: bool = False
+    bias: ValueId | None = None
 
 
 def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
@@ -112,11 +115,6 @@ def _mask_of(view: View, op: Op) -> _Mask | None:
     return None
 
 
-def _where(view: View, value: ValueId) -> Op | None:
-    op = view.producer(value)
-    return op if op is not None and op.kind == "Where" else None
-
-
 def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
     shown, result = _shown(view, value, shows), op.outputs[0]
@@ -128,125 +126,81 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
 
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:
     """Return where a mask is 0, if it is a constant or a Where by a constant condition."""
-    where = _where(view, value)
-    tensor = view.constant(where.inputs[0] if where is not None else value)
-    if tensor is None or not _readable(tensor):
-        return None
-    shown: Array = view.model.array(tensor) == (shows if where is not None else 0)
-    return shown
+    where = view.producer(value, "Where")
+    values = _readable(view, where.inputs[0] if where is not None else value)
+    return None if values is None else np.asarray(values == (shows if where is not None else 0))
 
 
-def _readable(tensor: TensorProto) -> bool:
-    return len(tensor.dims) > 0 and 0 < math.prod(tensor.dims) <= _LARGEST_MASK
+def _readable(view: View, value: ValueId | None) -> Array | None:
+    """Return the elements of a constant that is small enough for a mask."""
+    tensor = view.constant(value)
+    fits = tensor is not None and len(tensor.dims) > 0 and 0 < math.prod(tensor.dims) <= _LARGEST_MASK
+    return view.array(value) if fits else None
 
 
 def _shows(view: View, value: ValueId) -> bool | None:
     """True if a mask is 0 where its condition holds, False if it is 0 elsewhere; None for what is not a mask."""
-    where = _where(view, value)
+    where = view.producer(value, "Where")
     if where is not None:
         branches = [n for v in where.inputs[1:] if (n := number(view, v, axes=1)) is not None and math.isfinite(n)]
         two = len(branches) == 2 and 0 in branches and min(branches) <= LOST
         return branches[0] == 0 if two else None
-    tensor = view.constant(value)
-    if tensor is None or not _readable(tensor):
+    values = _readable(view, value)
+    if values is None:
         return None
-    values = view.model.array(tensor)
     least = float(values.min())
     return True if -math.inf < least <= LOST and bool(((values == 0) | (values == least)).all()) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _BiasedMask:
-    """The operand `slot` of a sum, made by `where`: `bias` where its condition holds, else the fill.
-
-    Not `shows`: the other way round.
-    """
-
-    where: Op
-    slot: int
-    bias: ValueId
-    shows: bool
-
-
-def _biased_mask_of(view: View, op: Op) -> _BiasedMask | None:
+def _biased_mask_of(view: View, op: Op) -> _Mask | None:
     """Return the mask with a bias among the operands of a sum."""
     for slot, value in _operands(op):
-        where = _where(view, value)
+        where = view.producer(value, "Where")
         if where is None or where.scope != op.scope:
             continue
         for at, shows in ((2, True), (1, False)):
             bias, fill = where.inputs[3 - at], number(view, where.inputs[at], axes=1)
             if bias is not None and fill is not None and -math.inf < fill <= LOST and view.constant(bias) is None:
-                return _BiasedMask(where, slot, bias, shows)
+                return _Mask(value, slot, shows, bias=bias)
     return None
 
 
 # -- selections ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewriter:
-    """Writes the replacements of sums. `weights`: the constants made for each mask, which several sums may read."""
-
-    view: View
-    weights: dict[ValueId, tuple[TensorProto, ...]]
-
-    def replacement(self, op: Op, mask: _Mask) -> Replacement:
-        """Return the selection by a mask, or the sum with a fill in range."""
-        words = "it selects them instead, which gives the same numbers in any type"
-        if mask.value not in self.weights:
-            self.weights[mask.value] = self._constants(mask)
-        weights, where = self.weights[mask.value], _where(self.view, mask.value)
-        if mask.added:
-            node = clone(op.node)
-            node.input[mask.slot] = weights[0].name
-            words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
+def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] = ()) -> Replacement:
+    """Return the selection by a mask, or the sum with a fill in range; `weights` are its constants."""
+    node, scores = clone(op.node), op.node.input[1 - mask.slot]
+    words, ahead = "it selects them instead, which gives the same numbers in any type", list[NodeProto]()
+    if mask.added:
+        node.input[mask.slot] = weights[0].name
+        words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
+    else:
+        if mask.bias is not None:
+            reads, scores = [scores, view.value_name(mask.bias)], unused(f"{node.output[0]}_biased", view.names)
+            ahead.append(new_node("Add", reads, scores, f"{node.name}_biased" if node.name else ""))
+            words = "its bias is, and it selects, which gives the same numbers in any type"
+        where = view.producer(mask.value, "Where")
+        if where is not None:
+            condition, fill = where.node.input[0], where.node.input[2 if mask.shows else 1]
         else:
-            condition, fill = [w.name for w in weights] if where is None else _read_by(where, mask.shows)
-            node = _selection(op, condition, op.node.input[1 - mask.slot], fill, mask.shows)
-        return Replacement("mask", (op.id,), op.id, node, weights, findings=_finding(op, mask.slot, words))
-
-    def _constants(self, mask: _Mask) -> tuple[TensorProto, ...]:
-        """Return a constant mask with a fill in range, or its condition and fill; () for a Where, which reads them."""
-        if mask.added:
-            shown = _shown(self.view, mask.value, mask.shows)
-            assert shown is not None
-            return (self._constant(mask, "bounded", np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))),)
-        tensor = self.view.constant(mask.value)
-        if tensor is None:
-            return ()
-        values = self.view.model.array(tensor)
-        return self._constant(mask, "shown", values == 0), self._constant(mask, "fill", values.min())
-
-    def _constant(self, mask: _Mask, part: str, values: Array) -> TensorProto:
-        name = unused(f"{self.view.value_name(mask.value)}_{part}", self.view.names)
-        tensor: TensorProto = onnx.numpy_helper.from_array(np.asarray(values), name)
-        return tensor
+            condition, fill = (weight.name for weight in weights)
+        node.op_type = "Where"
+        node.input[:] = (condition, scores, fill) if mask.shows else (condition, fill, scores)
+    finding = Finding("selected", op.node.input[mask.slot], f"is added to scores before a softmax: {words}")
+    return Replacement("mask", (op.id,), op.id, node, weights, ahead=tuple(ahead), findings=(finding,))
 
 
-def _biased(view: View, op: Op, mask: _BiasedMask) -> Replacement:
-    """Return the sum with the bias, and the selection of it."""
-    node = op.node
-    total = unused(f"{node.output[0]}_biased", view.names)
-    reads = [node.input[1 - mask.slot], view.value_name(mask.bias)]
-    add = new_node("Add", reads, total, f"{node.name}_biased" if node.name else "")
-    condition, fill = _read_by(mask.where, mask.shows)
-    selection = _selection(op, condition, total, fill, mask.shows)
-    words = "its bias is, and it selects, which gives the same numbers in any type"
-    return Replacement("mask", (op.id,), op.id, selection, ahead=(add,), findings=_finding(op, mask.slot, words))
-
-
-def _read_by(where: Op, shows: bool) -> tuple[str, str]:
-    """Return the names of a mask's condition and fill."""
-    return where.node.input[0], where.node.input[2 if shows else 1]
-
-
-def _finding(op: Op, slot: int, words: str) -> tuple[Finding]:
-    return (Finding("selected", op.node.input[slot], f"is added to scores before a softmax: {words}"),)
-
-
-def _selection(op: Op, condition: str, scores: str, fill: str, shows: bool) -> NodeProto:
-    node = clone(op.node)
-    node.op_type = "Where"
-    node.input[:] = (condition, scores, fill) if shows else (condition, fill, scores)
-    return node
+def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[TensorProto, ...]:
+    """Return a constant mask with a fill in range, or its condition and fill; () for a Where, which reads them."""
+    stem, values = view.value_name(value), view.array(value)
+    parts: dict[str, Array] = {}
+    if added:
+        shown = _shown(view, value, shows)
+        assert shown is not None
+        parts["bounded"] = np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))
+    elif values is not None:
+        parts = {"shown": np.asarray(values == 0), "fill": np.asarray(values.min())}
+    return tuple(
+        onnx.numpy_helper.from_array(part, unused(f"{stem}_{name}", view.names)) for name, part in parts.items()
+    )

@@ -18,7 +18,7 @@ def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
     """
     for op in view.ops:
         like = op.inputs[1] if op.kind == "CastLike" else None
-        dtype = view.dtype(like) if like is not None else None
+        dtype = view.dtype(like)
         if dtype is None or op.inputs[0] is None:
             continue
         node = clone(op.node)

@@ -16,6 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import alone
+from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
@@ -33,8 +34,8 @@ _CARRIERS = LAYERS - {"MatMul"}  # it takes no bias
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights that it folds."""
     for op in view.ops:
-        linear = view.producer(op.inputs[0]) if op.kind == "BatchNormalization" else None
-        if linear is not None and linear.kind in _CARRIERS:
+        linear = view.producer(op.inputs[0], *_CARRIERS) if op.kind == "BatchNormalization" else None
+        if linear is not None:
             outcome = _unfit(view, linear, op) or _folded(view, linear, op, context.to)
             yield Refusal(KIND, op.id, outcome) if isinstance(outcome, str) else outcome
 
@@ -76,7 +77,7 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
     if not alone(view, linear.outputs[0], norm):
         return f"others read what {linear.name} gives, or it lies in another graph"
-    if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.inputs if v is not None):
+    if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.operands):
         return "not all of it is float32"
     if linear.kind == "ConvTranspose" and int_attribute(linear.node, "group", 1) != 1:
         return "its ConvTranspose has groups"
@@ -88,11 +89,11 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
 def _constants(view: View, linear: Op, norm: Op) -> list[tuple[str, Array]] | str:
     """Return weight, factor, shift, mean, variance and any bias by name, in float64; or which one is not a constant."""
     arrays: list[tuple[str, Array]] = []
-    for value in (linear.inputs[1], *norm.inputs[1:5], *(v for v in linear.inputs[2:3] if v is not None)):
-        tensor = view.constant(value)
-        if value is None or tensor is None:
+    for value in (linear.inputs[1], *norm.inputs[1:5], *linear.operands[2:3]):
+        array = view.array(value)
+        if value is None or array is None:
             return f"{view.value_name(value) if value is not None else 'an operand'} is not a constant"
-        arrays.append((view.value_name(value), view.model.array(tensor).astype(np.float64)))
+        arrays.append((view.value_name(value), array.astype(np.float64)))
     return arrays
 
 
@@ -123,10 +124,7 @@ def _names(view: View, linear: Op) -> list[str]:
     """Return new names for weight and bias. Weights that several ops share are folded for each: the result is named."""
     weight = linear.inputs[1]
     shared = f"_{linear.node.output[0]}" if weight is not None and len(view.uses[weight]) > 1 else ""
-    names = [f"{linear.node.input[1]}{shared}_{part}" for part in ("folded", "folded_bias")]
-    while any(name in view.names for name in names):
-        names = [f"{name}_" for name in names]
-    return names
+    return [unused(f"{linear.node.input[1]}{shared}_{part}", view.names) for part in ("folded", "folded_bias")]
 
 
 # -- proof -----------------------------------------------------------------------------------------

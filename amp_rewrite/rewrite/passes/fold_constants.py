@@ -57,7 +57,7 @@ def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
         step = pending.pop()
         if step.kind in _MAKING:
             return True
-        for value in (v for v in step.inputs if v is not None):
+        for value in step.operands:
             made_by = view.producer(value)
             if made_by is not None and value in known and view.dtype(value) is DType.FLOAT:
                 pending.append(made_by)
@@ -76,7 +76,7 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         if op.kind == "Shape":
             known.update(_shape(view, op, result))
             continue
-        values = [value for value in op.inputs if value is not None]
+        values = op.operands
         if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
             continue  # a Cast to integers, say, which machines saturate each in its way
         tensors = {v: tensor for v in values if v not in known and (tensor := _small(view, v)) is not None}
@@ -113,7 +113,7 @@ def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
     """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
     feed = dict(zip([name for name in op.node.input if name], operands, strict=True))
     results = run([op.node], op.node.output[0], [feed], view.opsets)
-    dtype = view.dtype(op.outputs[0]) if op.outputs[0] is not None else None
+    dtype = view.dtype(op.outputs[0])
     if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:
         return None
     return results[0]

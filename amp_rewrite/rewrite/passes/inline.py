@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import onnx
 import onnx.checker
 import onnx.helper
 import onnx.inliner
-from onnx import FunctionProto, GraphProto, ModelProto, TypeProto
+from onnx import FunctionProto, ModelProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
-from amp_rewrite.ir.build import bodies, check_imports
-from amp_rewrite.ir.graphs import all_nodes
+from amp_rewrite.ir.build import check_imports
+from amp_rewrite.ir.dataflow import reach
+from amp_rewrite.ir.graphs import all_nodes, rename
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.view import Op, View
@@ -34,7 +35,7 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
 
     `low`: those that handle a low type as well, so that their ops can be upcast.
     """
-    functions = sorted(_float_functions(view, (DType.FLOAT, *(d for d in DType if d.low and low))))
+    functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
         return view, ()
     note = "a local function, inlined so that what is inside it is painted too"
@@ -42,18 +43,20 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
     return View.of(inlined(view.model, functions)), findings
 
 
-def inlined(model: Model, functions: Sequence[tuple[str, str]]) -> Model:
-    """Return the model with calls of these local functions, by domain and name, replaced by their bodies.
+def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) -> Model:
+    """Return the model with calls of these local functions, by domain and name (all if None), replaced by their bodies.
 
     ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
     """
+    if functions is None:
+        functions = sorted({(f.domain, f.name) for f in model.proto.functions})
     if not functions:
         return model
     check_imports(model.proto)
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_one_opset(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
-        raise ModelError(f"the model's local functions cannot be inlined: {' '.join(str(cause).split())}") from cause
+        raise ModelError(f"the model's local functions cannot be inlined: {one_line(cause)}") from cause
 
 
 def _one_opset(proto: ModelProto) -> ModelProto:
@@ -82,18 +85,12 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
     """Return the functions of which a call handles these types, or an unknown one, and the functions that they call."""
     local = view.model.proto.functions
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
-    names: set[tuple[str, str]] = set()
-    pending = [(op.node.domain, op.op_type) for op in view.ops if op.signature is None and _handles(view, op, dtypes)]
-    while pending:
-        name = pending.pop()
-        if name in called and name not in names:
-            names.add(name)
-            pending.extend(called[name])
-    return names
+    calls = (op for op in view.ops if op.signature is None and _handles(view, op, dtypes))
+    return set(reach({(op.node.domain, op.op_type): None for op in calls}, called.__getitem__, called.__contains__))
 
 
 def _handles(view: View, op: Op, dtypes: Collection[DType]) -> bool:
-    types = (view.types[v] for v in (*op.inputs, *op.outputs) if v is not None)
+    types = (view.types[v] for v in op.ports)
     return any(t is None or t.dtype is None or t.dtype in dtypes for t in types)
 
 
@@ -128,28 +125,18 @@ def _expanded(view: View, op_type: str) -> View | None:
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
         made = {name for node in all_nodes(proto.graph.node) for name in node.output if name and name not in view.names}
-        _rename(proto.graph, {name: unused(f"{op_type}/{name}", view.names) for name in made})
+        names = {name: unused(f"{op_type}/{name}", view.names) for name in made}
+        rename(proto.graph, lambda name: names.get(name, name))
         return View.of(replace(view.model, proto=proto))
     except (RuntimeError, ModelError):
         return None
-
-
-def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values in a graph and its bodies, in place. No two values that differ may have one of the old names."""
-    for named in (*graph.value_info, *graph.input, *graph.output):
-        named.name = names.get(named.name, named.name)
-    for node in graph.node:
-        for side in (node.input, node.output):
-            side[:] = [names.get(name, name) for name in side]
-        for _, body in bodies(node):
-            _rename(body, names)
 
 
 def _runs_as_body(op: Op) -> bool:
     signature = op.signature
     if signature is None or op.domain or not signature.expandable or op.bodies:
         return False
-    return not load_kernels("cuda").has("", op.op_type, signature.since)
+    return not load_kernels().has("", op.op_type, signature.since)
 
 
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:

@@ -30,11 +30,7 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
         if name not in ports:
             raise TrainingError(f"{name!r} is not an input of the model; its inputs are {', '.join(map(repr, ports))}")
         array, port = np.asarray(value), ports[name]
-        fits = port.shape is None or (
-            len(port.shape) == array.ndim
-            and all(not isinstance(d, int) or d == s for d, s in zip(port.shape, array.shape, strict=True))
-        )
-        if not fits or port.dtype is None or port.dtype.numpy != array.dtype:
+        if not port.admits(array.shape) or port.dtype is None or port.dtype.numpy != array.dtype:
             expected = f"{port.dtype.spelling if port.dtype else 'not a tensor'} {list(port.shape or ())}"
             actual = f"{array.dtype} {list(array.shape)}"
             raise TrainingError(f"the value of {name!r} is {actual}, but the input is {expected}; convert the value")

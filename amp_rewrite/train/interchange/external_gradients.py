@@ -72,9 +72,12 @@ def scale_gradients(
     good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
     wide = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
     unscaled, finite, state = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
+    outputs = {formal.name: formal for formal in b.graph.output}
     for grad, exact in unscaled.items():
         b.name(exact, grad)
-    return ScaledGradients(_with_float32_outputs(b.model(), inner), view.value_name(start), grads, finite, state)
+        formal = outputs[inner[grad]]
+        formal.name, formal.type.tensor_type.elem_type = grad, DType.FLOAT.code
+    return ScaledGradients(b.model(), view.value_name(start), grads, finite, state)
 
 
 def _seed(view: View, loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
@@ -167,14 +170,3 @@ def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
         outer = {old: new for old, new in names.items() if old not in own}
         for inner in body.node:
             _rename(inner, outer)
-
-
-def _with_float32_outputs(model: Model, inner: Mapping[str, str]) -> Model:
-    """Return the model with unscaled float32 gradients as outputs, in their original positions."""
-    proto = clone(model.proto)
-    names = {new: old for old, new in inner.items()}
-    for formal in proto.graph.output:
-        if formal.name in names:
-            formal.name = names[formal.name]
-            formal.type.tensor_type.elem_type = DType.FLOAT.code
-    return replace(model, proto=proto)

@@ -58,7 +58,7 @@ def _spell_out(b: Builder, op: Op, position: int) -> None:
         scales, biases = (b.reshape(b.cast(p, kept), beside) for p in (scale, bias))
         # one factor per channel first: every op on the whole tensor costs a pass forward and one backward
         y = b.op("Add", b.op("Mul", centred, b.op("Div", scales, root)), biases)
-        b.name(y if kept is dtype else b.op("Cast", y, to=dtype.code), node.output[0])
+        b.name(b.cast(y, dtype, of=kept), node.output[0])
         for name, old, new in zip(node.output[1:], (mean, variance), (centre, spread), strict=False):
             if name:
                 moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, kept))

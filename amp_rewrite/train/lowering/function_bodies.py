@@ -6,19 +6,19 @@ ignores the default values of attributes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import FunctionProto, GraphProto, NodeProto, TypeProto
+from onnx import FunctionProto, NodeProto, TypeProto
 
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.build import bodies
-from amp_rewrite.ir.nodes import MAIN, Op, ScopeId
+from amp_rewrite.ir.graphs import all_graphs
+from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import TENSOR, attribute
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.facts import Facts
@@ -34,7 +34,9 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     facts = Facts.of(model)
     proto = clone(model.proto)
     functions: list[FunctionProto] = []
-    for op, node in _nodes(facts, MAIN, proto.graph):
+    scopes = zip(facts.view.scopes, all_graphs(proto.graph), strict=True)
+    for op_id, node in (pair for scope, graph in scopes for pair in zip(scope.ops, graph.node, strict=True)):
+        op = facts.view.ops[op_id]
         if not op.domain and op.op_type in op_types:
             function = _body(facts, op)
             function.name, function.domain = f"{op.op_type}_{len(functions)}", _DOMAIN
@@ -46,15 +48,6 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     out = inlined(replace(model, proto=proto), [(_DOMAIN, f.name) for f in functions]).proto
     refill(out, "opset_import", [o for o in out.opset_import if o.domain != _DOMAIN])
     return replace(model, proto=out)
-
-
-def _nodes(facts: Facts, scope: ScopeId, graph: GraphProto) -> Iterator[tuple[Op, NodeProto]]:
-    """Ops of a graph and of its bodies, each with its node in a copy."""
-    for op_id, node in zip(facts.view.scopes[scope].ops, graph.node, strict=True):
-        op = facts.view.ops[op_id]
-        yield op, node
-        for body, (_, inner) in zip(op.bodies, bodies(node), strict=True):
-            yield from _nodes(facts, body, inner)
 
 
 def _body(facts: Facts, op: Op) -> FunctionProto:

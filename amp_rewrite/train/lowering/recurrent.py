@@ -16,9 +16,10 @@ from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, Op, OpId
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
-from amp_rewrite.train.builder import Builder, declared
+from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.vjp.row import Forward
 from amp_rewrite.train.vjp.subgraph import append_scan
 

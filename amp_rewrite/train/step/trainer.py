@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
-import onnx.helper
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
@@ -300,11 +299,8 @@ def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Arr
 
 
 def _fed(step: TrainingStep) -> Model:
-    """Return a model with only the batch inputs of a step, to check batches against."""
+    """Return the step with only its batch inputs, to check batches against."""
     declared = {v.name: v for v in step.model.proto.graph.input}
-    proto = ModelProto(ir_version=step.model.proto.ir_version)
-    proto.opset_import.extend(step.model.proto.opset_import)
-    proto.graph.name = "batch"
+    proto = ModelProto(ir_version=step.model.proto.ir_version, opset_import=step.model.proto.opset_import)
     proto.graph.input.extend(declared[name] for name in step.batch)
-    proto.graph.output.append(onnx.helper.make_empty_tensor_value_info("none"))
     return Model(proto)

@@ -18,7 +18,7 @@ import onnx.helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.update.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
-from amp_rewrite.train.update.optimizers import Optimizer
+from amp_rewrite.train.update.optimizers import Arithmetic, Optimizer, initial_slots
 
 REGION = "amp.update"
 NEW = "new/"
@@ -58,6 +58,9 @@ class Operand:
         inputs = [o.name if isinstance(o, Operand) else self.b.constant(np.asarray(o)) for o in operands]
         return Operand(self.b, self.b.op(op_type, *inputs))
 
+    def cast(self, to: DType) -> Operand:
+        return Operand(self.b, self.b.op("Cast", self.name, to=to.code))
+
     def reduced(self, op_type: str) -> Operand:
         """Reduce to a scalar."""
         return Operand(self.b, self.b.reduce(op_type, self.name, None, keepdims=False))
@@ -71,28 +74,20 @@ class Operand:
     __rtruediv__ = _operator("Div", reflected=True)
 
 
-class Graph:
-    """The arithmetic of `optimizers` as graph nodes."""
+def _bias_correction(beta: float, step: Operand) -> Operand:
+    exponent = step.cast(DType.DOUBLE)
+    return (np.float64(1) - exponent.op("Pow", np.float64(beta), exponent)).cast(DType.FLOAT)
 
-    def sqrt(self, x: Operand) -> Operand:
-        return x.op("Sqrt", x)
 
-    def maximum(self, x: Operand, bound: np.float32) -> Operand:
-        return x.op("Max", x, bound)
-
-    def clamp(self, x: Operand, bound: np.float32) -> Operand:
-        return x.op("Clip", x, -bound, bound)
-
-    def square_sum(self, x: Operand) -> Operand:
-        return x.reduced("ReduceSumSquare")
-
-    def sum(self, xs: list[Operand]) -> Operand:
-        return xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0]
-
-    def bias_correction(self, beta: float, step: Operand) -> Operand:
-        exponent = Operand(step.b, step.b.op("Cast", step.name, to=DType.DOUBLE.code))
-        power = exponent.op("Pow", np.float64(beta), exponent)
-        return Operand(step.b, step.b.op("Cast", (np.float64(1) - power).name, to=DType.FLOAT.code))
+NODES = Arithmetic(
+    sqrt=lambda x: x.op("Sqrt", x),
+    maximum=lambda x, bound: x.op("Max", x, bound),
+    clamp=lambda x, bound: x.op("Clip", x, -bound, bound),
+    square_sum=lambda x: x.reduced("ReduceSumSquare"),
+    sum=lambda xs: xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0],
+    bias_correction=_bias_correction,
+)
+"""The arithmetic of `optimizers` as graph nodes."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +159,13 @@ def append_update(
         allowed = finite if isinstance(scaling.rule, DynamicLossScale) else None
         applied = b.op("And", allowed, update.last) if allowed and update.last else allowed or update.last
         number = Operand(b, step) + np.int64(1)
-        clipped = optimizer.clipped(Graph(), list(exact.values()))
+        starts = initial_slots(optimizer, variables)
+        clipped = optimizer.clipped(NODES, list(exact.values()))
         for (name, initial), gradient in zip(variables.items(), clipped, strict=True):
-            fill = optimizer.slots()
-            slots = {slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, initial.shape)) for slot in fill}
-            new, after = optimizer.updated(Graph(), Operand(b, name), gradient, slots, Operand(b, rate), number)
+            slots = {slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, initial.shape)) for slot in starts[name]}
+            new, after = optimizer.updated(NODES, Operand(b, name), gradient, slots, Operand(b, rate), number)
             update.give(f"parameter/{name}", name, new, initial, applied)
-            for slot, value in fill.items():
-                start = np.full(initial.shape, value, np.float32)
+            for slot, start in starts[name].items():
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
         for name, (result, initial) in forward.buffers.items():
             update.give(f"buffer/{name}", name, Operand(b, result), initial, allowed)
@@ -238,7 +232,7 @@ class _Update:
         return {name: total * np.float32(1 / self.micro_batches) for name, total in sums.items()}
 
     def finite(self, gradients: Mapping[str, Operand]) -> str:
-        total = Graph().sum([(g - g).reduced("ReduceSum") for g in gradients.values()])
+        total: Operand = NODES.sum([(g - g).reduced("ReduceSum") for g in gradients.values()])
         return total.op("Equal", total, np.float32(0)).name
 
     def adjust_scale(self, finite: str) -> None:
@@ -254,7 +248,7 @@ class _Update:
         grown = scale * factor
         fits = grown.op("LessOrEqual", grown, np.float32(DType.FLOAT.max))
         up = due.op("Where", due.op("And", due, fits), grown, scale)
-        down = Graph().maximum(scale / factor, FLOOR)
+        down = NODES.maximum(scale / factor, FLOOR)
         going_on = ok.op("And", ok, due.op("Not", due))
         after = ok.op("Where", ok, up, down)
         good = ok.op("Where", going_on, counted, np.int64(0))

@@ -1,6 +1,6 @@
 """Optimizers: one formula each, computed by numpy or written into a graph.
 
-A formula is generic over an `Arithmetic`: `Numpy` here, `graph.Graph` for nodes. Both do the same float32 operations
+A formula is generic over an `Arithmetic`: `NUMPY` here, `graph.NODES` for nodes. Both do the same float32 operations
 in the same order, so host and graph agree bit by bit; reductions (clipping by a norm) agree up to the order of
 summation. All hyperparameters but the learning rate are constants of the graph.
 
@@ -10,9 +10,9 @@ Names and defaults are those of Keras in TensorFlow 2.1 to 2.3, except where a d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,39 +28,29 @@ number = np.float32
 """Convert a hyperparameter for a formula."""
 
 
-class Arithmetic(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
     """Functions for formulas, besides + - * / between operands and with np.float32 numbers."""
 
-    def sqrt(self, x: Any) -> Any: ...
-    def maximum(self, x: Any, bound: np.float32) -> Any: ...
-    def clamp(self, x: Any, bound: np.float32) -> Any: ...
-    def square_sum(self, x: Any) -> Any: ...
-    def sum(self, xs: list[Any]) -> Any: ...
+    sqrt: Callable[[Any], Any]
+    maximum: Callable[[Any, np.float32], Any]
+    clamp: Callable[[Any, np.float32], Any]
+    """Bound each element to ± a number."""
+    square_sum: Callable[[Any], Any]
+    sum: Callable[[list[Any]], Any]
+    bias_correction: Callable[[float, Any], Any]
+    """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
 
-    def bias_correction(self, beta: float, step: Any) -> Any:
-        """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
 
-
-class Numpy:
-    """Arithmetic on numpy arrays."""
-
-    def sqrt(self, x: Array) -> Array:
-        return np.sqrt(x)
-
-    def maximum(self, x: Array, bound: np.float32) -> Array:
-        return np.maximum(x, bound)
-
-    def clamp(self, x: Array, bound: np.float32) -> Array:
-        return np.clip(x, -bound, bound)
-
-    def square_sum(self, x: Array) -> Array:
-        return np.asarray(np.sum(np.square(x), dtype=np.float32))
-
-    def sum(self, xs: list[Array]) -> Array:
-        return np.asarray(np.sum(np.stack(xs), dtype=np.float32))
-
-    def bias_correction(self, beta: float, step: Array) -> Array:
-        return np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32)
+NUMPY = Arithmetic(
+    sqrt=np.sqrt,
+    maximum=np.maximum,
+    clamp=lambda x, bound: np.clip(x, -bound, bound),
+    square_sum=lambda x: np.asarray(np.sum(np.square(x), dtype=np.float32)),
+    sum=lambda xs: np.asarray(np.sum(np.stack(xs), dtype=np.float32)),
+    bias_correction=lambda beta, step: np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32),
+)
+"""Arithmetic on numpy arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,16 +295,15 @@ def applied(
     All arrays are float32; `slots` has them by variable and slot. A variable with gradient None keeps its value and
     slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike its momentum).
     """
-    by = Numpy()
     rate = np.array(optimizer.learning_rate if learning_rate is None else learning_rate, np.float32)
     names = [name for name in variables if gradients.get(name) is not None]
     dense = [_dense(gradients[name], variables[name]) for name in names]
     new_variables = {name: np.array(array) for name, array in variables.items()}
     new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
     with np.errstate(all="ignore"):  # a fixed loss scale lets nonfinite gradients through on purpose
-        for name, gradient in zip(names, optimizer.clipped(by, dense), strict=True):
+        for name, gradient in zip(names, optimizer.clipped(NUMPY, dense), strict=True):
             new_variables[name], after = optimizer.updated(
-                by, variables[name], gradient, slots[name], rate, np.array(step, np.int64)
+                NUMPY, variables[name], gradient, slots[name], rate, np.array(step, np.int64)
             )
             new_slots[name] = dict(after)
     return new_variables, new_slots

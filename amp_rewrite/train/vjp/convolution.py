@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.train.vjp.indexing import Positions, scattered
 from amp_rewrite.train.vjp.row import Call, Family, Stop, row
-from amp_rewrite.train.vjp.window import Pads, Window, explicit_pads, halves, window
+from amp_rewrite.train.vjp.window import Pads, Window, explicit_pads, halves, unpadded, window
 
 _PURPOSE = "its gradient"
 
@@ -47,14 +47,12 @@ def _of_transpose(v: Call) -> Window:
 
 def _transposed_pads(v: Call, kernel: Sequence[int]) -> Pads:
     """Padding that the op removes so that its output has the dims of `auto_pad` or `output_shape`."""
-    rank = len(kernel)
-    narrow = v.dims(0, "its gradient with auto_pad or output_shape")[2:]
-    strides, dilations, extra = (
-        v.attr(n) or [d] * rank for n, d in (("strides", 1), ("dilations", 1), ("output_padding", 0))
-    )
-    wide = v.attr("output_shape") or [n * s for n, s in zip(narrow, strides, strict=True)]
-    sizes = zip(narrow, strides, kernel, dilations, extra, list(wide)[-rank:], strict=True)
-    return halves(v, [max(s * (n - 1) + e + (k - 1) * d + 1 - w, 0) for n, s, k, d, e, w in sizes])
+    narrow = v.dims(0, "its gradient with auto_pad or output_shape")
+    plain, rank = unpadded(v, kernel, wide=None, narrow=narrow), len(kernel)
+    extra = v.attr("output_padding") or [0] * rank
+    wide = v.attr("output_shape") or [n * s for n, s in zip(narrow[2:], plain.strides, strict=True)]
+    sizes = zip(narrow[2:], plain.strides, plain.spans, extra, wide[-rank:], strict=True)
+    return halves(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
 
 
 def _transpose_x(v: Call, slot: int) -> str:
@@ -72,10 +70,8 @@ def _max_pool(v: Call, slot: int) -> str:
     """Scatter the gradient by the op's own output Indices."""
     if v.attr("storage_order", 0):
         raise v.error("no gradient with storage_order 1, whose indices count columns first; set it to 0")
-    rank = len(v.attr("kernel_shape"))
-    strides, dilations = (v.attr(name) or [1] * rank for name in ("strides", "dilations"))
-    spans = [(k - 1) * d + 1 for k, d in zip(v.attr("kernel_shape"), dilations, strict=True)]
-    overlap = any(span > stride for span, stride in zip(spans, strides, strict=True))
+    pool = unpadded(v, v.attr("kernel_shape"), wide=None, narrow=None)
+    overlap = any(span > stride for span, stride in zip(pool.spans, pool.strides, strict=True))
     total = v.b.reshape(v.b.op("Size", v.x(0)), [1])
     taken, g = (v.b.reshape(x, [-1]) for x in (v.y(1), v.g))
     return v.b.reshape_like(scattered(v, Positions("ScatterElements", taken, 0), total, g, repeats=overlap), v.x(0))

@@ -47,7 +47,7 @@ def _exponent(v: Call, slot: int) -> str:
     zero = v.do("Equal", v.x(0), 0.0)
     logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
     gradient = v.sum_to(v.do("Mul", v.g, v.do("Mul", v.y(), logarithm)), 1)
-    return gradient if v.dtype(1) is v.dtype(0) else v.b.cast(gradient, v.dtype(1))
+    return v.b.cast(gradient, v.dtype(1), of=v.dtype(0))
 
 
 def _extreme(v: Call, slot: int) -> str:

@@ -34,10 +34,9 @@ def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> s
         v.b.requires(FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds at repeated positions,")
     own = v.dtype(0)
     dtype = DType.FLOAT if own.low and repeats else own
-    wide = g if dtype is own else v.do("Cast", g, to=dtype.code)
-    reduction = "add" if repeats else None
+    wide, reduction = v.b.cast(g, dtype, of=own), "add" if repeats else None
     added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.index, wide, axis=to.axis, reduction=reduction)
-    return added if dtype is own else v.do("Cast", added, to=own.code)
+    return v.b.cast(added, own, of=dtype)
 
 
 def by_position(v: Call, *, repeats: bool) -> str:

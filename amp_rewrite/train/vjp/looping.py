@@ -161,8 +161,8 @@ class _Backwards:
         gradients = self.v.backward(b, arrived, wrt)
         results = [(gradients[c.before], formal) for c, formal in zip(self.carried, handed, strict=True)]
         for name, formal in zip(self.names, sums, strict=True):
-            term, total = gradients[name], summed(b, name)
-            results.append((b.op("Add", formal.name, term if total is b.dtype(name) else b.cast(term, total)), formal))
+            term = b.cast(gradients[name], summed(b, name), of=b.dtype(name))
+            results.append((b.op("Add", formal.name, term), formal))
         slices = [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in self.read]
         return _outputs(b, [*results, *slices])
 
@@ -172,7 +172,7 @@ class _Backwards:
         last = first + len(self.names)
         by_slot = dict(zip(inputs, [*ends[:first], *ends[last:]], strict=True))
         narrowed = [
-            total if summed(b, name) is b.dtype(name) else b.op("Cast", total, to=element_type(b, name).code)
+            b.cast(total, element_type(b, name), of=summed(b, name))
             for name, total in zip(self.names, ends[first:last], strict=True)
         ]
         return [*[by_slot[slot] for slot in slots], *narrowed]

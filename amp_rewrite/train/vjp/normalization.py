@@ -65,20 +65,15 @@ def _trailing(v: Call) -> _Norm:
 
 def _trailing_x(v: Call, slot: int) -> str:
     """dx for a scale of the shape of the last axes."""
-    norm = _trailing(v)
-    s = v.do("Mul", _cast(norm, v.g, norm.dtype), _cast(norm, v.x(1), norm.dtype))
-    return _cast(norm, norm.dx(s), v.dtype(0))
+    norm, own = _trailing(v), v.dtype(0)
+    s = v.do("Mul", *(v.b.cast(x, norm.dtype, of=own) for x in (v.g, v.x(1))))
+    return v.b.cast(norm.dx(s), own, of=norm.dtype)
 
 
 def _trailing_scale(v: Call, slot: int) -> str:
-    norm = _trailing(v)
-    gradient = v.sum_to(v.do("Mul", _cast(norm, v.g, norm.dtype), norm.xh), slot)
-    return _cast(norm, gradient, v.dtype(0))
-
-
-def _cast(norm: _Norm, x: str, dtype: DType) -> str:
-    """Cast between the type of the op and that of its statistics, if they differ."""
-    return x if norm.v.dtype(0) is norm.dtype else norm.v.b.op("Cast", x, to=dtype.code)
+    norm, own = _trailing(v), v.dtype(0)
+    gradient = v.sum_to(v.do("Mul", v.b.cast(v.g, norm.dtype, of=own), norm.xh), slot)
+    return v.b.cast(gradient, own, of=norm.dtype)
 
 
 def _lp(v: Call, slot: int) -> str:

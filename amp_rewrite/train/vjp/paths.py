@@ -99,17 +99,20 @@ def floating(view: View, value: ValueId) -> bool:
     return dtype is None or dtype.floating
 
 
+def nested(view: View, scopes: Iterable[ScopeId]) -> Iterator[ScopeId]:
+    """These bodies and the bodies inside them, level by level."""
+    pending = list(scopes)
+    for scope in pending:
+        yield scope
+        pending.extend(body for op in view.scopes[scope].ops for body in view.ops[op].bodies)
+
+
 def captures(view: View, op: Op) -> Iterator[ValueId]:
     """Values that the bodies of an op read from outside, each once, in order of first use."""
-    inner: set[ScopeId] = set()
-    pending = list(op.bodies)
-    seen: dict[ValueId, None] = {}
-    while pending:
-        scope = pending.pop(0)
-        inner.add(scope)
+    inner = list(nested(view, op.bodies))
+    seen: dict[ValueId | None, None] = {}
+    for scope in inner:
         for op_id in view.scopes[scope].ops:
-            inside = view.ops[op_id]
-            pending.extend(inside.bodies)
-            seen.update(dict.fromkeys(v for v in inside.inputs if v is not None))
+            seen.update(dict.fromkeys(view.ops[op_id].inputs))
         seen.update(dict.fromkeys(view.scopes[scope].outputs))
-    return (v for v in seen if view.values[v].scope not in inner)
+    return (v for v in seen if v is not None and view.values[v].scope not in inner)

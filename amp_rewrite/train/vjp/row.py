@@ -115,9 +115,9 @@ class Forward:
             raise self.error(f"the rank of input {self.x(slot)!r} is unknown; declare the shapes of the inputs")
         return len(shape)
 
-    def axis(self, default: int, slot: int = 0) -> int:
-        """The attribute `axis`, counted from the front of an input's shape."""
-        return positive(self.attr("axis", default), self.rank(slot))
+    def axis(self, default: int) -> int:
+        """The attribute `axis`, counted from the front of the first input's shape."""
+        return positive(self.attr("axis", default), self.rank())
 
     def dtype(self, slot: int = 0) -> DType:
         """Element type of an input; GradientError if unknown."""
@@ -208,9 +208,7 @@ class Call(Forward):
             divisor = self.b.reduce("ReduceSum", self.b.full(count, 1.0, wide), None, keepdims=False)
         else:
             divisor = self.b.scalar(float(count), wide)
-        if wide is own:
-            return self.b.op("Div", gradient, divisor)
-        return self.b.op("Cast", self.b.op("Div", self.b.op("Cast", gradient, to=wide.code), divisor), to=own.code)
+        return self.b.cast(self.b.op("Div", self.b.cast(gradient, wide, of=own), divisor), own, of=wide)
 
     def zeros(self, slot: int) -> str:
         """Append zeros of an input's shape and type."""

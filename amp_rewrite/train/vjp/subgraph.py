@@ -10,25 +10,24 @@ from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import refill
+from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.ir.op_classes import RANDOM
-from amp_rewrite.train.builder import Builder, declared
+from amp_rewrite.train.builder import Builder
+from amp_rewrite.train.vjp.paths import nested
 from amp_rewrite.train.vjp.row import Call, element_type
 
 
 def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
     """Raise GradientError if a body draws random numbers: recomputed, it would draw different ones."""
     view = v.b.facts.view
-    for op_id in view.scopes[scope].ops:
-        op = view.ops[op_id]
+    for op in (view.ops[op_id] for body in nested(view, [scope]) for op_id in view.scopes[body].ops):
         if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
             raise v.error(
                 f"its {where} has {op.op_type} {op.name!r}, which would draw other numbers in the backward pass;"
                 f" move it out of the {where}"
             )
-        for body in op.bodies:
-            refuse_random(v, body, where)
 
 
 def arrivals(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:

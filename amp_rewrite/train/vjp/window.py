@@ -158,17 +158,22 @@ class Window:
         return v.b.reshape(turned, v.b.op("Concat", v.b.ints([each, -1]), dims, axis=0))
 
 
-def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """Return the window of an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
+def unpadded(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
+    """Return the window of an op's attributes, without its padding."""
     strides, dilations = (tuple(v.attr(name) or [1] * len(kernel)) for name in ("strides", "dilations"))
     dims = [known_dims(None if s is None else s[2:]) for s in (wide, narrow)]
-    plain = Window(tuple(kernel), strides, dilations, (), (), v.attr("group", 1), dims[0], dims[1])
+    return Window(tuple(kernel), strides, dilations, (), (), v.attr("group", 1), dims[0], dims[1])
+
+
+def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
+    """Return the window of an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
+    plain = unpadded(v, kernel, wide=wide, narrow=narrow)
     pads = explicit_pads(v, plain.rank)
     if pads is None:
         if plain.wide is None:
             mode = v.attr("auto_pad")
             raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or set pads")
-        ends = zip(plain.wide, strides, plain.spans, strict=True)
+        ends = zip(plain.wide, plain.strides, plain.spans, strict=True)
         pads = halves(v, [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in ends])
     return replace(plain, front=pads[0], back=pads[1])
 

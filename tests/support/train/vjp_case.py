@@ -2,7 +2,8 @@
 
 The gradients of Σ y·c, for every output y of the graph with a fixed random c of its shape, are computed by the graph
 that `gradients` makes, in float64, and compared with (f(x + h) − f(x − h))/2h for every element of every input.
-The same graph then has to give the same in float32 on onnxruntime.
+The same graph then has to give the same in float32 on onnxruntime. For `make quick` one difference along a random line
+stands for those of all elements.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import onnx
@@ -139,10 +141,16 @@ def judged(cases: Sequence[Case]) -> type:
     """The tests of the rules behind some cases: against differences, with free dims too, and against torch."""
 
     class Judged:
+        @pytest.mark.slow
         @every(cases)
         def test_gradients_are_the_slopes_of_the_loss(self, case: Case) -> None:
             check_against_differences(case)
 
+        @every(cases)
+        def test_gradients_are_the_slopes_along_a_line(self, case: Case) -> None:
+            check_along_a_line(case)
+
+        @pytest.mark.slow
         @every(case for case in cases if not case.fixed)
         def test_gradients_are_right_where_no_dim_is_known(self, case: Case) -> None:
             check_against_differences(case, symbolic=True)
@@ -153,6 +161,7 @@ def judged(cases: Sequence[Case]) -> type:
 
 def _judged_by_torch(judged: type, cases: Sequence[Case]) -> type:
     class Compared(judged):  # type: ignore[misc]
+        @pytest.mark.slow
         @pytest.mark.torch
         @every(cases)
         def test_gradients_are_those_of_torch(self, case: Case) -> None:
@@ -181,12 +190,38 @@ def check_against_differences(case: Case, *, symbolic: bool = False) -> None:
             _compare(names, run(wide, widened_feed(case.feed()), names), slopes, np.float64, _CLOSE)
 
 
+def check_along_a_line(case: Case) -> None:
+    """Float64 against one central difference per input, along a random line; with free dims too, where they may be."""
+    rng, feed = np.random.default_rng(11), widened_feed(case.feed())
+    line = {name: np.asarray(rng.uniform(0.5, 1.5, feed[name].shape)) for name in case.parameters}
+    compute, slopes = evaluator(_meant(case)), []
+    for name, step in line.items():
+        ends = (compute({**feed, name: np.asarray(feed[name] + h * step)}, ["loss"])[0] for h in (_STEP, -_STEP))
+        slopes.append(float(np.subtract(*ends)) / (2 * _STEP))
+    for opset, symbolic in product(case.opsets, {False, not case.fixed}):
+        model = case.model(opset, symbolic=symbolic)
+        names = [f"{name}_grad" for name in line]
+        if case.single:
+            found = run_float32(gradients(model, "loss", list(line)).to_proto(), case.feed(), names)
+        else:
+            found = run(gradients(widened(model), "loss", list(line)).to_proto(), feed, names)
+        for (name, step), mine, slope in zip(line.items(), found, slopes, strict=True):
+            assert mine.shape == step.shape, name
+            close = (_CLOSE_FLOAT32 if case.single else _CLOSE) * max(1.0, float(np.abs(mine * step).sum()))
+            assert float((mine * step).sum()) == pytest.approx(slope, rel=0, abs=close), name
+
+
 @cache
 def _slopes(case: Case) -> tuple[np.ndarray, list[np.ndarray]]:
     """The loss, and its central differences by each parameter."""
-    meant = replace(case, graph=case.meaning, change=None) if case.meaning else case
-    wide, feed = widened(meant.model(case.opsets[-1])), widened_feed(case.feed())
+    wide, feed = _meant(case), widened_feed(case.feed())
     return run(wide, feed, ["loss"])[0], [differences(wide, feed, name) for name in case.parameters]
+
+
+def _meant(case: Case) -> ModelProto:
+    """The case in float64, in operators that a judge has."""
+    meant = replace(case, graph=case.meaning, change=None) if case.meaning else case
+    return widened(meant.model(case.opsets[-1]))
 
 
 def _compare(

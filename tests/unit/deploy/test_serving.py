@@ -595,3 +595,50 @@ def test_on_cuda_values_are_bound_on_the_device_and_a_graph_needs_fixed_addresse
         "the shape of output 'y' is unknown before the run, but a CUDA graph writes to fixed"
         " addresses; pass outputs={'y': tensor}",
     ], done.stderr
+
+
+class Foreign:
+    """A tensor of another library, which speaks DLPack alone; with a `fault` it cannot be exported."""
+
+    def __init__(self, array: np.ndarray, fault: str = "") -> None:
+        self.array, self.fault = array, fault
+
+    def __dlpack__(self, **words: Any) -> Any:
+        if self.fault:
+            raise BufferError(self.fault)
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_of_other_libraries_are_bound_without_a_copy() -> None:
+    x, y = np.eye(2, dtype=np.float32), np.zeros((2, 2), np.float32)
+    binding = Session(mlp()).bind({"x": Foreign(x)}, {"y": Foreign(y)})
+    x *= 2
+    binding.run()
+    np.testing.assert_array_equal(y, [[2, 4], [6, 8]])
+    binding.feed({"x": Foreign(np.eye(2, dtype=np.float32))})
+    binding.run()
+    np.testing.assert_array_equal(y, [[1, 2], [3, 4]])
+    with pytest.raises(ModelError) as error:
+        Session(mlp()).bind({"x": Foreign(x, "it  needs\ngradients")})
+    assert str(error.value) == "a tensor cannot be bound: it needs gradients; pass tensor.detach().contiguous()"
+
+
+def test_outputs_of_known_shape_keep_their_address_where_a_graph_wants_it() -> None:
+    runner = Runner.open(Model(mlp()))
+    binding = runner.bind({"x": np.eye(2, dtype=np.float32)}, fixed=True)
+    first = binding.run()["y"]
+    binding.feed({"x": 2 * np.eye(2, dtype=np.float32)})
+    again = binding.run()["y"]
+    assert first.data_ptr() == again.data_ptr()
+    np.testing.assert_array_equal(again.numpy(), [[2, 4], [6, 8]])
+    free = mlp()
+    free.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    with pytest.raises(ModelError) as error:
+        Runner.open(Model(free)).bind({"x": np.eye(2, dtype=np.float32)}, fixed=True)
+    assert str(error.value) == (
+        "the shape of output 'y' is unknown before the run, but a CUDA graph writes to fixed addresses;"
+        " pass outputs={'y': tensor}"
+    )

@@ -85,6 +85,19 @@ def test_own_and_accumulated_errors_are_those_that_numpy_computes() -> None:
     assert (located.matched, located.matchable, located.first_jump) == (3, 3, None)
 
 
+def test_errors_of_float64_values_are_measured_too() -> None:
+    model = parsed(
+        "h = MatMul (x, w1) [wide] d = Cast <to = 11> (h) [double] e = Mul (d, d) [narrow] y = Cast <to = 1> (e)",
+        "(float[N,8] x) => (float[N,16] y)",
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(W1, "w1"))
+    rows = {row.op: row for row in locate(model, amp_rewrite.convert(model).result, X).rows}
+    h = X["x"] @ W1
+    h_low = low(low(X["x"]) @ low(W1))
+    assert rows["double"].accumulated == pytest.approx(error(h_low**2, h**2), rel=0.02)
+    assert rows["double"].absmax == pytest.approx(np.abs(h**2).max(), rel=1e-5)
+
+
 def test_own_errors_are_by_name_and_say_the_same() -> None:
     model = Model.load(mlp())
     converted = amp_rewrite.convert(model.proto)
@@ -117,7 +130,7 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
     bench = Bench.of(Model.load(path), converted)
     drift = bench.accumulated_errors(Feed.of(fed, Model.load(path)), Conditions())
-    theirs = {bench.pairing.reference.value_name(w): drift[v] for v, w in bench.pairing.measured.items()}
+    theirs = {bench.reference.value_name(w): drift[v] for v, w in bench.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
     for out in compared:
@@ -139,8 +152,8 @@ def test_chunks_change_nothing() -> None:
 def test_only_six_numbers_per_value_leave_the_runtime() -> None:
     model = Model.load(mlp())
     bench = Bench.of(model, amp_rewrite.convert(model.proto).result)
-    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.pairing.measured))):
-        measuring = build(bench.pairing, bench.low, values)
+    for build, values in ((with_shadows, bench.shadowed), (with_candidate, tuple(bench.measured))):
+        measuring = build(bench, values)
         twin = emulate(measuring.model, io="float32")
         assert [v.size for v in Runner.open(measuring.on(twin)).run(X).values()] == [6 * len(values)]  # type: ignore[union-attr]
 
@@ -362,11 +375,12 @@ def test_measurements_merge_and_scale() -> None:
 
 
 def gauged(value: list[float], reference: list[float], *, is_low: bool) -> ErrorStats:
-    gauge = ErrorNodes("g/", amp_rewrite.DType.FLOAT16)
-    nodes = [*gauge.nodes(0, "v", "r", is_low=is_low), *gauge.packed([gauge.row(0)], "out")]
+    gauge = ErrorNodes("g", amp_rewrite.DType.FLOAT16)
+    gauge.measure("v", "r", is_low=is_low)
+    gauge.pack("out")
     v, r = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N"]) for name in "vr")
     out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["M"])
-    graph = onnx.helper.make_graph(nodes, "g", [v, r], [out], gauge.initializers)
+    graph = onnx.helper.make_graph(gauge.nodes, "g", [v, r], [out])
     opsets = [onnx.helper.make_opsetid("", 20)]
     runner = Runner.open(Model.load(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)))
     (found,) = read(runner.run({"v": np.float32(value), "r": np.float32(reference)})["out"])  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""The search for the fewest suspects: minimal, within its budget, honest about both."""
+"""The search for the fewest suspects: minimal, and within its budget."""
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from amp_rewrite.evidence.search import BudgetSpent, Enough, MinimalSet, minimal_set
+from amp_rewrite.evidence.search import BudgetSpent, Enough, minimal_set
 
 
 def blames(*guilty: int) -> tuple[list[frozenset[int]], Enough]:
@@ -19,20 +19,20 @@ def blames(*guilty: int) -> tuple[list[frozenset[int]], Enough]:
 
 
 def test_nothing_is_held_back_where_nothing_has_to_be() -> None:
-    assert minimal_set(100, lambda held: True) == MinimalSet((), True)
+    assert minimal_set(100, lambda held: True) == ()
 
 
 def test_where_even_all_are_not_enough_nothing_is_chosen() -> None:
-    assert minimal_set(100, lambda held: False) == MinimalSet(None, False)
+    assert minimal_set(100, lambda held: False) is None
 
 
 @pytest.mark.parametrize("guilty", [0, 1, 5, 499, 998, 999])
 def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
     asked, enough = blames(guilty)
 
-    found = minimal_set(1000, enough)
+    chosen = minimal_set(1000, enough)
 
-    assert (found.chosen, found.minimal) == ((guilty,), True)
+    assert chosen == (guilty,)
     assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; the one alone
 
 
@@ -41,9 +41,7 @@ def test_what_is_chosen_is_enough_and_nothing_less_is(suspects: int, data: st.Da
     guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
     _, enough = blames(*guilty)
 
-    found = minimal_set(suspects, enough)
-
-    assert (found.chosen, found.minimal) == (tuple(sorted(guilty)), True)
+    assert minimal_set(suspects, enough) == tuple(sorted(guilty))
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.data())
@@ -56,22 +54,20 @@ def test_what_was_found_before_the_budget_is_spent_passes(suspects: int, budget:
             raise BudgetSpent
         return enough(held)
 
-    found = minimal_set(suspects, bounded)
+    chosen = minimal_set(suspects, bounded)
 
-    assert found.chosen is None or guilty.issubset(found.chosen)
-    assert not found.minimal or found.chosen == tuple(sorted(guilty))
+    assert chosen is None or guilty.issubset(chosen)
 
 
 @given(st.integers(2, 7), st.data())
-def test_where_more_is_not_better_what_is_minimal_still_was_tested(suspects: int, data: st.DataObject) -> None:
+def test_where_more_is_not_better_what_is_chosen_still_was_tested(suspects: int, data: st.DataObject) -> None:
     table: dict[frozenset[int], bool] = {frozenset(): False}
 
     def enough(held: frozenset[int]) -> bool:
         return table.setdefault(held, data.draw(st.booleans()))
 
-    found = minimal_set(suspects, enough)
+    chosen = minimal_set(suspects, enough)
 
-    if found.chosen is not None:
-        assert table[frozenset(found.chosen)]
-        assert found.minimal
-        assert not any(table[frozenset(found.chosen) - {i}] for i in found.chosen)
+    if chosen is not None:
+        assert table[frozenset(chosen)]
+        assert not any(table[frozenset(chosen) - {i}] for i in chosen)

@@ -102,3 +102,16 @@ def test_a_file_that_vanished_is_one_line_also_in_the_other_thread(model, extern
     with pytest.raises(ModelError, match=r"^cannot read .*weights.onnx: No such file or directory$"):
         written(model, tmp_path / "out", external=external)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_pieces_come_from_another_thread_where_one_can_be_started(model, threads, monkeypatch):
+    def refuse(*given):
+        raise RuntimeError("can't start new thread")
+
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Sources() as sources:
+        seen = list(prefetch(((n, threading.current_thread().name) for n in range(50)), sources))
+    assert [n for n, _ in seen] == list(range(50))
+    assert {name.startswith("amp-rewrite") for _, name in seen} == {threads}

@@ -142,3 +142,14 @@ def test_strings_pass():
     tensor = onnx.helper.make_tensor("s", TensorProto.STRING, [2], [b"a", b"b"])
     with Sources() as sources:
         assert tensors.array(tensor, sources).tolist() == ["a", "b"]
+
+
+def test_a_tensor_without_values_keeps_its_name_type_and_dims():
+    full = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    full.raw_data = b"r"
+    full.external_data.add(key="location", value="f")
+    full.string_data.append(b"s")
+    for name in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+        getattr(full, name).append(1)
+    tensors.drop_values(full)
+    assert full == TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2])

@@ -50,8 +50,6 @@ def test_the_only_reader() -> None:
     assert graph.reader("a", "Neg", "Abs") == "b"
     assert graph.reader("a", "Abs") is None
     assert graph.reader("b") is None
-    assert graph.reader("b", repeated=True) == "c"
-    assert graph.reader("c", repeated=True) is None
     assert graph.reader("v") is None
     assert only_reader(graph.view, None) is None
 

@@ -47,6 +47,19 @@ def test_a_region_is_a_low_op_that_rounds_or_reads_weights() -> None:
     assert list(regions(MODEL)) == ["product", "rows", "sum", "head"]
 
 
+def test_casts_constants_and_ops_with_bodies_are_no_regions() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float16[2,2] h, bool c) => (float16[2,2] y) {
+      [wide] w = Cast <to = 1> (h)  [narrow] n = Cast <to = 10> (w)  [fixed] k = Constant <value = float16[1] {2}> ()
+      [product] p = MatMul (n, h)  [scaled] s = Mul (p, k)
+      [branch] y = If (c) <then_branch = t () => (float16[2,2] a) { [inner] a = Exp (s) },
+                           else_branch = e () => (float16[2,2] b) { [copy] b = Identity (s) }>
+    }"""
+    found = regions(text)
+    assert {"product", "scaled"} <= found.keys()
+    assert not found.keys() & {"wide", "narrow", "fixed", "branch", "copy"}
+
+
 def test_what_the_user_lowered_is_not_suspected() -> None:
     assert list(regions(MODEL, lower=["name=sum"])) == ["product", "rows", "head"]
 
@@ -96,3 +109,13 @@ def test_a_repair_without_a_criterion_tries_nothing() -> None:
 )
 def test_the_region_that_is_suspected_more_comes_first(first: Region, second: Region) -> None:
     assert sorted([second, first], key=suspicion) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpu"), [("auto", None), ("propagate", None), ("mincut", "A100"), ("mincut:H200", "H200")]
+)
+def test_the_predicted_cost_is_told_where_a_placement_with_islands_is_asked_for(placement: str, gpu: str) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x) => (float[64,64] y) { y = MatMul (x, x) }'
+    draft = Draft.of(Model(onnx.parser.parse_model(text)), Request.of(placement=placement, target="onnx"))
+    told = [f.message for f in draft.paint().findings if f.kind == "placement"]
+    assert [f"predicted overhead on {gpu} " in message for message in told] == ([True] if gpu else [])

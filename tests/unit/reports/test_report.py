@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,18 @@ import onnx
 import pytest
 
 from amp_rewrite.decide.reasons import REASONS
-from amp_rewrite.errors import Finding, PatternError, ReportError
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError, Finding, PatternError, ReportError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
+from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
+from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.options import STATED
 from support.paths import ROOT, TESTS
 
@@ -134,6 +138,47 @@ def test_casts_of_the_model_itself_are_told_from_inserted_ones() -> None:
     assert [row.reads for row in report.rows] == [(), (), (1,)]
 
 
+def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float16[8, 8] h, float[8, 8] x, bool c) => (float[8, 8] y, float[8, 8] wide, float[8, 8] e) <float[8, 8] w> {
+        [widen] wide = Cast <to = 1> (h)
+        [product] p = MatMul (wide, w)
+        [sum] s = Add (p, x)
+        [narrow] n = Cast <to = 10> (s)
+        [again] a = Cast <to = 1> (n)
+        [curve] e = Exp (a)
+        [pick] y = If (c) <
+            then_branch = t () => (float[8, 8] k) { [up] k = Cast <to = 1> (n) },
+            else_branch = f () => (float[8, 8] l) { [low] r = Cast <to = 10> (x) [back] l = Cast <to = 1> (r) }
+        >
+    }"""
+    report = convert(model(text, w=(8, 8)), target="onnx", keep=["sum"]).report
+    existing = [
+        ("h", "float16", "float32", "existing", "the op 'widen'", "", 2, 256, NO_ROW, 0),
+        ("s", "float32", "float16", "existing", "the op 'narrow'", "", 2, None, 2, 0),
+        ("n", "float16", "float32", "existing", "the op 'again'", "", 1, None, 2, 0),
+        ("n", "float16", "float32", "existing", "the op 'up'", "", 1, None, 2, 0),
+        ("x", "float32", "float16", "existing", "the op 'low'", "", 1, 128, NO_ROW, 0),
+        ("r", "float16", "float32", "existing", "the op 'back'", "pick/else_branch/", 1, None, NO_ROW, 0),
+    ]
+    inserted = ("p", "float16", "float32", "inserted", "read in float32 by 'sum'", "", 1, None, 1, 0)
+    assert [tuple(cast) for cast in report.casts] == [*existing, inserted]
+    assert [row.reads for row in report.rows] == [(), (), (1,), (2,), (2,), (2,), (2,), (), (), (NO_ROW, 2)]
+    counts = {field.name: getattr(report.totals, field.name) for field in fields(Totals)}
+    counts = {name: number for name, number in counts.items() if number}
+    assert counts == {
+        "ops": 10,
+        "float_ops": 10,
+        "compute_ops": 1,
+        "compute_lowered": 1,
+        "casts_to_float32": 1,
+        "casts_existing": 6,
+        "baked": 1,
+        "weights_before": 256,
+        "weights_after": 128,
+    }
+
+
 def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (bool c, float[4] x) => (float[4] y) {
@@ -158,6 +203,9 @@ def test_the_kernel_gate_s_refusals_are_counted_and_listed() -> None:
     held = replace(report, rows=(report.rows[0]._replace(rule="kernel_gate", note="no kernel"),))
     assert report.refused == ()
     assert [row.name for row in held.refused] == ["product"]
+    counted = replace(held, totals=replace(held.totals, raised=2, compute_raised=1, refused=1)).text()
+    lines = [" ".join(line.split()) for line in counted.splitlines()]
+    assert {"raised 2 ops to float32 (1 compute op)", "kernel gate 1 op refused"} <= set(lines)
     assert "1  MatMul  no kernel  product" in held.text()
 
 
@@ -365,6 +413,20 @@ def test_explain_walks_to_the_root() -> None:
     assert explain(golden(), "shift") == (GOLDEN / "explain.txt").read_text("utf-8")
 
 
+def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
+    plain_model = inventory(model(SCORER, w=(16, 16), v=(16, 4)))
+    undecided = "encoder (MatMul) is float32 in the model; nothing has decided about it yet\n"
+    assert explain(plain_model, "encoder") == undecided
+    assert explain(plain_model, "h", {"h": 0, "x": NO_ROW}) == undecided
+    with pytest.raises(PatternError, match="no op makes 'x', an input or a weight; ask for a reader of it"):
+        explain(plain_model, "x", {"h": 0, "x": NO_ROW})
+    mixed = Row("n", "LayerNormalization", "float16", rule="in_list", variables={"T": "float16", "U": "float32"})
+    alike = Row("m", "Relu", "int64", variables={"T": "int64"})
+    report = replace(golden(), rows=(mixed, alike), casts=())
+    assert explain(report, "n").startswith("n (LayerNormalization) is float16 (T float16, U float32): in_list\n")
+    assert explain(report, "#1") == "m (Relu) is int64: it computes no float32\n"
+
+
 def test_explain_names_what_the_name_may_have_meant() -> None:
     with pytest.raises(PatternError, match="no op is named 'haed'; did you mean 'head'"):
         explain(golden(), "haed")
@@ -401,3 +463,38 @@ def test_the_page_has_every_rule_in_the_words_of_explain() -> None:
     assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rules, re.MULTILINE)) == {
         rule: reason.words for rule, reason in REASONS.items()
     }
+
+
+# -- records -----------------------------------------------------------------------------------------
+
+
+def test_a_record_is_written_into_a_new_folder_and_over_an_older_one(tmp_path: Path) -> None:
+    converted = scorer()
+    before, after = inventory(model(SCORER, w=(16, 16), v=(16, 4))), converted.report
+    edits = {"base": "empty", "allow": ["MatMul"], "clear": ["Relu"], "deny": ["Exp"]}
+    lists = load_lists(DType.FLOAT16, [edits])
+    unnamed = replace(after, model=replace(after.model, name=""))
+    for report, stem in ((after, "scorer"), (after, "scorer"), (unnamed, "model")):
+        paths = dump(tmp_path / "a" / "b", before, report, lists)
+        assert [path.name for path in paths] == [
+            f"{stem}.{part}" for part in ("before.json", "after.json", "paintbuckets.txt")
+        ]
+        texts = [path.read_text("utf-8") for path in paths]
+        assert texts[:2] == [before.to_json(), report.to_json()]
+        assert texts[2] == "allow:\n  MatMul\n\ngray:\n\nclear:\n  Relu\n\ndeny:\n  Exp\n"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written \(.*\); name a folder that can be written in AMP_"):
+        dump(tmp_path / "file", before, after, lists)
+
+
+def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> None:
+    def found(text: str, **options: Any) -> set[tuple[str, str]]:
+        report = convert(model(f'<ir_version: 8, opset_import: ["": 21, "my": 1]> g {text}'), **options).report
+        return {(f.kind, f.subject) for f in report.findings}
+
+    conv = "(float[1, 1, 4, 4] x, float[1, 1, 2, 2] w) => (float[1, 1, 3, 3] y) { y = Conv (x, w) }"
+    assert ("schema_gate", "Conv") in found(conv, to="bfloat16", target="onnx")
+    assert ("schema_gate", "Conv") not in found(conv, target="onnx")
+    hardmax = "(float[4, 4] x) => (float[4, 4] y) { a = MatMul (x, x) h = Hardmax (a) y = MatMul (h, h) }"
+    assert ("kernel_gate", "Hardmax") in found(hardmax, target="ort-cuda")
+    assert ("kernel_gate", "Hardmax") not in found(hardmax, target="onnx")

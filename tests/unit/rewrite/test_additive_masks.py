@@ -209,3 +209,13 @@ def test_the_report_says_which_mask_selects_and_a_second_conversion_finds_none()
 def test_without_safety_rules_the_sum_stays() -> None:
     converted = amp_rewrite.convert(model(), safety="none")
     assert "Add" in kinds(converted.view)
+
+
+def test_a_constant_mask_that_two_kinds_of_softmax_read_gets_constants_for_each() -> None:
+    """One sum stays a sum with a bounded fill, the other becomes a selection by a bool."""
+    made = model("", "b = Neg (a)  u = Add (b, mask)  t = LogSoftmax (u)  s = Softmax (z)  y = Mul (s, t)")
+    mask = np.where(SHOWN | SHOWN.T, np.float32(0), np.float32(LOWEST))
+    made.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    after = selected(made)
+    assert kinds(after) == "MatMul Add Neg Where LogSoftmax Softmax Mul"
+    np.testing.assert_array_equal(run(after.model.proto), run(made))

@@ -15,9 +15,9 @@ from onnx import NodeProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.contrib import fuse as contrib
-from amp_rewrite.rewrite.contrib.reference import FORMULAS, computed
+from amp_rewrite.rewrite import equivalence
 from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.rewrite.reference import FORMULAS, computed
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.settings.choices import Fuse
 from support.contrib_models import (
@@ -281,7 +281,7 @@ def test_a_node_with_another_number_is_refused_by_trial(op_type: str, monkeypatc
         stated.f = number
         return computed(copy, feed)
 
-    monkeypatch.setattr(contrib, "computed", distorted)
+    monkeypatch.setattr(equivalence, "computed", distorted)
     model = model_of(body, TWO if "z" in body else ONE)
     (told,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
     assert told.split(" by ")[0] == "the one that ends in the_y: on random inputs the results differ"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.runtime.gpu import (
     Gpu,
@@ -19,6 +21,8 @@ from amp_rewrite.runtime.gpu import (
     pip_line,
     refusal,
 )
+from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
+from amp_rewrite.runtime.subprocess import command
 from support.fake_driver import H200, P100, Driver, Nvml, Shelf
 
 # -- GPUs ----------------------------------------------------------------------------------------------
@@ -181,3 +185,31 @@ def test_two_libraries_of_one_package_are_installed_once() -> None:
         "libcudart.so.12",
         "libcurand.so.10",
     ]
+
+
+# -- what a GPU can do ---------------------------------------------------------------------------------
+
+
+def test_a_roof_is_known_by_any_word_of_the_drivers_name() -> None:
+    names = ("NVIDIA A100-SXM4-40GB", "Tesla T4", "Tesla V100-SXM2-16GB", "NVIDIA L4", "NVIDIA H200", "NVIDIA L40S")
+    assert [roof.gpu if (roof := roof_of(name)) else None for name in names] == [
+        "A100",
+        "T4",
+        "V100",
+        "L4",
+        "H200",
+        None,
+    ]
+    assert {name for name, roof in ROOFS.items() if not roof.bfloat16} == {"T4", "V100"}
+
+
+def test_a_roof_is_reached_by_operations_or_by_bytes() -> None:
+    roof = Roof("G", 100.0, 400.0, 50.0, "nowhere")
+    assert [roof.seconds(800, nbytes, low=low) for nbytes in (0, 200) for low in (True, False)] == [2, 8, 4, 8]
+
+
+def test_a_subprocess_can_import_the_package_and_nothing_from_here() -> None:
+    python, *words, program, last = command("run()", "an argument")
+    home = str(Path(amp_rewrite.__file__).parents[1])
+    assert (python, words, last) == (sys.executable, ["-P", "-c"], "an argument")
+    assert program == f"import sys; sys.path.append({home!r}); run()"

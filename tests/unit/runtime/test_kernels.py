@@ -10,7 +10,6 @@ import onnx.defs
 import pytest
 
 import amp_rewrite.runtime.kernels as kernels_module
-from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.kernels import Kernels, Registration, load_kernels
 
 F16, BF16, F32, F64 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"
@@ -145,11 +144,6 @@ def test_a_refusal_says_whether_operator_version_or_types_are_missing(
     assert load_kernels().refusal(domain, op_type, version, types) == refusal
 
 
-def test_an_unknown_provider_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(PolicyError, match=r"no kernel table .* 'rocm'; use one of: cuda"):
-        load_kernels("rocm")
-
-
 def test_the_table_is_read_once() -> None:
     assert load_kernels() is load_kernels()
 
@@ -158,7 +152,7 @@ def test_the_tables_describe_one_release_of_the_runtime() -> None:
     assert load_kernels().runtime == CONTRIB["source"] == "onnxruntime-gpu 1.31.1"
 
 
-def test_the_module_needs_the_standard_library_and_the_error_tree_only() -> None:
+def test_the_module_needs_the_standard_library_only() -> None:
     imported = {
         name
         for node in ast.walk(ast.parse(SOURCE.read_text()))
@@ -170,7 +164,7 @@ def test_the_module_needs_the_standard_library_and_the_error_tree_only() -> None
             else []
         )
     }
-    assert {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names} == {"amp_rewrite.errors"}
+    assert not {name for name in imported if name.split(".")[0] not in sys.stdlib_module_names}
 
 
 def schema_variables() -> dict[str, dict[int, set[str]]]:

@@ -18,6 +18,7 @@ from amp_rewrite.files import tensors, wire
 from amp_rewrite.runtime.ort_errors import error_text
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.subgraph import written_to
 from support.paths import TESTS
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -536,3 +537,27 @@ def test_opening_and_running_say_nothing(capfd: pytest.CaptureFixture[str]) -> N
     runner = Runner.open(parsed("g (float[n] x) => (float[5] y) <float[2] w = {3, 4}> { y = Neg (x) }"))
     same(runner.run({"x": np.ones(2, np.float32)}), {"y": -np.ones(2, np.float32)})
     assert capfd.readouterr() == ("", "")
+
+
+# -- training normalizations ---------------------------------------------------------------------------
+
+
+def test_inputs_that_a_training_normalization_writes_are_found_behind_copies() -> None:
+    graph = parsed(
+        """g (float[1, 2] x, float[2] s, float[2] b, float[2] m, float[2] v) => (float[1, 2] y, float[2] k) {
+            one = Identity (m)
+            two = Identity (one)
+            k = Identity (s)
+            n = Neg (v)
+            y, mean, var = BatchNormalization <training_mode = 1> (x, s, b, two, n)
+        }"""
+    ).proto.graph
+    assert written_to(graph) >= {"m", "one", "two", "n"}
+    assert not written_to(graph) & {"x", "s", "b", "v", "k", "y"}
+
+
+def test_a_session_has_the_runtimes_own_defaults() -> None:
+    options = SessionOptions()
+    assert (options.providers, options.outputs_only, options.threads, options.profile) == ((CPU,), None, 0, None)
+    assert options.optimized and options.planned and options.pooled and options.spinning
+    assert (dict(options.provider_options), Port("x", None, None, None).required) == ({}, True)

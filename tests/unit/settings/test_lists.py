@@ -465,3 +465,45 @@ def test_a_bad_variable_is_refused(environ: dict[str, str], error: type[Exceptio
     with pytest.raises(error) as caught:
         environment_edits(environ)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ("'<2'", "'>=2'", True),
+        ("'<2'", "'>1'", True),
+        ("'<=2'", "2", False),
+        ("'<3'", "'>1'", False),
+        ("'>5'", "'>7'", False),
+        ("[1, 3]", "[2, 4]", True),
+        ("[1, 3]", "['>2']", False),
+        ("0", "'<1'", False),
+    ],
+)
+def test_two_classes_of_an_op_may_differ_by_the_count_of_operands(
+    tmp_path: Path, one: str, other: str, apart: bool
+) -> None:
+    text = f"base: empty\nallow: [{{op: Einsum, when: {{operands: {one}}}}}]\n"
+    text += f"deny: [{{op: Einsum, when: {{operands: {other}}}}}]"
+    if apart:
+        assert len(overlaid(tmp_path, text).entries_of("", "Einsum")) == 2
+    else:
+        assert "may hold together; make one exclude the other" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "told"),
+    [
+        ("9223372036854775808", "my.yaml:1: an integer of more than 64 bits; write a smaller one"),
+        ("-9223372036854775808", "my.yaml:1: an integer of more than 64 bits; write a smaller one"),
+    ],
+)
+def test_an_integer_that_no_attribute_holds_is_refused(tmp_path: Path, scalar: str, told: str) -> None:
+    assert refusal(tmp_path, f"deny: [{{op: Softmax, when: {{axis: {scalar}}}}}]") == told
+
+
+def test_the_largest_integer_and_text_that_looks_like_a_number_are_read(tmp_path: Path) -> None:
+    lists = overlaid(tmp_path, "deny: [{op: Softmax, when: {axis: 9223372036854775807}}]")
+    assert str(lists.entries_of("", "Softmax")[0].condition) == "axis=9223372036854775807"
+    resize = overlaid(tmp_path, "deny: [{op: Resize, when: {mode: 0b_}}]").entries_of("", "Resize")
+    assert str(resize[0].condition) == "mode=0b_"

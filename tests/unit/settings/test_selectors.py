@@ -113,6 +113,14 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
     assert names(view, "scope=vit") == ["steps"]
 
 
+@pytest.mark.parametrize("text", ["['vit'", "vit.layers", "{'vit': 1}", "[3, None, '']", "1 +"])
+def test_scopes_that_are_no_list_of_text_are_none(text: str) -> None:
+    model = onnx.parser.parse_model(LOOP)
+    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=text)
+    with pytest.raises(PatternError, match="matches nothing"):
+        names(View.of(Model.load(model)), "scope=vit*")
+
+
 def test_a_comma_in_a_name_is_escaped_or_stands_in_brackets() -> None:
     assert [(t.key, t.text) for t in parse_pattern(r"a\,b,op=Mat[M,]ul,name~=x{1,2}\d")] == [
         ("name", "a,b"),

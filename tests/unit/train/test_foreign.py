@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx.helper
 import onnx.parser
 import pytest
 from onnx import ModelProto
@@ -186,3 +187,40 @@ def test_a_graph_without_an_input_for_the_seed_needs_its_name() -> None:
     )
     with pytest.raises(TrainingError, match=r"^more than one input can be the gradient of the loss 'loss'"):
         scaled(two)
+
+
+BRANCHING = """
+<ir_version: 10, opset_import: ["": 20]>
+net (float[2] x, float[2] w, bool c, float loss_grad) => (float loss, float[2] w_grad) {
+  y = Mul (x, w)
+  loss = ReduceSum <keepdims = 0> (y)
+  w_grad = If (c) <
+    then_branch = yes () => (float[2] a) { a = Mul (x, loss_grad) },
+    else_branch = no () => (float[2] b) {
+      loss_grad2 = Neg (x)
+      b = If (c) <
+        then_branch = k () => (float[2] d) { d = Identity (x) },
+        else_branch = l () => (float[2] e) { e = Mul (loss_grad2, loss_grad) }
+      >
+    }
+  >
+}
+"""
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_seed_that_bodies_read_is_scaled_there(taken: bool) -> None:
+    made = scaled(BRANCHING, loss_scale=1024)
+    feed = {
+        "x": np.float32([1, 2]),
+        "w": np.float32([3, 4]),
+        "c": np.array(taken),
+        "loss_grad": np.array(0.5, np.float32),
+    }
+    sign = 1 if taken else -1
+    found = run(made.model, feed)
+    assert (made.seed, found["w_grad"].tolist(), bool(found["finite"])) == ("loss_grad", [0.5 * sign, 1.0 * sign], True)
+    probe = Model(made.model.to_proto())
+    inner = next(n.output[0] for n in probe.proto.graph.node if n.op_type == "If")
+    probe.proto.graph.output.append(onnx.helper.make_tensor_value_info(inner, 1, [2]))
+    assert run(probe, feed)[inner].tolist() == [512 * sign, 1024 * sign]

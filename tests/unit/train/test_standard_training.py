@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -267,3 +268,73 @@ def test_a_binding_that_does_not_fit(key: str, value: str, fault: str) -> None:
     with pytest.raises(ModelError) as caught:
         algorithms(model)
     assert str(caught.value) == f"training_info 0: {fault}"
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------
+
+
+RATE, POWER, EPSILON = 0.25, 0.125, 0.0625
+X, G, M, H = ([np.float32(v) for v in values] for values in ((2.0, -1.0), (0.5, -3.0), (0.75, 0.5), (0.25, 4.0)))
+
+
+def adagrad(count: int, x: float, g: float, m: float, h: float) -> tuple[float, ...]:
+    g, rate = g + POWER * x, RATE / (1 + count * 0.5)
+    return x - rate * g / (np.sqrt(h + g * g) + EPSILON), h + g * g
+
+
+def momentum(count: int, x: float, g: float, m: float, h: float) -> tuple[float, ...]:
+    g = g + POWER * x
+    m = 0.75 * m + (0.5 if count else 1) * g
+    return x - RATE * m, m
+
+
+def nesterov(count: int, x: float, g: float, m: float, h: float) -> tuple[float, ...]:
+    _, m = momentum(count, x, g, m, h)
+    return x - RATE * (g + POWER * x + 0.75 * m), m
+
+
+def adam(count: int, x: float, g: float, m: float, h: float) -> tuple[float, ...]:
+    g = g + POWER * x
+    m, h = 0.75 * m + 0.25 * g, 0.5 * h + 0.5 * g * g
+    rate = RATE * np.sqrt(1 - 0.5**count) / (1 - 0.75**count) if count else RATE
+    return (1 - 0.375) * (x - rate * m / (np.sqrt(h) + EPSILON)), m, h
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize(
+    ("op", "words", "formula", "state"),
+    [
+        ("Adagrad", f"norm_coefficient={POWER}, epsilon={EPSILON}, decay_factor=0.5", adagrad, "h"),
+        ("Momentum", f'norm_coefficient={POWER}, alpha=0.75, beta=0.5, mode="standard"', momentum, "m"),
+        ("Momentum", f'norm_coefficient={POWER}, alpha=0.75, beta=0.5, mode="nesterov"', nesterov, "m"),
+        (
+            "Adam",
+            f"norm_coefficient={POWER}, norm_coefficient_post=0.375, alpha=0.75, beta=0.5, epsilon={EPSILON}",
+            adam,
+            "mh",
+        ),
+    ],
+    ids=["Adagrad", "Momentum", "Nesterov", "Adam"],
+)
+def test_an_optimizer_computes_the_formula_of_the_standard(
+    op: str, words: str, formula: Callable[..., tuple[float, ...]], state: str, count: int
+) -> None:
+    """Two parameters in one node, every attribute stated."""
+    tensors = [f"{kind}{i}" for kind in f"xg{state}" for i in "12"]
+    results = [f"new_{kind}{i}" for kind in f"x{state}" for i in "12"]
+    text = f"""g (float r, int64 t, {", ".join(f"float {n}" for n in tensors)})
+        => ({", ".join(f"float {n}" for n in results)}) {{
+      {", ".join(results)} = ai.onnx.preview.training.{op} <{words}> (r, t, {", ".join(tensors)})
+    }}"""
+    values = {f"{kind}{i + 1}": v[i] for kind, v in zip("xgmh", (X, G, M, H), strict=True) for i in range(2)}
+    feed = {"r": np.float32(RATE), "t": np.array(count), **{name: values[name] for name in tensors}}
+    lowered = lower_training_ops(onnx.parser.parse_model(HEADER + text)).to_proto()
+    found = run_float32(lowered, {name: np.asarray(value) for name, value in feed.items()}, results)
+    expected = np.transpose([formula(count, *(v[i] for v in (X, G, M, H))) for i in range(2)])
+    assert np.ravel(found) == pytest.approx(expected.ravel(), rel=1e-6)
+
+
+def test_an_optimizer_with_tensors_for_half_a_parameter() -> None:
+    text = """g (float r, int64 t, float x, float g, float h, float e) => (float y, float z) {
+        y, z = ai.onnx.preview.training.Adagrad (r, t, x, g, h, e) }"""
+    assert "has 4 tensors and 2 outputs, not 3 and 2 for each parameter" in refusal(text)

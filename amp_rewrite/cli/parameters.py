@@ -11,7 +11,7 @@ import click
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.settings.config_file import Settings, settings
-from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, TARGET, Kind, Option
+from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, PAINTING, TARGET, Kind, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,13 +100,13 @@ def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     return flag("-q --quiet", f"Print nothing but {but}.")
 
 
-PAINTING = tuple(ROWS[row.name] for row in OPTIONS if row.step)
+STEP = tuple(ROWS[name] for name in PAINTING)
 """Options of a conversion that a training step takes, too."""
 
 LISTING = (ROWS["to"], ROWS["lists"], ROWS["level"], config)
 """Options that decide which op lists are in force."""
 
-CONVERSION = (*(ROWS[row.name] for row in OPTIONS if row.keyword), config)
+CONVERSION = (*(ROWS[name] for name in KEYWORDS), config)
 """Options of a conversion."""
 
 SAVING = (ROWS["external_data"], ROWS["overwrite"])

@@ -1,0 +1,144 @@
+"""What is said of graphs that are none: the models of the hostile suite, refused in this process."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
+
+from amp_rewrite import ModelError, View, convert
+from amp_rewrite.files.model import Model
+from suites.hostile.test_hostile import INVALID, LIES
+
+UNMADE = "which nothing before it produces: the graph is cyclic, unsorted, or lacks an input"
+SAID = {
+    "a cycle": f"node 'Add_0' (Add) reads 'c', {UNMADE}",
+    "an input that nothing makes": f"node 'Add_0' (Add) reads 'nothing', {UNMADE}",
+    "an output that nothing makes": "graph 'main': output 'y' is produced by nothing; mend the model's graph",
+    "a value made twice": "graph 'main': value 'y' is defined twice; rename one of the two",
+    "a value that has an input's name": "graph 'main': value 'x' is defined twice; rename one of the two",
+    "a body that reads what comes later": f"node 'If_0/then_branch/Relu_0' (Relu) reads 'q', {UNMADE}",
+    "two inputs of one name": "graph 'main': value 'x' is defined twice; rename one of the two",
+    "types that clash": "node 'Add_2' (Add): inputs 0 and 1 must have one element type, "
+    "but they are float32 and int64; the model is invalid",
+    "a type that the op does not take": "node 'Exp_1' (Exp): input 0 is bool, which version 13 of Exp does not admit; "
+    "the model is invalid",
+    "too few inputs": "node 'MatMul_1' (MatMul) has 1 inputs, but needs 2; add what is missing",
+    "no inputs": "node 'Relu_1' (Relu) has 0 inputs, but needs 1; add what is missing",
+    "too many inputs": "node 'Relu_1' (Relu) has more inputs than its schema; remove input 1",
+    "too many outputs": "node 'Relu_1' (Relu) has more outputs than its schema; remove output 1",
+    "no outputs": "node 'Relu_1' (Relu) has 0 outputs, but needs 1; add what is missing",
+    "Resize without inputs": "node 'Resize_1' (Resize) has 0 inputs, but needs 1; add what is missing",
+    "Scan of -1 inputs": "node 'Scan_1' (Scan) scans -1 of its 1 inputs; correct num_scan_inputs",
+    "Scan of 10^9 inputs": "node 'Scan_1' (Scan) scans 1000000000 of its 1 inputs; correct num_scan_inputs",
+    "Cast to nothing": "node 'Cast_1' (Cast) lacks the attribute 'to'; add it",
+    "Cast to 99": "node 'Cast_1' (Cast) has the attribute 'to' be 99, which is not an element type; export it again",
+    "Cast to text": "node 'Cast_1' (Cast) has the attribute 'to' as STRING, not as INT; export it again",
+    "Constant without value": "node 'Constant_1' (Constant) holds no value; export it again",
+    "SequenceEmpty of strings": "node 'SequenceInsert_1' (SequenceInsert): inputs 0 and 1 must have one element type, "
+    "but they are seq(string) and float32; the model is invalid",
+    "an attribute twice": "node 'Softmax_1' (Softmax) states an attribute twice; keep one",
+    "a reference outside a function": "node 'Softmax_1' (Softmax) has the attribute 'axis' refer to one of a function, "
+    "but stands in none; state its value",
+    "an unknown element type": "tensor 'w' has the unknown element type 99; a newer amp-rewrite may know it",
+    "no element type": "initializer 'w' states no element type; export the model again",
+}
+
+
+@pytest.mark.parametrize("name", [*INVALID, *LIES])
+def test_an_invalid_model_is_refused_with_what_is_wrong_and_where(name: str) -> None:
+    with pytest.raises(ModelError) as error:
+        convert({**INVALID, **LIES}[name], target="onnx", level="lower-all")
+    assert str(error.value) == SAID.get(name, str(error.value))
+
+
+def changed(words: str = "y = Relu (x)", **fields: object) -> ModelProto:
+    head = '<ir_version: 10, opset_import: ["": 21, "my": 1]>'
+    model = onnx.parser.parse_model(f"{head} g (float[2] x, bool c, int64 n) => (float[2] y) {{ {words} }}")
+    for name, value in fields.items():
+        getattr(model, name).extend(value) if isinstance(value, list) else setattr(model, name, value)
+    return model
+
+
+def owner(op_type: str, inputs: str, **bodies: object) -> ModelProto:
+    """A model of one op; a body that is None is an attribute of a graph without one."""
+    model = changed()
+    model.graph.node[0].CopyFrom(helper.make_node(op_type, inputs.split(), ["y"], op_type))
+    for name, body in bodies.items():
+        empty = AttributeProto(name=name, type=AttributeProto.GRAPH)
+        model.graph.node[0].attribute.append(empty if body is None else helper.make_attribute(name, body))
+    return model
+
+
+def importing(*opsets: tuple[str, int]) -> ModelProto:
+    model = changed()
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets)
+    return model
+
+
+def fed(code: int | None) -> ModelProto:
+    """A model whose input has an element type of this number; None: no type at all."""
+    model = changed()
+    model.graph.input[0].ClearField("type")
+    if code is not None:
+        model.graph.input[0].type.tensor_type.elem_type = code
+    return model
+
+
+def left_out() -> ModelProto:
+    model = changed("y = Add (x, x)")
+    model.graph.node[0].input[0] = ""
+    return model
+
+
+BRANCH = GraphProto(name="b", output=[helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])])
+BRANCH.node.append(helper.make_node("Relu", ["x"], ["z"]))
+REFUSED = [
+    (owner("If", "c", then_branch=BRANCH), "node 'If' (If) lacks the attribute 'else_branch'; add it"),
+    (owner("If", "c", then_branch=BRANCH, else_branch=None), "has the attribute 'else_branch' hold nothing; export it"),
+    (
+        owner("If", "c", then_branch=BRANCH, else_branch=1),
+        "has the attribute 'else_branch' as INT, not as GRAPH",
+    ),
+    (owner("Loop", "n c x"), "node 'Loop' (Loop) lacks the attribute 'body'; add it"),
+    (left_out(), "leaves out input 0, which is not optional; name it"),
+    (importing(("", 0)), "the model imports ai.onnx opset 0, but onnx"),
+    (importing(("", 21), ("my", 0)), "the model imports my opset 0, which does not exist; correct it"),
+    (importing(("", 21), ("ai.onnx", 20)), "the model imports ai.onnx opsets 21 and 20; keep one"),
+    (fed(None), "input 'x' states no element type; declare one, or export the model again"),
+    (fed(0), "input 'x' states no element type; declare one, or export the model again"),
+    (fed(99), "input 'x' has the unknown element type 99; a newer amp-rewrite may know it"),
+]
+
+
+@pytest.mark.parametrize(("model", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_what_onnx_would_let_through_or_die_of_is_refused(model: ModelProto, said: str) -> None:
+    with pytest.raises(ModelError) as error:
+        View.of(Model.load(model))
+    assert said in str(error.value)
+
+
+def test_opsets_stated_twice_alike_are_one() -> None:
+    assert View.of(Model.load(importing(("", 21), ("ai.onnx", 21)))).opsets[""] == 21
+
+
+def test_the_graph_of_a_view_has_an_edge_from_each_op_to_those_that_need_it() -> None:
+    words = """[first] a = Relu (x)
+        [pick] b = If (c) <then_branch = t () => (float[2] p) { [inner] p = Neg (a) },
+                           else_branch = e () => (float[2] q) { [same] q = Identity (x) }>
+        [last] y = Add (a, b)"""
+    view = View.of(Model.load(changed(words)))
+    graph, value = view.graph, {v.name: v.id for v in view.values}
+    names = {op.id: op.name for op in view.ops}
+    assert {op: (data["op_type"], data["name"]) for op, data in graph.nodes(data=True)} == {
+        op.id: (op.kind, op.name) for op in view.ops
+    }
+    assert {(names[a], names[b]): values for a, b, values in graph.edges(data="values")} == {
+        ("first", "inner"): (value["a"],),
+        ("inner", "pick"): (value["p"],),
+        ("same", "pick"): (value["q"],),
+        ("first", "last"): (value["a"],),
+        ("pick", "last"): (value["b"],),
+    }
