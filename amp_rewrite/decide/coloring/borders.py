@@ -36,6 +36,8 @@ _SPREAD_LEVELS = (Level.LOWER_ALL, Level.UNSAFE_FORCE_ALL)
 _LARGE = {DType.FLOAT16: 2.0**8, DType.BFLOAT16: 2.0**5}
 """Largest constant that counts as a bias: an eighth of the integers that the type holds exactly."""
 
+_copied = first_input_of(COPIES)
+
 
 # -- facts about the border --------------------------------------------------------------------------------------------
 
@@ -52,7 +54,7 @@ def _ports(state: State, v: int) -> tuple[list[ValueId], list[ValueId]]:
     variables = [variable for variable in view.variables[op.id] if variable.name in vertex.variables]
     read = dict.fromkeys(op.inputs[slot] for variable in variables for slot in variable.inputs)
     made = (op.outputs[slot] for variable in variables for slot in variable.outputs)
-    varying = [value for value in read if value is not None and view.constant(value) is None]
+    varying = [value for value in read if value is not None and view.constant(origin(view, value, _copied)) is None]
     return varying, [value for value in made if value is not None]
 
 
@@ -237,8 +239,11 @@ def _is_bias(state: State, op: Op) -> bool:
     if op.kind not in PAIR_SUMS or len(op.inputs) != 2:
         return False
     for value, constant in (op.inputs, op.inputs[::-1]):
-        if value is not None and constant is not None and state.view.constant(constant) is not None:
-            maker = state.view.producer(origin(state.view, value, first_input_of(COPIES)))
+        if value is None or constant is None:
+            continue
+        constant = origin(state.view, constant, _copied)
+        if state.view.constant(constant) is not None:
+            maker = state.view.producer(origin(state.view, value, _copied))
             fit = state.view.fit(constant, state.to)
             return maker is not None and maker.kind in HEAVY and fit.absmax <= _LARGE[state.to] and not fit.nonfinite
     return False

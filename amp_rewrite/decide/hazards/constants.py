@@ -71,9 +71,7 @@ def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DTyp
     added, factors = view.fit(bias, to), view.fit(weight, to)
     if added.nonfinite or added.absmax * math.sqrt(added.count) <= _OUTWEIGHS * factors.absmax:
         return False
-    norms = [
-        np.linalg.norm(array.astype(np.float64)) for v in (bias, weight) if (array := array_of(view, v)) is not None
-    ]
+    norms = [np.linalg.norm(array.astype(np.float64)) for v in (bias, weight) if (array := view.array(v)) is not None]
     return bool(norms[0] > _OUTWEIGHS * norms[1])
 
 
@@ -104,7 +102,7 @@ def _loses_digits(view: View, value: ValueId, to: DType) -> bool:
         return False
     if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # a subnormal is off by half its spacing at most
         return False
-    elements = array_of(view, value)
+    elements = view.array(value)
     if elements is None:
         return False
     exact = elements.astype(np.float64)

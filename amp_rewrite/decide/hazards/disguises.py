@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, in_float32
+from amp_rewrite.decide.hazards.steps import in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32
@@ -47,11 +47,11 @@ def _disguised(view: View, value: ValueId | None, to: DType) -> str:
     if fit.absmax != fit.absmin or fit.nonfinite:
         return ""
     if np.float32(fit.absmax) in (np.float32(1 / rows), np.float32(1 / columns)):
-        elements = array_of(view, value)
+        elements = view.array(value)
         return "mean" if elements is not None and (elements == elements.flat[0]).all() else ""
     if fit.absmax != 1 or rows != columns:
         return ""
-    elements = array_of(view, value)
+    elements = view.array(value)
     if elements is None:
         return ""
     ones = np.tri(rows, dtype=elements.dtype)
@@ -61,6 +61,6 @@ def _disguised(view: View, value: ValueId | None, to: DType) -> str:
 def _feeds_products(copies: Flow, op: Op) -> bool:
     """True if products alone read a result, or its copies."""
     view = copies.view
-    reached = copies.forth({v: None for v in op.outputs if v is not None}, float32(view))
+    reached = copies.forth(dict.fromkeys(op.results), float32(view))
     readers = [reader for value in reached for reader in view.readers(value) if not copies.through(reader)]
     return bool(readers) and all(reader.kind in HEAVY for reader in readers) and view.yielded.isdisjoint(reached)

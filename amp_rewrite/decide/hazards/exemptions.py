@@ -83,8 +83,12 @@ def _squares_alone(view: View, groups: Sequence[Cluster]) -> Iterator[OpId]:
             and number(view, op.inputs[1]) == 2
         ):
             copies = copies or Flow.of(view, COPIES)
-            if not any(reader.kind in REDUCTIONS or reader.kind in MAGNIFIES for reader in _readers(copies, op)):
+            if not any(map(_sums_or_divides, _readers(copies, op))):
                 yield op.id
+
+
+def _sums_or_divides(op: Op) -> bool:
+    return op.kind in REDUCTIONS or op.kind in MAGNIFIES or op.kind.endswith("Normalization")
 
 
 def _means(view: View, groups: Sequence[Cluster], to: DType, shapes: Callable[[], Shapes]) -> Iterator[OpId]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, described, in_float32, results_of
+from amp_rewrite.decide.hazards.steps import described, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
@@ -144,7 +144,7 @@ def _is_whole_one_hot(view: View, op: Op) -> bool:
 
 def _is_whole(view: View, value: ValueId) -> bool:
     """True for a constant of whole numbers."""
-    elements = array_of(view, value)
+    elements = view.array(value)
     return elements is not None and elements.dtype.kind in "fiu" and bool((elements == np.round(elements)).all())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import array_of, described, first_inputs, in_float32, results_of
+from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers, squared
@@ -75,7 +75,7 @@ def _behind_products(view: View, flow: Flow) -> dict[OpId, OpId]:
 
 
 def _is_root(view: View, op: Op) -> bool:
-    exponent = array_of(view, op.inputs[1])
+    exponent = view.array(op.inputs[1])
     return exponent is not None and bool((exponent < 1).any())
 
 
@@ -86,7 +86,7 @@ def _behind_affine(view: View, value: ValueId | None) -> tuple[list[OpId], Value
         if op.kind in COPIES:
             varying: list[ValueId | None] = [op.inputs[0]]
         elif op.kind in PAIR_SUMS | SCALINGS | {"Clip", "Max", "Min"}:
-            varying = [v for v in op.inputs if v is not None and view.constant(v) is None]
+            varying = [v for v in op.operands if view.constant(v) is None]
         else:
             break
         if len(varying) != 1:

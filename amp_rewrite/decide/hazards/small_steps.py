@@ -78,7 +78,7 @@ def _learned(view: View, value: ValueId, states: Collection[ValueId]) -> bool:
         if op is None:
             continue
         product = product or op.kind in HEAVY
-        fresh = [v for v in op.inputs if v is not None and v not in seen and v not in states]
+        fresh = [v for v in op.operands if v not in seen and v not in states]
         seen.update(fresh)
         queue += fresh
     return product
