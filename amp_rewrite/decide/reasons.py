@@ -67,6 +67,7 @@ LOWER_ALL = _reason("lower_all", "the level lowers gray and clear ops as well", 
 LOWER = _reason("lower", "requested by the user", Strength.USER)
 BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op on the way", Strength.SPREAD)
 GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op directly behind a lowered one", Strength.SPREAD)
+TABLE = _reason("table", "a lookup in a table that is stored low; a Cast behind it costs less", Strength.SPREAD)
 ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowered one", Strength.SPREAD)
 EXISTING_CAST = _reason("existing_cast", "a Cast of the model, in the type of all its readers", Strength.GROUP)
 SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, which has one element type", Strength.GROUP)

@@ -17,6 +17,7 @@ from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import Signature, onnx_schema, type_of_proto
+from amp_rewrite.ir.shapes.inference import infer_shapes
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
 
@@ -93,10 +94,11 @@ def _invalid(model: Model, fault: _Fault) -> str:
 
 def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     """Run the checker and strict shape inference; return the first fault, or the inferred model."""
-    skeleton = model.skeleton().SerializeToString()  # once for both
+    skeleton = model.skeleton()
+    serialized = skeleton.SerializeToString()  # once for both
     try:
-        onnx.checker.check_model(skeleton)
-        return None, onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
+        onnx.checker.check_model(serialized)
+        return None, infer_shapes(skeleton, serialized, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
 

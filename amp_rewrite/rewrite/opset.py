@@ -27,6 +27,7 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
+from amp_rewrite.ir.shapes.inference import infer_shapes
 from amp_rewrite.ir.versions import FIRST_FUSED, MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
@@ -206,7 +207,7 @@ def _moved(view: View, opset: int) -> Model | str:
     skeleton = moved.skeleton()
     try:
         onnx.checker.check_model(skeleton)
-        onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
+        infer_shapes(skeleton, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as cause:
         return _refused(cause)
     return moved

@@ -34,6 +34,7 @@ SPREAD: tuple[Rule, ...] = (
 )
 FINISH: tuple[Rule, ...] = (
     borders.hold_borders,
+    rules.tables,
     groups.clusters_whole,
     groups.norm_affine,
     rules.shapes_follow,

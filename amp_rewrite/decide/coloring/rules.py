@@ -7,6 +7,7 @@ topological order, as in TensorFlow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 
 from amp_rewrite.decide import reasons
@@ -95,6 +96,21 @@ def _tables(state: State) -> Iterator[int]:
             yield v
 
 
+def tables(state: State) -> None:
+    """Lower lookups in a table of weights that is much larger than their results: a Cast behind it is cheaper."""
+    for v, vertex in enumerate(state.vertices.all if state.options.spare_casts else ()):
+        op = state.view.ops[vertex.op]
+        table = op.inputs[0] if op.kind == "Gather" and v not in state.low and state.can(v) else None
+        tensor = state.view.constant(table)
+        if table is None or tensor is None or len(tensor.dims) < 2 or state.view.fit(table, state.to).overflow:
+            continue
+        elements = math.prod(tensor.dims)
+        if elements >= _LEAST_TABLE and elements > _TIMES * state.sizes.size(op.outputs[0]):
+            state.low[v] = Paint(state.to, reasons.TABLE, None)
+
+
+_LEAST_TABLE, _TIMES = 1 << 16, 4
+"""Elements of a table, and how many times those of a result, that are worth a Cast."""
 _CARRIERS = (Color.GRAY, Color.CLEAR)
 
 

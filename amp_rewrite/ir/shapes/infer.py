@@ -11,7 +11,8 @@ from functools import reduce
 
 from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, AllDims, Dims, dims_of, shape_at
+from amp_rewrite.ir.shapes.inference import MADE_UP
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import Contents, InventedNames, Reading
 from amp_rewrite.ir.shapes.shape_values import CONTENTS, held
 from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times

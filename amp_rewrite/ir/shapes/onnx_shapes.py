@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, ValueInfoProto
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
+from amp_rewrite.ir.shapes.inference import infer_shapes
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
 from amp_rewrite.ir.view import ScopeId, ValueId, View
@@ -26,8 +27,6 @@ Dims = tuple[Dim, ...]
 StatedDims = tuple[int | str | None, ...]
 """A shape as a model states it: dimensions that are known, named or unknown."""
 AllDims = Mapping[tuple[ScopeId, str], Dims]
-MADE_UP = "unk__"
-"""The prefix of names that inference invents: the size of such a name may have another name at the next run."""
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, UnicodeDecodeError)
@@ -87,7 +86,7 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
             imported.version = FIRST_ALLOWZERO if normal_domain(imported.domain) == "" else imported.version
     for attempt in attempts:
         with suppress(*_FAULTS):
-            return onnx.shape_inference.infer_shapes(attempt, data_prop=through_values)
+            return infer_shapes(attempt, data_prop=through_values)
     return skeleton
 
 

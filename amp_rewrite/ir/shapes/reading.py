@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from amp_rewrite.ir.schema import attribute, int_attribute
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
+from amp_rewrite.ir.shapes.inference import MADE_UP
+from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import Op
 

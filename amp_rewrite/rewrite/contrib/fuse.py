@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
+from amp_rewrite.ir.shapes.inference import MADE_UP
+from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.view import MAIN, ScopeId, View
 from amp_rewrite.rewrite.contrib.multi_head_attention import fuse_attentions
 from amp_rewrite.rewrite.contrib.recognize import MATCHERS, Match, Site
