@@ -30,7 +30,7 @@ def rule(name: str | None, as_json: bool) -> None:
 
 def records() -> dict[str, Any]:
     """Return the records of safety rules and fusions by name and alias."""
-    from amp_rewrite.decide.hazards.find import RULES
+    from amp_rewrite.decide.rule_table import RULES
     from amp_rewrite.rewrite.fusions import FUSIONS
 
     both: tuple[Any, ...] = (*RULES, *FUSIONS)

@@ -43,8 +43,9 @@ _copied = first_input_of(COPIES)
 
 
 def _movable(state: State) -> list[int]:
-    """Return the low vertices that no user asked for, in order."""
-    return [v for v in sorted(state.low) if state.vertices.all[v].op not in state.options.lower]
+    """Return the low vertices that no user asked for and no sequence ties to others, in order."""
+    tied = {v for cluster in state.vertices.clusters for v in cluster}
+    return [v for v in sorted(state.low) if v not in tied and state.vertices.all[v].op not in state.options.lower]
 
 
 def _ports(state: State, v: int) -> tuple[list[ValueId], list[ValueId]]:
@@ -109,7 +110,7 @@ def tiny_products(state: State) -> None:
     for v in state.low:
         sets.join((v, *(source for source in state.vertices.sources[v] if source in state.low)))
     tiny: dict[int, OpId] = {}
-    other = set[int]()
+    other = {sets.root(v) for cluster in state.vertices.clusters for v in cluster if v in state.low}
     products = (v for v in state.low if state.op(v).kind in HEAVY | SOFTMAXES)
     for v in products:
         root, op = sets.root(v), state.op(v)

@@ -68,7 +68,7 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
 )
 """The rules that pin ops to float32. If several pin one op, the first gives the reason."""
 RULES: tuple[Rule[..., Any], ...] = (*PINNING, cluster, saturated)
-"""All rules that a report can name, by reason or by finding."""
+"""The rules that read the model alone, by reason or by finding."""
 
 
 @dataclass(frozen=True, slots=True)

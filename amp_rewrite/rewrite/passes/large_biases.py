@@ -21,7 +21,6 @@ from amp_rewrite.ir.schema import float_attribute
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
 
-KIND = "bias"
 _copies = first_input_of(RELABELS)
 
 
@@ -59,7 +58,7 @@ def _finding(op: Op, words: str) -> tuple[Finding, ...]:
 def _without_bias(op: Op, words: str) -> Replacement:
     node = clone(op.node)
     del node.input[2:]
-    return Replacement(KIND, (op.id,), op.id, node, findings=_finding(op, words))
+    return Replacement("bias", (op.id,), op.id, node, findings=_finding(op, words))
 
 
 def _split(view: View, op: Op) -> Replacement:
@@ -77,4 +76,4 @@ def _split(view: View, op: Op) -> Replacement:
     name = f"{op.node.name}_bias" if op.node.name else ""
     total = onnx.helper.make_node("Add", [product.output[0], stored.name], [result], name)
     words = "added in float32 behind it"
-    return Replacement(KIND, (op.id,), op.id, total, (stored,), ahead=(product,), findings=_finding(op, words))
+    return Replacement("bias", (op.id,), op.id, total, (stored,), ahead=(product,), findings=_finding(op, words))

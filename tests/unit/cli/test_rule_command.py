@@ -14,10 +14,11 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.commands.rule import described, records
-from amp_rewrite.decide.hazards import distance, find
-from amp_rewrite.decide.hazards.find import RULES
+from amp_rewrite.decide import rule_table
+from amp_rewrite.decide.hazards import distance
 from amp_rewrite.decide.hazards.rule import MODELS, Rule
 from amp_rewrite.decide.reasons import DISTANCE, DOCS, KINDS, REASONS
+from amp_rewrite.decide.rule_table import RULES
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.report import Report
@@ -78,7 +79,7 @@ def test_names_and_aliases_are_each_those_of_one_record() -> None:
 
 def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
     heir = Rule("growth", DISTANCE, "One rule for both.", distance.distance.function, ("distance", "parent"))
-    monkeypatch.setattr(find, "RULES", (heir,))
+    monkeypatch.setattr(rule_table, "RULES", (heir,))
     facts = [described(name) for name in ("growth", "parent", "distance")]
     assert facts[0] == facts[1] == facts[2]
     assert facts[0]["promise"] == "One rule for both."

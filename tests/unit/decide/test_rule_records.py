@@ -11,9 +11,9 @@ import pytest
 
 from amp_rewrite import Report, convert
 from amp_rewrite.decide.hazards import find
-from amp_rewrite.decide.hazards.find import RULES
 from amp_rewrite.decide.hazards.rule import HEADINGS, MODELS, Rule
 from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
+from amp_rewrite.decide.rule_table import RULES
 from support.paths import ROOT
 
 FIXTURES = (
