@@ -180,7 +180,8 @@ def last_product(state: State) -> None:
 
     What it protects: Ends of models: scores that are summed up over many steps, differences of large heads, heads that
         undo a normalization. Exact ops, such as Relu and Reshape, stay low. So does a single op that joins two low
-        values or reduces one, and the norm behind it: float32 would cost more Casts, or larger ones.
+        values or reduces one, and the norm behind it: float32 would cost more Casts, or larger ones. So does what leads
+        to an op or output that the user lowers.
     Why: Low types make products faster. Behind the last product nothing is left to gain, and each op rounds again.
     Example: Viterbi scores of a tagger: hundreds of Adds, after which the float16 spacing is as large as a score.
     How to override: `--io low` for outputs that shall be low.
@@ -192,8 +193,8 @@ def last_product(state: State) -> None:
         op = state.op(v)
         if op.id in before:
             continue
-        read, made = _ports(state, v)
-        if not read or state.options.low_inputs.__contains__(made[0] if made else None):
+        read, _ = _ports(state, v)
+        if not read:
             continue
         low = [value for value in read if _low(state, value)]
         steps = max((rounded.get(maker, 0) for value in low if (maker := _maker(state, value)) is not None), default=0)
@@ -209,11 +210,14 @@ def last_product(state: State) -> None:
 
 
 def _before_products(state: State) -> set[OpId]:
-    """Return the ops on whose results a low product depends, and ops with bodies that hold one."""
+    """Return the ops on whose results a low product depends, and ops with bodies that hold one.
+
+    What the user lowers, ops and outputs, counts as a product.
+    """
     view = state.view
-    products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY}
-    queue = [value for op_id in products for value in view.ops[op_id].inputs]
-    owners = [view.scopes[view.ops[op_id].scope].owner for op_id in products]
+    ends = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY} | state.options.lower.keys()
+    queue = [*state.options.low_inputs, *(value for op_id in ends for value in view.ops[op_id].inputs)]
+    owners = [view.scopes[view.ops[op_id].scope].owner for op_id in ends]
     before = set[OpId]()
     ops = [view.ops[owner] for owner in owners if owner is not None]
     while queue or ops:

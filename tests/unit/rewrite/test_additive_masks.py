@@ -26,14 +26,15 @@ LOWEST = -3.4028234663852886e38
 SHOWN = np.array([[True, False, True], [False, False, False], [True, True, True]])
 """The second row is masked throughout."""
 WHERE = "mask = Where (seen, zero, least)"
-SCORES = {"x": np.random.default_rng(3).standard_normal((3, 3)).astype(np.float32) * 6, "seen": SHOWN}
+LEFT, RIGHT = np.random.default_rng(3).standard_normal((2, 3, 8)).astype(np.float32) * 4
+SCORES = {"x": LEFT, "w": RIGHT.T.copy(), "seen": SHOWN}
 
 
 def model(mask: str = WHERE, reader: str = "y = Softmax (z)", opset: int = 18, ir: int = 8) -> ModelProto:
     text = f"""<ir_version: {ir}, opset_import: ["": {opset}]>
-    g (float[3,3] x, bool[3,3] seen) => (float[3,3] y)
+    g (float[3,8] x, float[8,3] w, bool[3,3] seen) => (float[3,3] y)
     <float zero = {{0}}, float least = {{{LOWEST}}}, float ten = {{10}}, float fair = {{-1e4}}> {{
-        a = MatMul (x, x)
+        a = MatMul (x, w)
         {mask}
         z = Add (a, mask)
         {reader}
@@ -187,8 +188,9 @@ def test_a_mask_in_a_body_is_selected_there() -> None:
             p = Softmax (z)
         }, else_branch = e () => (float[3,3] q) { q = Identity (a) }>"""
     text = f"""<ir_version: 8, opset_import: ["": 18]>
-    g (float[3,3] x, bool[3,3] seen, bool flag) => (float[3,3] y) <float zero = {{0}}, float least = {{{LOWEST}}}> {{
-        a = MatMul (x, x)
+    g (float[3,8] x, float[8,3] w, bool[3,3] seen, bool flag) => (float[3,3] y)
+    <float zero = {{0}}, float least = {{{LOWEST}}}> {{
+        a = MatMul (x, w)
         {WHERE}
         {body}
     }}"""

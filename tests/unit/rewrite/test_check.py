@@ -15,8 +15,8 @@ from amp_rewrite.rewrite.check import check
 
 PLAIN = "t = Tanh (a)  s = Softmax (t)"
 CONTRIB = "t = com.microsoft.QuickGelu (a)  s = Softmax (t)"
-BODY = """s = If (flag) <then_branch = e () => (float[2,2] p) { t = Tanh (a)  u = MatMul (t, x)  p = Tanh (u) },
-    else_branch = o () => (float[2,2] q) { v = MatMul (a, a)  w = MatMul (v, v)  q = Relu (w) }>"""
+BODY = """s = If (flag) <then_branch = e () => (float[8,8] p) { t = Tanh (a)  u = MatMul (t, x)  p = Tanh (u) },
+    else_branch = o () => (float[8,8] q) { v = MatMul (a, a)  w = MatMul (v, v)  q = Relu (w) }>"""
 OLD = "c = LessOrEqual (a, a)  t = Where (c, a, a)  s = Relu (t)"
 TEXTS = {"onnx": PLAIN, "onnx, of bodies": BODY, "our schemas": CONTRIB, "our schemas, of an old opset": OLD}
 
@@ -24,7 +24,7 @@ TEXTS = {"onnx": PLAIN, "onnx, of bodies": BODY, "our schemas": CONTRIB, "our sc
 def converted(body: str) -> Converted:
     opset = 12 if body == OLD else 18
     text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>
-    g (float[2,2] x, bool flag) => (float[2,2] y) {{
+    g (float[8,8] x, bool flag) => (float[8,8] y) {{
         a = MatMul (x, x)
         {body}
         y = MatMul (s, x)
@@ -60,7 +60,7 @@ def test_a_value_of_another_type_than_planned_is_refused(teller: str) -> None:
 
 def test_an_input_without_a_shape_is_named() -> None:
     model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 18]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }"""
+        """<ir_version: 8, opset_import: ["": 18]> g (float[8,8] x) => (float[8,8] y) { y = MatMul (x, x) }"""
     )
     model.graph.input[0].type.tensor_type.ClearField("shape")
     wanted = "the model is invalid: 'x' states no shape; declare one, whose dims may be names, or export it again"

@@ -49,7 +49,8 @@ MODELS = TESTS / "models"
 
 
 def between_products(body: str) -> ModelProto:
-    return model_of("x0 = MatMul (x, w)  " + body.replace("Add (x,", "Add (x0,") + "  y1 = MatMul (y, w)", outputs=OUT1)
+    body = "x0 = MatMul (x, v0)  " + body.replace("Add (x,", "Add (x0,") + "  y1 = MatMul (y, w)"
+    return model_of(body, "float[2,3,8] x, float[8,4] v0, float[2,3,4] z", OUT1)
 
 
 OUT1 = "float[2,3,4] y1"
@@ -111,11 +112,11 @@ def test_what_else_a_model_carries_stays() -> None:
     model.doc_string = "words"
     model.graph.node[1].metadata_props.add(key="scope", value="block")
     model.graph.node[-2].metadata_props.add(key="scope", value="block/norm")
-    sparse = model.graph.sparse_initializer.add(dims=[4])
+    sparse = model.graph.sparse_initializer.add(dims=[8])
     sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "few"))
     sparse.indices.CopyFrom(numpy_helper.from_array(np.array([2]), "few_at"))
     model.graph.node.append(helper.make_node("Add", ["x", "few"], ["f"], "the_f"))
-    model.graph.output.append(helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2, 3, 4]))
+    model.graph.output.append(helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2, 3, 8]))
     made = amp_rewrite.convert(model, fuse="contrib").model
     assert "SkipLayerNormalization" in kinds(made)
     assert [s.values.name for s in made.graph.sparse_initializer] == ["few"]
@@ -132,7 +133,7 @@ def test_what_else_a_model_carries_stays() -> None:
 
 def test_local_functions_are_inlined_before() -> None:
     text = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
-        g (float[2,3,4] x, float[2,3,4] z, float[4,4] w) => (float[2,3,4] y)
+        g (float[2,3,8] x, float[2,3,8] z, float[8,8] w) => (float[2,3,8] y)
         { t = MatMul (x, w)  n = own.block (t, z)  y = MatMul (n, w) }
         <domain: "own", opset_import: ["": 18]>
         block (a, b) => (c) { s = Add (a, b)  c0 = Sigmoid (s)  c = Mul (s, c0) }"""
