@@ -325,4 +325,4 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
 
 
 def test_a_model_without_hazards_has_none() -> None:
-    assert find_hazards(view_of("g (float[N] x) => (float[N] y) { y = Relu (x) }"), F16) == Hazards()
+    assert find_hazards(view_of("g (float[N] x) => (float[N] y) { y = Relu (x) }"), F16) == Hazards(guarded=True)

@@ -11,8 +11,9 @@ import amp_rewrite
 from amp_rewrite.pipeline.convert import Converted
 from support import cases
 
-GELU = """g (float[N,4] x) => (float[N,4] y)
-<float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float half = {0.5}, float k = {0.044715},
+ONE = ", ".join("1" if row == column else "0" for row in range(8) for column in range(8))
+GELU = """g (float[N,8] x) => (float[N,8] y)
+<float[8,8] w = {ONE}, float half = {0.5}, float k = {0.044715},
  float less = {-0.044715}, float c = {0.797884583}, float one = {1}, float two = {2}, float three = {3}> {
     a = MatMul (x, w)
     h = Mul (half, a)  p = Pow (a, EXPONENT)  q = Mul (p, FACTOR)  i = Add (a, q)  j = Mul (i, c)
@@ -22,7 +23,7 @@ GELU = """g (float[N,4] x) => (float[N,4] y)
 
 
 def gelu(exponent: str = "three", factor: str = "k") -> onnx.ModelProto:
-    text = GELU.replace("EXPONENT", exponent).replace("FACTOR", factor)
+    text = GELU.replace("{ONE}", f"{{{ONE}}}").replace("EXPONENT", exponent).replace("FACTOR", factor)
     return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]>' + text)
 
 
@@ -34,7 +35,7 @@ def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
     converted = amp_rewrite.convert(gelu())
     assert (dtype(converted, "Pow"), dtype(converted, "Tanh")) == ("float16", "float16")
     points = np.array([0, 1e-3, 0.5, 1, 2, 3, 6, 40, 41, 300, 6e4], np.float32)
-    feed = {"x": np.concatenate((points, -points))[:, None] * np.eye(1, 4, dtype=np.float32)}
+    feed = {"x": np.concatenate((points, -points))[:, None] * np.eye(1, 8, dtype=np.float32)}
     twin = amp_rewrite.emulate(converted.model).to_proto()
     found, wanted = (
         onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
@@ -92,19 +93,20 @@ def test_a_level_that_lowers_less_lowers_no_snake() -> None:
 
 def test_a_snake_is_off_by_no_more_than_its_sum_rounds() -> None:
     """x and a·x round by 2⁻¹² each, the sine, its square, their product and the sum by one more each."""
-    x = np.linspace(-300, 300, 4001, dtype=np.float32).reshape(1, 1, -1) * np.ones((1, 4, 1), np.float32)
+    slopes = np.tile(SLOPES, (1, 2, 1))
+    x = np.linspace(-300, 300, 4001, dtype=np.float32).reshape(1, 1, -1) * np.ones((1, 8, 1), np.float32)
     text = SNAKE.replace("u=Conv(x,w)", "u=MatMul(w,x)").replace("y=Conv(v,w)", "y=MatMul(w,v)")
-    constants = {"a": SLOPES, "b": 1 / SLOPES, "two": 2.0}
-    proto = cases.build(text, ["y"], shapes={"x": (1, 4, 4001), "w": (4, 4)}, constants=constants)
+    constants = {"a": slopes, "b": 1 / slopes, "two": 2.0}
+    proto = cases.build(text, ["y"], shapes={"x": (1, 8, 4001), "w": (8, 8)}, constants=constants)
     converted = amp_rewrite.convert(proto)
     assert dtype(converted, "Sin") == "float16"
     models = (amp_rewrite.emulate(converted.model).to_proto(), proto)
-    feed = {"x": x, "w": np.eye(4, dtype=np.float32)}
+    feed = {"x": x, "w": np.eye(8, dtype=np.float32)}
     found, wanted = (
         onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
         for m in models
     )
-    assert (np.abs(found - wanted) <= 6 * 2.0**-11 * (np.abs(x) + 1 / SLOPES)).all()
+    assert (np.abs(found - wanted) <= 6 * 2.0**-11 * (np.abs(x) + 1 / slopes)).all()
 
 
 MAPS = {"x": (1, 4, 8, 8), "w": (4, 4, 1, 1), "v": (4, 4)}

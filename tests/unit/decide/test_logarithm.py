@@ -33,7 +33,8 @@ def pinned(text: str) -> set[str]:
         ("a=MatMul(x,w);t=Tanh(a);c=Clip(t,low,high);y=Atanh(c)", {"t", "c", "y"}),
         ("e=Exp(x);r=ReduceSum(e,last);y=Log(r)", {"e", "r", "y"}),
         ("a=MatMul(x,w);b=Add(a,one);y=Log(b)", {"b", "y"}),  # log1p
-        ("a=Softmax(x);b=MatMul(a,w);y=Log(b)", set()),  # a layer between them
+        ("a=Softmax(x);b=MatMul(a,w);y=Log(b)", {"a", "b", "y"}),  # one product between them
+        ("a=Softmax(x);b=MatMul(a,w);c=MatMul(b,w);y=Log(c)", set()),  # two layers between them
         ("a=MatMul(x,w);b=Add(a,far);r=Relu(b);y=Log(r)", set()),  # nothing squeezed
         ("a=MatMul(x,w);p=Softmax(a);y=Sqrt(p)", set()),  # no logarithm
     ],

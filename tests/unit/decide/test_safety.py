@@ -38,11 +38,21 @@ def test_every_rule_is_run() -> None:
         => (float[K] y, bool[N] z, float[N] sine, float[1,2,H,W] normal, float[N] p, float[N] big, float[N] small,
             float[N] root, float[N] last, float[N] share, float table,
             float[M,16] at, float[M,16] away, float[N] decoded, float[1] product, float[M,4] grown,
-            float[M,1] spread, float[N] surprise)
+            float[M,1] spread, float[N] surprise, float[M,1] average, float[M,16] nearest, float[M,4] moved)
         <float seven = {7}, float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float far = {-3.4e38}, float huge = {1e6},
          float[4,4] placeholder = {5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4},
          float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1},
-         float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {
+         float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, float[4,1] fourth = {0.25, 0.25, 0.25, 0.25},
+         float[16] slope = {0, -5, -10, -15, -20, -25, -30, -35, -40, -45, -50, -55, -60, -65, -70, -75},
+         float[4,4] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}, float hundredth = {0.01}> {
+        average = MatMul (features, fourth)
+        logits = MatMul (features, w)
+        biased = Add (logits, slope)
+        nearest = Softmax (biased)
+        f1 = MatMul (features, v)  d1 = Mul (f1, hundredth)  s1 = Add (features, d1)
+        f2 = MatMul (s1, v)  d2 = Mul (f2, hundredth)  s2 = Add (s1, d2)
+        f3 = MatMul (s2, v)  d3 = Mul (f3, hundredth)  s3 = Add (s2, d3)
+        f4 = MatMul (s3, v)  d4 = Mul (f4, hundredth)  moved = Add (s3, d4)
         decoded = DequantizeLinear (codes, step)
         power = Mul (features, features)
         mean_power = ReduceMean <axes = [-1]> (power)
@@ -110,8 +120,11 @@ def test_every_rule_is_run() -> None:
         **dict.fromkeys(("odds", "surprise"), "logarithm"),
         "product": "product",
         "grown": "growth",
+        "average": "disguise",
+        **dict.fromkeys(("biased", "nearest"), "position_bias"),
+        **dict.fromkeys(("s1", "s2", "s3", "moved"), "small_step"),
     }
-    assert len(PINNING) == 17
+    assert len(PINNING) == 20
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:

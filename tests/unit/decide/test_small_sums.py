@@ -12,7 +12,7 @@ from amp_rewrite.pipeline.convert import convert
 def dtype_of_sum(shape: tuple[int | str, ...], axes: str, made: str = "v = Relu (a)") -> str:
     """The type of a ReduceSum of a value of this shape, between two products."""
     text = f"""<ir_version: 8, opset_import: ["": 18]>
-    g (float[N,6] x, float[6,64] w, float[M,5] u) => (float[K,5] y) <int64[{axes.count(",") + 1}] axes = {{{axes}}}> {{
+    g (float[N,8] x, float[8,64] w, float[M,5] u) => (float[K,5] y) <int64[{axes.count(",") + 1}] axes = {{{axes}}}> {{
         a = MatMul (x, w)
         {made}
         s = ReduceSum <keepdims = 1> (v, axes)
