@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pipeline.convert import Converted, convert
 
-HALF = "float16[4,4]"
+HALF = "float16[8,8]"
 
 
 def half(
@@ -21,7 +21,7 @@ def half(
     head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
     model = onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {held} {{ {body} }}")
     if any("w" in node.input for node in _nodes(model.graph)):
-        values = np.linspace(-1, 1, 16).reshape(4, 4).astype(np.float16)
+        values = np.linspace(-1, 1, 64).reshape(8, 8).astype(np.float16)
         model.graph.initializer.append(numpy_helper.from_array(values, "w"))
     return model
 

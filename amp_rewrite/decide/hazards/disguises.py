@@ -8,12 +8,12 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import in_float32
+from amp_rewrite.decide.hazards.steps import in_float32, summed_length
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32
 from amp_rewrite.ir.op_classes import COPIES, HEAVY, PRODUCTS
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, View
 
 
 @rule(reasons.DISGUISE, "A running sum or mean that is written as a product is computed in float32.")
@@ -28,8 +28,9 @@ def disguises(view: View, to: DType) -> Iterator[Pin]:
     """
     products: dict[OpId, str] = {}
     for op in view.ops:
-        if op.kind in PRODUCTS and (name := next(filter(None, (_disguised(view, v, to) for v in op.inputs[:2])), "")):
-            products[op.id] = name
+        for slot in (0, 1) if op.kind in PRODUCTS else ():
+            if name := _disguised(view, op, slot, to):
+                products[op.id] = name
     if not products:
         return
     copies = Flow.of(view, COPIES)
@@ -38,15 +39,17 @@ def disguises(view: View, to: DType) -> Iterator[Pin]:
             yield Pin(op_id, reasons.DISGUISE, None, f"a {name} by a product")
 
 
-def _disguised(view: View, value: ValueId | None, to: DType) -> str:
-    """Return "running sum" for a triangle of ones, "mean" for a matrix of 1/n; else an empty string."""
+def _disguised(view: View, op: Op, slot: int, to: DType) -> str:
+    """Return "running sum" for a triangle of ones, "mean" for a matrix of 1/n, n terms; else an empty string."""
+    value = op.inputs[slot] if slot < len(op.inputs) else None
     tensor = view.constant(value)
     if tensor is None or value is None or len(tensor.dims) < 2 or max(tensor.dims[-2:]) < 3:
         return ""
     fit, (rows, columns) = view.fit(value, to), tensor.dims[-2:]
     if fit.absmax != fit.absmin or fit.nonfinite:
         return ""
-    if np.float32(fit.absmax) in (np.float32(1 / rows), np.float32(1 / columns)):
+    lengths = (rows, columns) if op.kind == "Einsum" else (summed_length(op, slot, tuple(tensor.dims)),)
+    if np.float32(fit.absmax) in [np.float32(1 / length) for length in lengths if length]:
         elements = view.array(value)
         return "mean" if elements is not None and (elements == elements.flat[0]).all() else ""
     if fit.absmax != 1 or rows != columns:

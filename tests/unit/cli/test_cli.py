@@ -24,8 +24,8 @@ from amp_rewrite.settings.options import KEYWORDS, SETTINGS
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 21]>
-net (float[2,4] x) => (float[2,3] y)
-<float[4,8] w1 = {WEIGHT}, float[8,3] w2 = {OTHER}> {
+net (float[2,8] x) => (float[2,6] y)
+<float[8,4] w1 = {WEIGHT}, float[4,6] w2 = {OTHER}> {
   [first] h = MatMul (x, w1)
   [act] a = Relu (h)
   [second] z = MatMul (a, w2)
@@ -33,7 +33,7 @@ net (float[2,4] x) => (float[2,3] y)
 }
 """
 TEXT = MODEL.replace("{WEIGHT}", "{" + ",".join(["0.5"] * 32) + "}").replace(
-    "{OTHER}", "{" + ",".join(["0.25"] * 24) + "}"
+    "{OTHER}", "{" + ",".join(["0.125"] * 24) + "}"
 )
 
 

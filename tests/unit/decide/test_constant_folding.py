@@ -58,9 +58,9 @@ def test_a_weight_that_a_caller_may_replace_is_no_constant() -> None:
 
 
 def test_a_product_of_two_weights_is_cast_once_and_one_with_data_is_lowered() -> None:
-    text = f"""<ir_version: 8, opset_import: ["": 18]>
-    g (float[N,8] x) => (float[N,1] y) <float[8,1] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, float[1,1] scale = {{2}}>
-    {{ p = MatMul (w, scale) y = MatMul (x, p) }}"""
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[N,8] x) => (float[N,1] y) <float[8,1] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[1,1] scale = {2}>
+    { p = MatMul (w, scale) y = MatMul (x, p) }"""
     converted = convert(onnx.parser.parse_model(text))
     found = [(row.dtype, row.rule) for row in converted.report.rows]
     assert found == [("float32", "folded"), ("float16", "allow_root")]

@@ -42,7 +42,8 @@ def test_every_rule_is_run() -> None:
         <float seven = {7}, float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float far = {-3.4e38}, float huge = {1e6},
          float[4,4] placeholder = {5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4},
          float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1},
-         float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, float[4,1] fourth = {0.25, 0.25, 0.25, 0.25},
+         float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+         float[4,1] fourth = {0.25, 0.25, 0.25, 0.25},
          float[16] slope = {0, -5, -10, -15, -20, -25, -30, -35, -40, -45, -50, -55, -60, -65, -70, -75},
          float[4,4] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}, float hundredth = {0.01}> {
         average = MatMul (features, fourth)

@@ -205,15 +205,15 @@ def test_an_op_that_is_wrong_is_where_the_error_jumps_though_it_is_float32() -> 
 
 def test_an_op_with_a_body_is_measured_as_a_whole() -> None:
     model = parsed(
-        "[pick] y = If (c) <then_branch = t () => (float[2] u) {[inside] u = MatMul (m, x)},"
-        " else_branch = e () => (float[2] v) {v = Neg (x)}>",
-        "(float[2] x, bool c) => (float[2] y)",
-        "float[2,2] m = {1.1, 2.2, 3.3, 4.4}",
+        "[pick] y = If (c) <then_branch = t () => (float[1] u) {[inside] u = MatMul (m, x)},"
+        " else_branch = e () => (float[1] v) {v = ReduceSum (x)}>",
+        "(float[8] x, bool c) => (float[1] y)",
+        "float[1,8] m = {1.1, 2.2, 3.3, 4.4, 5.5, 6.6, 7.7, 8.8}",
     )
     converted = amp_rewrite.convert(model).result
-    fed = {"x": np.float32([1.1, 2.2]), "c": np.array(True)}
+    fed = {"x": np.float32([1.1, 2.2, 0.3, 0.7, 1.3, 2.9, 3.1, 1.7]), "c": np.array(True)}
     located = locate(model, converted, fed)
-    m = np.float32([[1.1, 2.2], [3.3, 4.4]])
+    m = np.float32([[1.1, 2.2, 3.3, 4.4, 5.5, 6.6, 7.7, 8.8]])
     expected = error(low(low(m) @ low(fed["x"])), m @ fed["x"])
     assert [(row.op, row.own) for row in located.rows] == [("pick", pytest.approx(expected, rel=0.02))]
 
@@ -251,13 +251,13 @@ def test_a_reference_that_is_half_is_measured_against_its_float32_twin() -> None
 
 def test_values_without_elements_or_without_size_give_no_error() -> None:
     model = parsed(
-        "[some] k = Compress <axis = 0> (x, c) [m] h = MatMul (k, w) [z] y = Concat <axis = 0> (h, x)",
-        "(float[3,2] x, bool[3] c) => (float[N,2] y)",
-        "float[2,2] w = {1, 2, 3, 4}",
+        "[some] k = Compress <axis = 0> (x, c) [m] h = MatMul (k, w) [z] y = Concat <axis = 1> (h, k)",
+        "(float[3,8] x, bool[3] c) => (float[N,9] y)",
+        "float[8,1] w = {1, 2, 3, 4, 5, 6, 7, 8}",
     )
     converted = amp_rewrite.convert(model).result
     none, one = np.zeros(3, bool), np.array([True, False, False])
-    ones, zeros = np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32)
+    ones, zeros = np.ones((3, 8), np.float32), np.zeros((3, 8), np.float32)
     located = locate(model, converted, [{"x": ones, "c": none}, {"x": zeros, "c": one}])
     assert [(row.op, row.own, row.accumulated) for row in located.rows if row.op == "m"] == [("m", 0.0, 0.0)]
 

@@ -25,6 +25,7 @@ from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
 # Rounding of float32 in another order of three terms of at most 6: far above, and far below what the tests plant.
+NINE = "float[9,1] w = {1,2,3,4,5,6,7,8,9}"
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -99,7 +100,7 @@ def test_a_model_agrees_with_itself_exactly() -> None:
 
 
 def test_a_conversion_agrees_with_its_source_and_says_that_it_was_emulated() -> None:
-    source = model("y = MatMul (x, w)", constants="float[3,3] w = {1,2,3,4,5,6,7,8,9}")
+    source = model("z = Concat <axis = 1> (x, x, x)  y = MatMul (z, w)", y="float[2,1] y", constants=NINE)
     converted = amp_rewrite.convert(source.proto).result
     # Inputs and weights are small whole numbers, so nothing is rounded.
     verdict = verify(source, converted, X, rtol=0.0)

@@ -12,32 +12,32 @@ import pytest
 
 HEAD = '<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.ml": 4]>'
 MODELS = {
-    "EyeLike with a type": """g (float[4,4] x, float[4,4] w) => (float[4,4] y) {
+    "EyeLike with a type": """g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
         a = com.microsoft.FastGelu (x)
         e = EyeLike <dtype = 1> (a)
         s = Add (a, e)
         y = MatMul (s, w)
     }""",
-    "EyeLike in a branch": """g (float[4,4] x, float[4,4] w, bool c) => (float[4,4] y) {
+    "EyeLike in a branch": """g (float[8,8] x, float[8,8] w, bool c) => (float[8,8] y) {
         a = com.microsoft.FastGelu (x)
         s = If (c) <
-            then_branch = t () => (float[4,4] p) { p = EyeLike <dtype = 1> (a) },
-            else_branch = e () => (float[4,4] q) { q = Identity (a) }
+            then_branch = t () => (float[8,8] p) { p = EyeLike <dtype = 1> (a) },
+            else_branch = e () => (float[8,8] q) { q = Identity (a) }
         >
         y = MatMul (s, w)
     }""",
-    "RegexFullMatch": """g (string[4] s, float[4,4] x, float[4,4] w) => (bool[4] m, float[4,4] y) {
+    "RegexFullMatch": """g (string[8] s, float[8,8] x, float[8,8] w) => (bool[8] m, float[8,8] y) {
         t = com.microsoft.StringLower (s)
         m = RegexFullMatch <pattern = "a.*"> (t)
         y = MatMul (x, w)
     }""",
-    "LabelEncoder": """g (string[4] s, float[4,4] x, float[4,4] w) => (float[4,4] y) {
+    "LabelEncoder": """g (string[8] s, float[8,8] x, float[8,8] w) => (float[8,8] y) {
         t = com.microsoft.StringLower (s)
         l = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_floats = [1.0, 2.0], default_float = 0.0> (t)
         p = MatMul (x, w)
         y = Mul (p, l)
     }""",
-    "LabelEncoder of tensors": """g (string[4] s, float[4,4] x, float[4,4] w) => (int64[4] l, float[4,4] y) {
+    "LabelEncoder of tensors": """g (string[8] s, float[8,8] x, float[8,8] w) => (int64[8] l, float[8,8] y) {
         t = com.microsoft.StringLower (s)
         l = ai.onnx.ml.LabelEncoder
             <keys_strings = ["a"], values_tensor = int64[1] {3}, default_tensor = int64[1] {0}> (t)

@@ -195,9 +195,9 @@ def test_new_names_avoid_those_of_the_user() -> None:
 
 def test_the_low_copy_of_a_weight_is_declared_where_the_weight_is() -> None:
     """Who reads declarations finds the copy as it finds the weight."""
-    text = """g (float[2,2] x) => (float[2,2] y, float[2,2] z)
-    <float[2,2] both = {1,0,0,1}, float[2,2] low = {1,0,0,1}, float[2,2] both, float[2,2] low>
-    { a = MatMul (x, both)  y = MatMul (a, low)  z = Pow (x, both) }"""
+    text = """g (float[1,8] x, float[8,1] u) => (float[1,1] y, float[8,1] z)
+    <float[8,1] both = {1,0,0,1,1,0,0,1}, float[1,1] low = {1}, float[8,1] both, float[1,1] low>
+    { a = MatMul (x, both)  y = MatMul (a, low)  z = Pow (u, both) }"""
     result = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>{text}')).model
     declared = {info.name: info.type.tensor_type for info in result.graph.value_info}
     held = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
@@ -261,7 +261,7 @@ def test_a_local_function_with_floats_is_inlined_and_one_without_is_not() -> Non
 def test_of_two_local_functions_only_the_one_with_floats_is_inlined() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17, "here" : 1]>'
-        "g (float[2,2] x, int64[2] n) => (float[2,2] y, int64[2] m) <int64[2] k>"
+        "g (float[8,8] x, int64[2] n) => (float[8,8] y, int64[2] m) <int64[2] k>"
         "{ y = here.Product (x, x)  k = here.Double (n)  m = Identity (k) }"
         '<domain: "here", opset_import: ["" : 17]> Product (p, q) => (r) { r = MatMul (p, q) }'
         '<domain: "here", opset_import: ["" : 17]> Double (p) => (r) { r = Add (p, p) }'
@@ -275,7 +275,7 @@ def test_of_two_local_functions_only_the_one_with_floats_is_inlined() -> None:
 def with_function_of_another_opset(body: str, call: str) -> ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20, "here" : 1]>'
-        f"g (float[2,2] x) => (float[2,2] y) {{ a = MatMul (x, x)  y = {call} (a) }}"
+        f"g (float[8,8] x) => (float[8,8] y) {{ a = MatMul (x, x)  y = {call} (a) }}"
         f'<domain: "here", opset_import: ["" : 18]> F (p) => (r) {{ {body} }}'
     )
 
@@ -302,7 +302,7 @@ def test_a_function_of_an_opset_in_which_its_ops_are_others_is_refused() -> None
 
 def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] x) => (float[2,2] d)'
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[8,8] x) => (float[8,8] d)'
         "{ [a] a = MatMul (x, x)  [b] b = my.Foo (a)  [c] c = MatMul (b, b)  [d] d = my.Bar (c) }"
     )
     report = convert(model).report
@@ -472,8 +472,8 @@ def test_input_and_scale_of_a_root_mean_square_norm_have_one_type() -> None:
 
 def test_a_type_that_only_a_reader_told_is_told_again_when_the_reader_is_lowered() -> None:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,2] x) => (float[2,2] y)'
-        "<float[2,2] w = {1, 1, 1, 1}> { t = my.Op (x)  y = MatMul (t, w) }"
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,8] x) => (float[2,1] y)'
+        "<float[8,1] w = {1, 1, 1, 1, 1, 1, 1, 1}> { t = my.Op (x)  y = MatMul (t, w) }"
     )
     once = convert(model)
     assert list(lowered_ops(once.view, once.coloring)) == ["MatMul_1"]

@@ -254,7 +254,7 @@ def test_a_conversion_s_report_and_the_inventory_of_what_it_made_do_not_differ(p
 
 def test_casts_that_a_conversion_folds_and_retargets_do_not_differ_from_what_it_made() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[4, 4] x) => (float[4, 4] y, float16[4, 4] p) <float[4, 4] w> {
+    g (float[8, 8] x) => (float[8, 8] y, float16[8, 8] p) <float[8, 8] w> {
         a = MatMul (x, w)
         half = Cast <to = 10> (a)
         p = Cast <to = 10> (a)
@@ -263,7 +263,7 @@ def test_casts_that_a_conversion_folds_and_retargets_do_not_differ_from_what_it_
         y = MatMul (b, w)
     }"""
     model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     converted = convert(model, target="onnx")
     assert diff(converted.report, inventory(converted.model)).text() == "no difference\n"
     origins = [(cast.origin, cast.value, cast.to) for cast in converted.report.casts]

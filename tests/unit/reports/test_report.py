@@ -115,11 +115,11 @@ def test_baked_weights_are_counted_in_bytes() -> None:
 
 def test_a_weight_that_keeps_a_float32_copy_takes_more_room_than_before() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[4, 4] x) => (float[4, 4] y, float[4, 4] z) <float[4, 4] w> {
+    g (float[2, 8] x) => (float[2, 2] y, float[8, 2] z) <float[8, 2] w> {
         y = MatMul (x, w)
         z = Exp (w)
     }"""
-    totals = convert(model(text, w=(4, 4)), target="onnx").report.totals
+    totals = convert(model(text, w=(8, 2)), target="onnx").report.totals
     assert (totals.weights_before, totals.weights_after) == (64, 64 + 32)
 
 
