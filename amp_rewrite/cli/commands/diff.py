@@ -24,14 +24,15 @@ from amp_rewrite.settings.options import OUTPUT
         default="text",
         show_default=True,
     ),
+    parameters.verbose,
     parameters.config,
 )
-def diff(a: Path, b: Path, form: str, **given: Any) -> int:
+def diff(a: Path, b: Path, form: str, verbose: bool, **given: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports."""
     from amp_rewrite.reports.diff import diff
 
     settings = parameters.in_force(given)
     delta = diff(reports.report_in(a), reports.report_in(b))
     failed = delta.fails(settings.fail_on)
-    terminal.show(delta.to(form, settings.fail_on))
+    terminal.show(delta.to(form, settings.fail_on, verbose=verbose))
     return FINDING if failed else 0

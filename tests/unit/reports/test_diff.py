@@ -290,6 +290,10 @@ def test_the_forms_of_a_diff(form: str, file: str) -> None:
     assert kept().to(form, ["raised"]) == (GOLDEN / file).read_text("utf-8")
 
 
+def test_verbose_text_names_each_op() -> None:
+    assert kept().text(verbose=True) == (GOLDEN / "diff.verbose.txt").read_text("utf-8")
+
+
 def test_json_holds_the_counts() -> None:
     assert json.loads(kept().to_json())["counts"] == dict(kept().counts)
 
@@ -322,5 +326,5 @@ def test_a_comment_stays_within_what_github_holds() -> None:
 
 def test_the_documentation_shows_what_is_printed() -> None:
     page = (GOLDEN.parents[1] / "docs" / "reference" / "report.md").read_text("utf-8")
-    for name in ("report.txt", "explain.txt", "diff.txt"):
+    for name in ("report.txt", "explain.txt", "diff.txt", "diff.verbose.txt"):
         assert f"```\n{(GOLDEN / name).read_text('utf-8')}```\n" in page
