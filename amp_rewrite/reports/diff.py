@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from amp_rewrite.errors import PolicyError, advice
+from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.match import Flow, matched, paired
 from amp_rewrite.reports.render import annotation, count, markdown_table, plain, table
 from amp_rewrite.reports.report import Report
@@ -118,10 +119,10 @@ class Delta:
             parts.append("casts " + " ".join(f"{sign}{signs[sign]}" for sign in "+-" if signs[sign]))
         return ", ".join(parts) or "no difference"
 
-    def to(self, form: str, fail_on: Collection[str] | None = None, *, verbose: bool = False) -> str:
+    def to(self, form: str, fail_on: Collection[str] | None = None, *, verbose: bool | None = None) -> str:
         """Return the differences as "text", "json", "markdown" or "github", which marks failures of a check.
 
-        `verbose`: text with each op. The other forms have them anyway.
+        `verbose`: see `text`; the other forms name each op.
         """
         if form == "text":
             return self.text(verbose=verbose)
@@ -129,15 +130,18 @@ class Delta:
             return self.github(fail_on)
         return {"json": self.to_json, "markdown": self.markdown}[form]()
 
-    def text(self, *, verbose: bool = False) -> str:
-        """Return the differences as text: a summary by type; `verbose` adds every op. Ends with a newline."""
+    def text(self, *, verbose: bool | None = None) -> str:
+        """Return the differences as text, with each op. Ends with a newline.
+
+        Unrelated models get one line, unless `verbose`. False: a summary by type, for a terminal.
+        """
         if not self.differs:
             return "no difference\n"
         if self.unrelated and not verbose:
             return f"{self._strangers()}; --verbose compares them all the same\n"
         lines = [self._strangers()] if self.unrelated else []
         lines += [self.summary(), *table([(f"{name}:", f"{a} → {b}") for name, a, b in self.settings])]
-        if not verbose:
+        if verbose is False:
             return "\n".join([*lines, *self._by_type()]) + "\n"
         for kind, group in self._by_kind().items():
             lines += ["", kind, *table([(c.title, c.op, c.types, c.variable, c.why) for c in group])]
@@ -208,6 +212,7 @@ def _annotations(kind: str, texts: list[tuple[str, str]], fail_on: Collection[st
         yield annotation(level, f"and {len(texts) - _ANNOTATIONS} more {kind}", {"title": kind})
 
 
+@gc_paused()
 def diff(a: Report, b: Report) -> Delta:
     """Return the differences of B from A.
 
@@ -391,7 +396,7 @@ def _casts(flow: Flow, identity: Mapping[int, Hashable]) -> dict[Hashable, list[
             source: Hashable = (cast.scope, cast.value)
             if after >= 0:
                 source = (identity.get(after, (id(flow), after)), cast.slot)
-            groups[source, cast.from_, cast.to].append(cast)
+            groups[source, cast.from_, cast.to].append(cast._replace(after=max(after, NO_ROW)))
     return groups
 
 

@@ -29,6 +29,8 @@ def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
 
 def matched(a: Flow, b: Flow) -> tuple[tuple[int, int], ...]:
     """Return the pairs of rows of two reports, as `match` does."""
+    if a.report.rows == b.report.rows and (a.report.inputs, a.outputs) == (b.report.inputs, b.outputs):
+        return tuple(zip(a.live, b.live, strict=True))
     inputs, outputs = (paired(*ports) for ports in ((a.report.inputs, b.report.inputs), (a.outputs, b.outputs)))
     mine, theirs = _Side(a, *_numbered(inputs, outputs, 0)), _Side(b, *_numbered(inputs, outputs, 1))
     interned: dict[Hashable, int] = {}
@@ -171,21 +173,25 @@ class _Side:
         Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed.
         """
         if ("up", word) not in self._shapes:
-            up = self._shapes["up", word] = [0] * len(self.rows)
+            rows, reads = self.rows, self.flow.reads
+            up = self._shapes["up", word] = [0] * len(rows)
             for i in self.flow.live:
-                above = tuple([up[read] if read >= 0 else self._entry(read) for read in self.flow.reads[i]])
-                up[i] = interned.setdefault(("up", word(self.rows[i]), above), len(interned) + 1)
+                above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
+                up[i] = interned.setdefault(("up", word(rows[i]), *above), len(interned) + 1)
         return self._shapes["up", word]
 
     def down(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
         """Return the shape of the graph below each row, as `up` does."""
         if ("down", word) not in self._shapes:
-            down = self._shapes["down", word] = [0] * len(self.rows)
-            leaves = self._leaves()
+            rows, readers_of, leaves = self.rows, self.flow.readers, self._leaves()
+            down = self._shapes["down", word] = [0] * len(rows)
             for i in reversed(self.flow.live):
-                readers = [(place, down[reader]) for place, reader in self.flow.readers[i]]
-                below = tuple(sorted([*readers, *leaves[i]] if i in leaves else readers))
-                down[i] = interned.setdefault(("down", word(self.rows[i]), below), len(interned) + 1)
+                below = [(place, down[reader]) for place, reader in readers_of[i]]
+                if i in leaves:
+                    below += leaves[i]
+                if len(below) > 1:
+                    below.sort()
+                down[i] = interned.setdefault(("down", word(rows[i]), *below), len(interned) + 1)
         return self._shapes["down", word]
 
     def _leaves(self) -> Mapping[int, Sequence[tuple[int, int]]]:
@@ -359,14 +365,15 @@ def _grouped(
     interned: dict[Hashable, int],
 ) -> dict[Hashable, list[int]]:
     """Return rows by the facts of some evidence; rows without the name that it needs are left out."""
-    up = side.up(word, interned) if evidence.up else ()
-    down = side.down(word, interned) if evidence.down else ()
+    rows = side.rows
+    shapes = [side.up(word, interned)] * evidence.up + [side.down(word, interned)] * evidence.down
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i in left:
-        row = side.rows[i]
-        if row.named or not evidence.named:
-            name = (row.scope, row.name, row.op) if evidence.named else ()
-            groups[name, evidence.up and up[i], evidence.down and down[i]].append(i)
+        row = rows[i]
+        if not evidence.named:
+            groups[tuple([shape[i] for shape in shapes])].append(i)
+        elif row.named:
+            groups[(row.scope, row.name, row.op, *[shape[i] for shape in shapes])].append(i)
     return groups
 
 

@@ -42,7 +42,7 @@ def load(
     error: type[AmpRewriteError],
     decode: Callable[[Content], Value],
 ) -> Value:
-    """Return what `decode` makes of a JSON text. Raise `error`, naming `source`, and `kind` or `advice`, if it cannot."""
+    """Return what `decode` makes of a JSON text, or raise `error`, naming `source`, and `kind` or `advice`."""
     try:
         return decode(content)
     except RecursionError as cause:

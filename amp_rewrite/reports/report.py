@@ -45,8 +45,9 @@ class Report(ReportData):
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
         parts = [f'  "schema": {self.schema}']
         parts += [f'  "{name}": {_dump(_encode(getattr(self, name)))}' for name in ("model", "totals")]
-        ports = _PORTS if self.schema > 1 else ()
-        for name in ("findings", *ports, "casts", "baked", "rows"):
+        if self.schema > 1:
+            parts.append(f'  "weights": {_dump(dict(sorted(self.weights.items())))}')
+        for name in ("findings", *(_PORTS if self.schema > 1 else ()), "casts", "baked", "rows"):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
         return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -70,8 +71,6 @@ def _encode(item: Any) -> dict[str, object]:
     last: dict[str, object] = {}
     for name, default in _FIELDS[type(item)]:
         value = getattr(item, name)
-        if isinstance(value, Mapping) and not value and name != "opsets":
-            continue
         if name == "settings":
             encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
             last = {name: text for name, text in value.items() if name not in encoded}
@@ -101,6 +100,9 @@ def _report(text: str | bytes, source: str) -> Report:
         if fault is not None:
             raise fault
         report: Report = _object(Report)(loaded)
+        for name in _NEW if report.schema > 1 else ():
+            if isinstance(loaded, dict) and name not in loaded:
+                raise Malformed(f"lacks the field {name!r}")
         _check_positions(report)
     except Malformed as error:
         raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
@@ -222,8 +224,10 @@ _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
 del _READERS[Header]["settings"]
 _READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  # they stand beside the other fields
 _PORTS = ("inputs", "outputs")
+_NEW = (*_PORTS, "weights")
+"""Fields of a report from version 2 on."""
 _NEEDED: dict[type, tuple[str, ...]] = {
-    cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _PORTS))
+    cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _NEW))
     for cls, parts in _PARTS.items()
 }
 _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {

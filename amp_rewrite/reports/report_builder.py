@@ -71,7 +71,8 @@ def report_of(
         fingerprint=lists.fingerprint if lists else None,
     )
     totals = stock.totals(rows, casts, baked, sorted_findings)
-    return Report(header, totals, rows, casts, baked, sorted_findings, tuple(stock.inputs()), tuple(stock.outputs()))
+    ports = tuple(stock.inputs()), tuple(stock.outputs())
+    return Report(header, totals, rows, casts, baked, sorted_findings, *ports, stock.stored())
 
 
 def inventory(model: Model, *, name: str | None = None, tool: str = "") -> Report:
@@ -392,7 +393,7 @@ class _Stock:
                 weights[dtype.spelling] += dtype.nbytes(elements)
         return weights
 
-    def _stored(self) -> Counter[str]:
+    def stored(self) -> dict[str, int]:
         """Return the bytes of `_weights` after the conversion."""
         weights = self._weights()
         for bake in self.plan.bakes if self.plan else ():
@@ -401,7 +402,7 @@ class _Stock:
                 weights[bake.to.spelling] += bake.to.nbytes(prod(tensor.dims))
                 if not bake.keeps_original:
                     weights[dtype.spelling] -= dtype.nbytes(prod(tensor.dims))
-        return weights
+        return {dtype: size for dtype, size in sorted(weights.items()) if size}
 
     def totals(
         self, rows: tuple[Row, ...], casts: tuple[CastRow, ...], baked: tuple[BakeRow, ...], found: tuple[Finding, ...]
@@ -431,7 +432,6 @@ class _Stock:
             refused=sum(row.rule == reasons.KERNEL_GATE for row in rows),
             weights_before=weights,
             weights_after=weights - saved,
-            weights_by_type={dtype: size for dtype, size in sorted(self._stored().items()) if size},
         )
 
     def _computes(self, row: Row) -> bool:

@@ -12,7 +12,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.settings.options import STATED
 
 SCHEMA = 2
-"""Version of the form. Version 1 lacks a report's `inputs` and `outputs`, a row's `via`, `attributes`, `constants`."""
+"""Version of the form. Version 1 lacks a report's `inputs` and `outputs`, `weights`, a row's `via`, `attributes`."""
 NO_ROW = -1
 """In `Row.reads`: this input comes from no row (a graph input, a weight, a body's formal input, left out)."""
 FIRST_INPUT = -2
@@ -147,7 +147,7 @@ class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 
     Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops.
-    Raised ops had a low type in the model and have float32 now. `weights_by_type` splits `weights_after`.
+    Raised ops had a low type in the model and have float32 now.
     """
 
     ops: int = 0
@@ -166,12 +166,14 @@ class Totals:
     refused: int = 0
     weights_before: int = 0
     weights_after: int = 0
-    weights_by_type: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Rows in topological order, with header, totals, casts and findings."""
+    """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
+
+    `weights` are the bytes of dense initializers and Constants after the conversion, by element type.
+    """
 
     model: Header
     totals: Totals
@@ -181,6 +183,7 @@ class ReportData:
     findings: tuple[Finding, ...] = ()
     inputs: tuple[PortRow, ...] = ()
     outputs: tuple[PortRow, ...] = ()
+    weights: Mapping[str, int] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property

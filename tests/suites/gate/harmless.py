@@ -130,8 +130,10 @@ def weights_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
 @rewrite
 def weights_get_numbers_that_shift(model: ModelProto, _: random.Random) -> ModelProto | None:
     weights = [tensor.name for tensor in model.graph.initializer if tensor.name not in interface(model)]
+    if not weights:
+        return None
     shifted = dict(zip(weights, [*weights[1:], "the_last"], strict=True))
-    return renamed(model, lambda name: shifted.get(name, name)) if weights else None
+    return renamed(model, lambda name: shifted.get(name, name))
 
 
 @rewrite
@@ -346,7 +348,7 @@ def weights_are_stored_as_lists_of_numbers(model: ModelProto, _: random.Random) 
 def weights_were_trained_further(model: ModelProto, rng: random.Random) -> ModelProto:
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.HasField("raw_data"):
-            numbers = numpy_helper.to_array(tensor) * np.float32(rng.uniform(0.9, 1.1))
+            numbers = numpy_helper.to_array(tensor) * np.float32(rng.uniform(0.9, 1.0))
             tensor.raw_data = numbers.astype(np.float32).tobytes()
     return model
 
@@ -729,7 +731,8 @@ def upgraded(opset: int) -> Rewrite:
         except (RuntimeError, onnx.version_converter.ConvertError):
             return None
         after = [node.op_type for node in all_nodes(newer.graph.node) if node.op_type != "Constant"]
-        return newer if after == [op for op in before if op != "Constant"] else None  # it may write other ops, too
+        same = after == [op for op in before if op != "Constant"]  # it may write other ops, too, and lose functions
+        return newer if same and len(newer.functions) == len(model.functions) else None
 
     upgrade.__name__ = f"opset_{opset}"
     return upgrade

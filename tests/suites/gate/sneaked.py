@@ -114,8 +114,20 @@ class Operator:
         typed = [t for t in legal if (known := parse_type(t)).dtype is not None and known.container != "sparse_tensor"]
         return sorted(typed, key=lambda t: (not t.endswith("(float)"), "float" not in t, "int" not in t))
 
-    def model(self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool = False) -> ModelProto:
-        """The operator alone, its variables of these types, its inputs those of the model or constants."""
+    def model(
+        self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool = False
+    ) -> ModelProto | None:
+        """The operator alone, its variables of these types, its inputs those of the model or constants.
+
+        None if that is not a model: a schema does not say all that an operator asks for.
+        """
+        try:
+            made = self._alone(chosen, stated, constants=constants)
+        except (AssertionError, IndexError):
+            return None
+        return made if sound(made) else None
+
+    def _alone(self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool) -> ModelProto:
         used = [formal for formal in self.inputs if formal[2] != "Optional" or formal[1] in chosen]
         read = [f"x{i}" for i, _ in enumerate(used)]
         made = [f"y{i}" for i, _ in enumerate(self.outputs)]
@@ -171,12 +183,11 @@ NEEDED_BY: Mapping[tuple[str, str], object] = {("Cast", "to"): FLOAT8.code}
 
 
 def base_of(op: Operator) -> dict[str, object]:
-    """The attributes that an operator cannot do without."""
-    if op.domain:
-        return {
-            n: NEEDED[kind] for n, kind in op.attributes.items() if kind in NEEDED and n in ("to", "block_size", "bits")
-        }
-    required = [n for n, a in onnx.defs.get_schema(op.name, OPSET, "").attributes.items() if a.required]
+    """The attributes that an operator cannot do without; all, if onnxruntime's table does not say which these are."""
+    if not op.domain:
+        required = [n for n, a in onnx.defs.get_schema(op.name, OPSET, "").attributes.items() if a.required]
+    else:
+        required = [] if op.model({}, {}) is not None else list(op.attributes)
     kinds = {n: op.attributes[n] for n in required if op.attributes[n] in NEEDED}
     return {n: NEEDED_BY.get((op.name, n), NEEDED[kind]) for n, kind in kinds.items()}
 
