@@ -128,13 +128,17 @@ class Operator:
         return made if sound(made) else None
 
     def _alone(self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool) -> ModelProto:
-        used = [formal for formal in self.inputs if formal[2] != "Optional" or formal[1] in chosen]
-        read = [f"x{i}" for i, _ in enumerate(used)]
+        wanted = [formal[2] != "Optional" or formal[1] in chosen for formal in self.inputs]
+        read = [f"x{i}" if there else "" for i, there in enumerate(wanted)]
+        while read and not read[-1]:
+            read.pop()
         made = [f"y{i}" for i, _ in enumerate(self.outputs)]
-        types = [chosen.get(formal[1]) or self.choices(formal[1])[0] for formal in used]
+        types = [chosen.get(formal[1]) or self.choices(formal[1])[0] for formal in self.inputs[: len(read)]]
         node = helper.make_node(self.name, read, made, domain=self.domain, name="the_op", **stated)
         held, fed = [], []
         for name, spelled in zip(read, types, strict=True):
+            if not name:
+                continue
             dtype = parse_type(spelled).dtype
             if constants and spelled.startswith("tensor(") and dtype is not None and dtype is not DType.STRING:
                 held.append(TensorProto(name=name, data_type=dtype.code, dims=[4, 4], raw_data=bytes(dtype.nbytes(16))))

@@ -68,7 +68,7 @@ def test_the_way_back_is_seen_as_well_and_the_same_model_is_not(name: str) -> No
 
 def test_each_attribute_and_operator_with_one_has_a_case() -> None:
     made = Counter(re.search(r"(\w+): ", case.name)[1] for case in cases("attributes"))  # type: ignore[index]
-    for name in ("stash_type", "softmax_precision", "accuracy_level", "bits", "block_size", "saturate", "round_mode"):
+    for name in ("stash_type", "softmax_precision", "accuracy_level", "bits", "block_size", "saturate", "fmod"):
         assert made[name] >= 1, name
     for name in ("kv_cache_bit_width", "k_quant_type", "approximate", "epsilon", "quant_type", "expert_weight_bits"):
         assert made[name] >= 1, name
