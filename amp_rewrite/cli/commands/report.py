@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amp_rewrite.cli import parameters, reports, terminal
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.options import GENERAL
+from amp_rewrite.cli.parameters import GENERAL
 
 
 @parameters.command(
