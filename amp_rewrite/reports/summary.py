@@ -51,6 +51,8 @@ def _totals(report: ReportData) -> list[tuple[str, str]]:
         ("casts", _cast_counts(report)),
         ("weights", _weights(report)),
     ]
+    if totals.integer_ops:
+        facts.insert(1, ("integer ops", f"{totals.integer_ops} run on integers and keep their types"))
     if totals.raised:
         compute = f" ({count(totals.compute_raised, 'compute op')})" if totals.compute_raised else ""
         facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.schema import normal_domain, signature
@@ -27,27 +29,36 @@ from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.kernels import load_kernels
-from amp_rewrite.settings.choices import Fuse, Target
+from amp_rewrite.settings.choices import Fuse, Quantized, Target
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.selectors import overrides
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A view in standard form, the ops that the user's selectors name in it, and what was done."""
+    """A view in standard form, the ops that the user's selectors name in it, and what was done.
+
+    `rescale`: quantizers get scales of the low type. `refusals`: findings about requests that were refused.
+    """
 
     view: View
     keep: Mapping[OpId, str]
     lower: Mapping[OpId, str]
     findings: tuple[Finding, ...]
+    rescale: bool = False
+    refusals: tuple[Finding, ...] = ()
 
 
 def canonicalize(source: View, request: Request) -> Canonical:
     """Bring a view into standard form, as far as that is asked for and no selector names the ops."""
     plain, expansions = _expanded(source, request)
+    rescale = request.quantized is Quantized.RESCALE
+    refusal = Gate.of(request.target, request.to).rescale_refusal(plain) if rescale else None
     keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
     view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
-    return Canonical(view, _followed(keep, plain, view), _followed(lower, plain, view), (*expansions, *fusions))
+    marks = (_followed(keep, plain, view), _followed(lower, plain, view))
+    refusals = (Finding(reasons.QUANTIZED, "model", refusal),) if refusal is not None else ()
+    return Canonical(view, *marks, (*expansions, *fusions), rescale and not refusals, refusals)
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
