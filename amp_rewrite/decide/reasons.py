@@ -130,6 +130,7 @@ KINDS = {
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
     "selected": "an added mask rewritten as a selection",
+    "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",
 }
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""

@@ -115,7 +115,7 @@ def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), w
     foreign = _unknown_elsewhere(view, draft.request.target)
     findings = (*_unserved(view, coloring), *foreign, *coloring.findings, *findings)
     if plan.empty:
-        result = draft.source
+        result = draft.base
         check_source(result)
     else:
         result = _signed(apply(view, plan), draft.request, words)

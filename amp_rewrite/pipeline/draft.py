@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 class Draft:
     """A model in standard form with its hazards, and its request, resolved to ops.
 
-    `source` is the caller's model, `view` the one to paint, with the `expansions` that led to it. `clusters` are the
-    groups of ops that compute one thing together, with or without safety rules. `rescale`: quantizers get scales of the
-    low type. `refusals`: findings about requests that were refused.
+    `source` is the caller's model, `base` the same with its nodes in topological order, `view` the one to paint, with
+    the `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
+    safety rules. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left alone, too.
     """
 
     request: Request
     source: Model
+    base: Model
     view: View
     hazards: Hazards
     clusters: tuple[Cluster, ...]
@@ -46,20 +47,23 @@ class Draft:
     io: Mapping[ValueId, DType]
     expansions: tuple[Finding, ...] = ()
     rescale: bool = False
-    refusals: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @classmethod
     def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
         """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once."""
         source = Model.load(model, folder=folder)
-        standard = canonicalize(View.of(source), request)
+        indexed = View.of(source)
+        standard = canonicalize(indexed, request)
         view = standard.view
         superseded = (quantized.name,) if standard.rescale else ()
         hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
         groups = hazards.clusters if request.safe else clusters(view)
         io = io_types(view, parse_io(request.io), request.to)
-        told = (standard.findings, standard.rescale, standard.refusals)
-        return cls(request, source, view, hazards, groups, standard.keep, standard.lower, io, *told)
+        note = "nodes stand before those that they depend on; the result has them in order"
+        order = (Finding("sorted", "model", note),) if indexed.model is not source else ()
+        told = (standard.findings, standard.rescale, (*order, *standard.refusals))
+        return cls(request, source, indexed.model, view, hazards, groups, standard.keep, standard.lower, io, *told)
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
         """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
@@ -83,7 +87,7 @@ class Draft:
         )
         hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
         coloring = paint(self.view, request.lists, request.to, options, hazards, self.placing)
-        findings = self.refusals
+        findings = self.notes
         if self.placing is not None and (self.placing.moved or request.placement.islands):
             findings = (*findings, self.placing.finding)
         return replace(coloring, findings=(*coloring.findings, *findings)) if findings else coloring
