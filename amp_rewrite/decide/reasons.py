@@ -132,5 +132,6 @@ KINDS = {
     "selected": "an added mask rewritten as a selection",
     "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",
+    "widened": "ops of another low type that became float32 first",
 }
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Draft:
     """A model in standard form with its hazards, and its request, resolved to ops.
 
-    `source` is the caller's model, `base` the same with its nodes in topological order, `view` the one to paint, with
-    the `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
+    `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
+    `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
     safety rules. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left alone, too.
     """
 
@@ -62,8 +62,8 @@ class Draft:
         io = io_types(view, parse_io(request.io), request.to)
         note = "nodes stand before those that they depend on; the result has them in order"
         order = (Finding("sorted", "model", note),) if indexed.model is not source else ()
-        told = (standard.findings, standard.rescale, (*order, *standard.refusals))
-        return cls(request, source, indexed.model, view, hazards, groups, standard.keep, standard.lower, io, *told)
+        told = (standard.findings, standard.rescale, (*order, *standard.notes))
+        return cls(request, source, standard.base, view, hazards, groups, standard.keep, standard.lower, io, *told)
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
         """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).

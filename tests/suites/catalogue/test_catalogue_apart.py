@@ -345,3 +345,25 @@ def test_a_product_between_quantizers_stays_one_integer_op_in_the_runtime(tmp_pa
 
 def test_naive_conversion_loses_the_integer_op(tmp_path: Path) -> None:
     assert "QLinearMatMul" not in optimized(naive(quantized()), tmp_path)
+
+
+# -- 60: models of the other low type ---------------------------------------------------------------------
+
+
+def of_type(model: ModelProto, dtype: int) -> list[str]:
+    """The products of a model that read a weight of this type."""
+    weights = {tensor.name for tensor in model.graph.initializer if tensor.data_type == dtype}
+    return [node.op_type for node in model.graph.node if weights.intersection(node.input)]
+
+
+def test_a_bfloat16_model_becomes_float16() -> None:
+    model = convert(FUSED.model(), to="bfloat16").model
+    result = convert(model, to="float16")
+    assert of_type(result.model, TensorProto.BFLOAT16) == []
+    assert of_type(result.model, TensorProto.FLOAT16) == of_type(model, TensorProto.BFLOAT16) != []
+    assert objections.of_loading(result.model) == []
+
+
+def test_naive_conversion_mixes_the_two_low_types() -> None:
+    model = naive(convert(FUSED.model(), to="bfloat16").model)
+    assert any("bound to different types" in text for text in objections.of_loading(model))

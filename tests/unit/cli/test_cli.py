@@ -467,7 +467,7 @@ net.onnx → float16
   model        IR 10, ai.onnx 21
   settings     target ort-cuda, level default, safety default
   lists        empty+own.yaml (2bf1085e0e19)
-  compute ops  2 of 2 in low precision (100 %)
+  compute ops  2 of 2 in float16 (100 %)
   ops          4: 3 float16, 1 float32
   casts        2 inserted (1 to float16, 1 to float32)
   weights      224 B → 112 B (2 baked)
@@ -482,7 +482,7 @@ casts
 STOCK = """\
 net.onnx
   model        IR 10, ai.onnx 21
-  compute ops  0 of 2 in low precision (0 %)
+  compute ops  0 of 2 in float16 (0 %)
   ops          4: 4 float32
   casts        0 of the model itself
   weights      224 B
