@@ -482,7 +482,7 @@ casts
 STOCK = """\
 net.onnx
   model        IR 10, ai.onnx 21
-  compute ops  0 of 2 in float16 (0 %)
+  compute ops  0 of 2 in a low type (0 %)
   ops          4: 4 float32
   casts        0 of the model itself
   weights      224 B
