@@ -127,6 +127,7 @@ KINDS = {
     "opset": "a change of the opset, or the obstacle to it",
     "placement": "savings from moving the border between the types",
     "repaired": "ops pinned until the outputs are within tolerance",
+    "runtime_hazard": "a valid model on which a release of onnxruntime dies or miscomputes, and the way round",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
     "selected": "an added mask rewritten as a selection",

@@ -24,6 +24,7 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
+from amp_rewrite.runtime.hazards import told
 from amp_rewrite.settings.choices import HEADROOM, Target
 from amp_rewrite.settings.options import Options, Request, takes_options
 from amp_rewrite.version import VERSION
@@ -122,7 +123,8 @@ def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), w
         unchecked = check(view.model, view, plan, result)
         planned = {(finding.kind, finding.subject) for finding in plan.findings}
         hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
-        findings = (*draft.expansions, *hazardous, *unchecked, *findings)
+        dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value))
+        findings = (*draft.expansions, *hazardous, *unchecked, *dangers, *findings)
     return Converted(result, _report(draft, coloring, plan, findings), view, coloring, plan)
 
 
