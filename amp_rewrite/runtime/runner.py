@@ -318,7 +318,7 @@ def _opened(
             if {CUDA, TENSORRT}.intersection(by_provider):
                 _preload_once()
             return ort.InferenceSession(
-                given, settings, list(by_provider.items()), disabled_optimizers=avoided, enable_fallback=0
+                given, settings, list(by_provider.items()), disabled_optimizers=avoided or None, enable_fallback=0
             )
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)

@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import normal_domain, signature
-from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
@@ -76,7 +76,7 @@ def _through_float32(view: View, request: Request) -> tuple[View, tuple[Finding,
     """
     others = [dtype for dtype in view.low_types if dtype is not request.to]
     ops = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
-    if not ops:
+    if not ops or (DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST):
         return view, ()
     from amp_rewrite.rewrite.emulate import widened  # late: few models are half already
 
