@@ -230,7 +230,9 @@ _NEEDED: dict[type, tuple[str, ...]] = {
     cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _NEW))
     for cls, parts in _PARTS.items()
 }
+_RARE = ("integer_ops",)
+"""Totals that a report states only where they are not zero."""
 _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((name, MISSING if cls is Totals else default) for name, _, default in parts)
+    cls: tuple((name, MISSING if cls is Totals and name not in _RARE else default) for name, _, default in parts)
     for cls, parts in _PARTS.items()
 }

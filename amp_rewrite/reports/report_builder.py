@@ -17,13 +17,14 @@ from onnx import TypeProto
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.hazards.quantized import integer_ops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import CASTS, HEAVY
+from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
-from amp_rewrite.ir.view import MAIN, Op, ScopeId, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, plain, spell_type
 from amp_rewrite.reports.key import key_of
 from amp_rewrite.reports.lineage import Lineage
@@ -407,9 +408,11 @@ class _Stock:
     def totals(
         self, rows: tuple[Row, ...], casts: tuple[CastRow, ...], baked: tuple[BakeRow, ...], found: tuple[Finding, ...]
     ) -> Totals:
-        floats = [row for row in rows if _floating(row)]
-        compute = [row for row in floats if self._computes(row)]
         low = {dtype.spelling for dtype in DType if dtype.low}
+        between = {at for at in integer_ops(self.view) if rows[at].dtype not in low}
+        integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
+        floats = [row for row in rows if _floating(row)]
+        compute = [row for at, row in enumerate(rows) if _floating(row) and self._computes(row) and at not in integer]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in low for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in found)
@@ -419,6 +422,7 @@ class _Stock:
             ops=len(rows),
             float_ops=len(floats),
             compute_ops=len(compute),
+            integer_ops=len(integer),
             compute_lowered=sum(row.dtype in low for row in compute),
             raised=sum(row.rule == reasons.RAISED for row in rows),
             compute_raised=sum(row.rule == reasons.RAISED for row in compute),

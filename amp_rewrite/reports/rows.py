@@ -146,8 +146,9 @@ class BakeRow:
 class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 
-    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops.
-    Raised ops had a low type in the model and have float32 now.
+    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops. Raised
+    ops had a low type in the model and have float32 now. Integer ops compute on integers, or runtimes replace them by
+    such ops: those between quantizers. They are not compute ops.
     """
 
     ops: int = 0
@@ -166,6 +167,7 @@ class Totals:
     refused: int = 0
     weights_before: int = 0
     weights_after: int = 0
+    integer_ops: int = 0
 
 
 @dataclass(frozen=True, slots=True)

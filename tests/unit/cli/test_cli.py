@@ -312,6 +312,7 @@ DEFAULTS = {
     "lower": (),
     "io": (),
     "gray_follows_allow": None,
+    "quantized": "keep",
     "fuse": "basic",
     "placement": None,
     "opset": None,
@@ -326,6 +327,7 @@ DEFAULTS = {
         (["--lists", "tensorflow", "--lists", "a.yaml"], {"lists": ("tensorflow", "a.yaml")}),
         (["--level", "lower-all"], {"level": "lower-all"}),
         (["--target", "onnx"], {"target": "onnx"}),
+        (["--quantized", "rescale"], {"quantized": "rescale"}),
         (["--safety", "none"], {"safety": "none"}),
         (["--keep", "op=A", "--keep", "b"], {"keep": ("op=A", "b")}),
         (["--lower", "op=A"], {"lower": ("op=A",)}),
@@ -466,7 +468,7 @@ net.onnx → float16
   model        IR 10, ai.onnx 21
   settings     target ort-cuda, level default, safety default
   lists        empty+own.yaml (2bf1085e0e19)
-  compute ops  2 of 2 in low precision (100 %)
+  compute ops  2 of 2 in float16 (100 %)
   ops          4: 3 float16, 1 float32
   casts        2 inserted (1 to float16, 1 to float32)
   weights      224 B → 112 B (2 baked)
@@ -481,7 +483,7 @@ casts
 STOCK = """\
 net.onnx
   model        IR 10, ai.onnx 21
-  compute ops  0 of 2 in low precision (0 %)
+  compute ops  0 of 2 in a low type (0 %)
   ops          4: 4 float32
   casts        0 of the model itself
   weights      224 B

@@ -393,7 +393,7 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
 
 def test_the_text_of_an_inventory_counts_op_types() -> None:
     text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
-    assert "compute ops  0 of 2 in low precision (0 %)" in text
+    assert "compute ops  0 of 2 in a low type (0 %)" in text
     assert "  2  MatMul     2 float32\n" in text
 
 
