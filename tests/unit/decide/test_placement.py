@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.runtime.roofline import ROOFS, START
-from amp_rewrite.settings.choices import AUTO, Placement
+from amp_rewrite.settings.choices import AUTO, PROPAGATE, Placement
 from amp_rewrite.settings.options import Request
 from support import cases, corpus, stub
 from support.paths import TESTS
@@ -299,8 +300,8 @@ def test_an_added_bias_is_not_parted_from_its_norm() -> None:
 def both(draft: Draft) -> tuple[Placing, Coloring, Coloring]:
     """What places, the colouring by spreading and the one by cutting."""
     assert draft.placing is not None
-    spread = draft._paint(())
-    return draft.placing, spread, draft._paint((), draft.placing)
+    spreading = Request({**vars(draft.request), "placement": PROPAGATE})
+    return draft.placing, replace(draft, request=spreading).paint(), draft.paint()
 
 
 def casts(draft: Draft, coloring: Coloring) -> int:
