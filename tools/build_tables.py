@@ -1,6 +1,6 @@
 """Rebuild `amp_rewrite/runtime/_tables` from the installed onnxruntime wheel; see docs/reference/tables.md.
 
-python tools/build_tables.py schemas                  writes contrib_schemas.json
+python tools/build_tables.py schemas                  writes contrib_schemas.json and contrib_defaults.json
 python tools/build_tables.py dump REGISTRY.json       needs the CUDA provider library to load
 python tools/build_tables.py kernels REGISTRY.json    writes cuda_kernels.json from a dump
 """
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 def main() -> None:
     """Run the step that the command line names."""
     parser = argparse.ArgumentParser(description="rebuild amp_rewrite/runtime/_tables from the onnxruntime wheel")
-    parser.add_argument("--out", type=Path, default=TABLES, help="directory of the two tables")
+    parser.add_argument("--out", type=Path, default=TABLES, help="directory of the tables")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date for the header")
     steps = parser.add_subparsers(dest="step", required=True)
     steps.add_parser("schemas")
@@ -37,7 +37,9 @@ def main() -> None:
         dump = {"runtime": wheel(), "kernels": kernel_registry()}
         args.registry.write_text(json.dumps(dump, indent=0) + "\n")
     elif args.step == "schemas":
-        (args.out / "contrib_schemas.json").write_text(spell(contrib_table(args.date), "ops"))
+        table = contrib_table(args.date)
+        (args.out / "contrib_schemas.json").write_text(spell(table, "ops"))
+        (args.out / "contrib_defaults.json").write_text(spell({**table, "ops": defaults(table["ops"])}, "ops"))
     else:
         dump = json.loads(args.registry.read_text())
         if dump["runtime"] != wheel():
@@ -112,6 +114,28 @@ def schema_entry(schema: Any) -> Json:
         "types": dict(sorted(types.items())),
         "attributes": {name: schema.attributes[name].type.name for name in sorted(schema.attributes)},
     }
+
+
+def defaults(ops: Json) -> Json:
+    """The defaults of attributes, for the operators of the table that have some."""
+    import onnx
+
+    stated: Json = {}
+    for schema in ort_schemas():
+        key = f"{normal_domain(schema.domain)}::{schema.name}"
+        if key not in ops or schema.deprecated or ops[key]["since"] != schema.since_version:
+            continue
+        attributes = (
+            (n, onnx.AttributeProto.FromString(schema.attributes[n]._default_value)) for n in ops[key]["attributes"]
+        )
+        plain = {name: _plain(onnx.helper.get_attribute_value(a)) for name, a in attributes if a.type}
+        if plain:
+            stated[key] = plain
+    return dict(sorted(stated.items()))
+
+
+def _plain(value: object) -> object:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def formal(parameter: Any) -> list[Any]:

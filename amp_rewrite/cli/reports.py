@@ -29,10 +29,9 @@ def report_in(file: Path) -> Report:
         except OSError as error:
             raise ReportError(f"cannot read {file}: {error.strerror}; name a model or a JSON report") from error
     from amp_rewrite.files.model import Model
-    from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.report_builder import report_of
+    from amp_rewrite.reports.report_builder import inventory
 
-    return report_of(View.of(Model.load(file)), name=file.name, tool=VERSION)
+    return inventory(Model.load(file), name=file.name, tool=VERSION)
 
 
 def _content(file: Path) -> bytes:

@@ -83,6 +83,7 @@ KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it", Strength
 SCHEMA_GATE = _reason("schema_gate", "its operator does not support the type", Strength.GATE)
 KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", Strength.GATE)
 UNKNOWN_TYPE = _reason("unknown_type", "an element type of its inputs or outputs is unknown", Strength.GATE)
+WEIGHT_FOLLOWS = _reason("weight_follows", "dequantizes a weight in the type of its readers", Strength.GROUP)
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
 CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
@@ -103,6 +104,7 @@ RAW = _reason("raw", "moves values that no product made, for a reader in float32
 SMALL_STEP = _reason("small_step", "moves a state by one of many small steps", Strength.SAFETY)
 LAST_PRODUCT = _reason("last_product", "behind the last lowered product", Strength.SAFETY)
 TINY_PRODUCT = _reason("tiny_product", "in a part whose products sum a few terms each", Strength.SAFETY)
+QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 PRODUCT = _reason("product", "a product over an axis, which easily exceeds the type", Strength.SAFETY)
 GROWTH = _reason("growth", "behind placeholder weights, where values outgrow the type", Strength.SAFETY)
 STATISTICS = _reason("statistics", "its statistics do not fit the type", Strength.SAFETY)
@@ -133,8 +135,12 @@ KINDS = {
     "opset": "a change of the opset, or the obstacle to it",
     "placement": "savings from moving the border between the types",
     "repaired": "ops pinned until the outputs are within tolerance",
+    "runtime_hazard": "a valid model on which a release of onnxruntime dies or miscomputes, and the way round",
+    "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
     "selected": "an added mask rewritten as a selection",
+    "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",
+    "widened": "ops of another low type that became float32 first",
 }
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""

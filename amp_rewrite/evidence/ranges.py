@@ -13,6 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.reports import json_stream
 from amp_rewrite.reports.reading import Malformed, Reader, fail, flag, load, map_of, natural, text
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.version import VERSION
@@ -109,12 +110,12 @@ class Ranges:
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
         """Read what `to_json` wrote. Raise EvidenceError, naming the source and the invalid field."""
-        loaded = load(text, source, "a file of ranges", "name a file that calibrate wrote", EvidenceError)
+        advice = "name a file that calibrate wrote"
+        loaded = load(text, source, "a file of ranges", advice, EvidenceError, json_stream.decode)
         try:
             return _ranges(loaded)
         except Malformed as error:
-            where = error.path.lstrip(".") or "the whole"
-            raise EvidenceError(f"{source}: {where} {error}; {_AGAIN}") from error
+            raise EvidenceError(f"{source}: {error.where} {error}; {_AGAIN}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the file completely or not at all. Raise EvidenceError if it cannot be written, or exists without

@@ -152,8 +152,8 @@ class Model:
 def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Model) -> TensorProto:
     """Return a new tensor with the values of `tensor` in the floating type `to`; all but the name is kept.
 
-    Values in memory are cast at once (see `cast`), a stub gets a pending cast. ModelError for a tensor or a type that
-    is not floating.
+    Values in memory are cast at once (see `cast`). A stub gets a pending cast, which replaces one that only widens.
+    ModelError for a tensor or a type that is not floating.
     """
     kind = tensors.dtype(tensor)
     if not (kind.floating and to.floating):
@@ -163,7 +163,7 @@ def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Mod
     else:
         out = tensors.without_values(tensor)
         out.data_type = to.code
-        if is_stub(tensor) and tensors.source(tensor).dtype is kind:
+        if is_stub(tensor) and ((held := tensors.source(tensor).dtype) is kind or (held.low and kind is DType.FLOAT)):
             tensors.make_stub(out, tensors.source(tensor))
         else:
             out.raw_data = cast(model.array(tensor), to).tobytes()

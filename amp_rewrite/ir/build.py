@@ -38,8 +38,15 @@ class Index:
     """All names of values and nodes, in all scopes and functions. New names must differ from them."""
 
 
+class UnsortedError(ModelError):
+    """A node that reads a value which nothing before it produces."""
+
+
 def build(proto: ModelProto) -> Index:
-    """Index a model. ModelError with the node's name if the graph cannot run. O(nodes + uses)."""
+    """Index a model. ModelError with the node's name if the graph cannot run, UnsortedError if it may by another order.
+
+    O(nodes + uses).
+    """
     walk = _Build(proto)
     walk.graph(proto.graph, None, "", "", ChainMap(), [])
     for function in proto.functions:
@@ -288,7 +295,7 @@ class _Build:
             return None
         value = frame.visible.get(name)
         if value is None:
-            raise ModelError(
+            raise UnsortedError(
                 f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
                 "the graph is cyclic, unsorted, or lacks an input"
             )

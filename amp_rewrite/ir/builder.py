@@ -96,9 +96,11 @@ class Surroundings:
         return name
 
     def before(self, op_type: str, inputs: Sequence[str], stem: str, **attributes: Any) -> str:
-        """Add a node before; return the name of its result."""
+        """Add a node before, unless an equal one is there already; return the name of its result."""
         name = self.name(stem)
-        self.ahead.append(new_node(op_type, inputs, name, f"{name}_{op_type}" if self._typed else name, **attributes))
+        node = new_node(op_type, inputs, name, f"{name}_{op_type}" if self._typed else name, **attributes)
+        if node not in self.ahead:
+            self.ahead.append(node)
         return name
 
     def after(self, op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> None:

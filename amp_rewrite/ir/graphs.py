@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto
 
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 
 
@@ -32,6 +34,53 @@ def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
         for _, body in bodies(node):
             yield from (formal.name for formal in body.output)
             yield from names_read(body.node)
+
+
+def in_order(proto: ModelProto) -> ModelProto | None:
+    """Return a copy of a model with every node behind those that it depends on; None if no order does that.
+
+    Nodes keep their order as far as possible. O(nodes · log nodes).
+    """
+    ordered = clone(proto)
+    holders = [*all_graphs(ordered.graph), *ordered.functions]
+    holders += [body for f in ordered.functions for node in f.node for _, g in bodies(node) for body in all_graphs(g)]
+    for holder in reversed(holders):  # a node with bodies depends on what those read
+        nodes = _sorted(holder.node)
+        if nodes is None:
+            return None
+        refill(holder, "node", nodes)
+    return ordered
+
+
+def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto] | None:
+    """Return nodes in topological order, the first of several possible ones first; None for a cycle."""
+    makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    waits = [{makers[name] for name in _names_needed(node) if name in makers} for node in nodes]
+    readers: dict[int, list[int]] = {}
+    for at, before in enumerate(waits):
+        for maker in before:
+            readers.setdefault(maker, []).append(at)
+    ready = [at for at, before in enumerate(waits) if not before]
+    order: list[NodeProto] = []
+    while ready:
+        at = heappop(ready)
+        order.append(nodes[at])
+        for reader in readers.get(at, ()):
+            waits[reader].remove(at)
+            if not waits[reader]:
+                heappush(ready, reader)
+    return order if len(order) == len(nodes) else None
+
+
+def _names_needed(node: NodeProto) -> set[str]:
+    """Return the names that a node reads, and those that its bodies read and do not define."""
+    read = set(filter(None, node.input))
+    for _, body in bodies(node):
+        inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
+        own = {held.name for held in (*body.input, *body.initializer)}
+        own.update(sparse.values.name for sparse in body.sparse_initializer)
+        read |= inside - own.union(*(step.output for step in body.node))
+    return read
 
 
 def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:

@@ -75,6 +75,7 @@ reduces:0     1       same_shape = CumSum
 -             -       exact = Constant Hardmax If Optional OptionalGetElement Scan SequenceEmpty SequenceMap Unique
 -             -       generates exact = EyeLike
 -             -       heavy = Attention DeformConv
+-             -       integer = ConvInteger MatMulInteger QLinearConv QLinearMatMul
 -             -       label_loss = NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss
 -             -       layer heavy = Conv ConvTranspose
 -             -       multiplies heavy = Einsum
@@ -102,6 +103,9 @@ reduces:0     1       same_shape = CumSum
     "com.microsoft::": """
 -             -       dequantizes = DequantizeLinear
 -             -       exact = ExpandDims
+-             -       integer = DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulInteger16 MatMulIntegerToFloat QGemm
+-             -       integer = QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool
+-             -       integer = QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax QLinearWhere
 -             -       heavy = Attention DecoderMaskedMultiHeadAttention FusedConv FusedGemm GemmFastGelu MatMulNBits
 -             -       heavy = MoE MultiHeadAttention NhwcConv PackedAttention PackedMultiHeadAttention QAttention QMoE
 -             -       multiplies heavy = FusedMatMul
@@ -184,6 +188,9 @@ LABEL_LOSSES = _ops("label_loss")
 """Losses that compare scores with labels."""
 QUANTIZES, DEQUANTIZES = _ops("quantizes"), _ops("dequantizes")
 """Ops to and from integers or 8-bit floats with a scale, those of onnxruntime included."""
+
+INTEGER = _ops("integer")
+"""Ops that compute on integers with scales."""
 
 # -- arithmetic --------------------------------------------------------------------------------------
 

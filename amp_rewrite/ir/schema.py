@@ -192,6 +192,15 @@ def _contrib_signature(domain: str, op_type: str) -> Signature | None:
     return Signature(domain, op_type, row["since"], inputs, outputs, types, False)
 
 
+def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
+    """True for an operator that onnxruntime registers in ai.onnx, and that onnx does not know at this opset.
+
+    Its optimizers write them: LayerNormalization below opset 17, SimplifiedLayerNormalization at any.
+    """
+    key = f"ai.onnx::{op_type}"
+    return not normal_domain(domain) and onnx_schema("", op_type, opset) is None and key in contrib_schemas()
+
+
 def _params(formals: Iterable[Sequence[Any]], linked: Mapping[str, str]) -> tuple[Param, ...]:
     """Return parameters from their names, types, options and, where stated, homogeneity."""
     return tuple(
@@ -355,7 +364,7 @@ _STATED = {
     **{("com.microsoft", op): _first for op in _ATTENTIONS},
     ("", "Constant"): _constant,
     ("", "ConstantOfShape"): _constant_of_shape,
-    ("", "LayerNormalization"): _stash,
+    **{("", op): _stash for op in ("LayerNormalization", "SimplifiedLayerNormalization")},
     ("", "LinearAttention"): _first,
     ("", "Optional"): _optional,
 }

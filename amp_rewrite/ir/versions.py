@@ -32,6 +32,8 @@ FIRST_BFLOAT16_CAST = 13
 """The opset from which Cast knows bfloat16."""
 FIRST_ROW_SOFTMAX = 13
 """The opset from which Softmax is over one axis, by default the last; before, it flattens its input to a matrix."""
+FIRST_LOW_SCALES = 19
+"""The opset from which QuantizeLinear and DequantizeLinear take scales of float16 and bfloat16."""
 FIRST_ALLOWZERO = 14
 """The opset from which Reshape has `allowzero`, and from which onnx infers shapes through what a Reshape reads."""
 FIRST_SCATTER_ADD = 16

@@ -7,7 +7,7 @@ the ops of its bodies.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.tensors import fresh_memory
-from amp_rewrite.ir.build import Index, build
+from amp_rewrite.ir.build import Index, UnsortedError, build
+from amp_rewrite.ir.graphs import in_order
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
 
@@ -38,8 +39,18 @@ class View(Index):
 
     @classmethod
     def of(cls, model: Model) -> View:
-        """Index a model. ModelError with the node's name if the graph cannot run."""
-        index = build(model.proto)
+        """Index a model. ModelError with the node's name if the graph cannot run.
+
+        The view of a model whose nodes are not in topological order has a `model` in which they are.
+        """
+        try:
+            index = build(model.proto)
+        except UnsortedError:
+            ordered = in_order(model.proto)
+            if ordered is None:
+                raise
+            model = replace(model, proto=ordered)
+            index = build(ordered)
         return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
 
     def dtype(self, value: ValueId | None) -> DType | None:

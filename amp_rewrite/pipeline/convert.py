@@ -16,6 +16,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.gc_paused import gc_paused
+from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.dump import dump
@@ -23,7 +24,8 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.settings.choices import HEADROOM
+from amp_rewrite.runtime.hazards import told
+from amp_rewrite.settings.choices import HEADROOM, Target
 from amp_rewrite.settings.options import Options, Request, takes_options
 from amp_rewrite.version import VERSION
 
@@ -111,16 +113,18 @@ def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), w
     """
     view = draft.view
     plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
-    findings = (*_unserved(view, coloring), *coloring.findings, *findings)
+    foreign = _unknown_elsewhere(view, draft.request.target)
+    findings = (*_unserved(view, coloring), *foreign, *coloring.findings, *findings)
     if plan.empty:
-        result = draft.source
+        result = draft.base
         check_source(result)
     else:
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)
         planned = {(finding.kind, finding.subject) for finding in plan.findings}
         hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
-        findings = (*draft.expansions, *hazardous, *unchecked, *findings)
+        dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value))
+        findings = (*draft.expansions, *hazardous, *unchecked, *dangers, *findings)
     return Converted(result, _report(draft, coloring, plan, findings), view, coloring, plan)
 
 
@@ -144,6 +148,16 @@ def _unserved(view: View, coloring: Coloring) -> tuple[Finding, ...]:
         if paint is not None and paint.rule in (reasons.SCHEMA_GATE, reasons.KERNEL_GATE, reasons.UNKNOWN_TYPE):
             notes.setdefault((paint.rule, op.kind), paint.note)
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
+
+
+def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
+    """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
+    if target is Target.ORT_CUDA:
+        return ()
+    opset = view.opsets.get("", 1)
+    kinds = sorted({op.op_type for op in view.ops if not op.domain})
+    note = f"not in ai.onnx opset {opset}: onnxruntime alone opens the model; its optimizers write this op"
+    return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:

@@ -12,6 +12,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.state import PaintOptions
 from amp_rewrite.decide.hazards.find import Hazards, find_hazards
+from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 class Draft:
     """A model in standard form with its hazards, and its request, resolved to ops.
 
-    `source` is the caller's model, `view` the one to paint, with the `expansions` that led to it. `clusters` are the
-    groups of ops that compute one thing together, with or without safety rules.
+    `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
+    `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
+    safety rules. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left alone, too.
     """
 
     request: Request
     source: Model
+    base: Model
     view: View
     hazards: Hazards
     clusters: tuple[Cluster, ...]
@@ -43,17 +46,24 @@ class Draft:
     lower: Mapping[OpId, str]
     io: Mapping[ValueId, DType]
     expansions: tuple[Finding, ...] = ()
+    rescale: bool = False
+    notes: tuple[Finding, ...] = ()
 
     @classmethod
     def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
         """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once."""
         source = Model.load(model, folder=folder)
-        standard = canonicalize(View.of(source), request)
+        indexed = View.of(source)
+        standard = canonicalize(indexed, request)
         view = standard.view
-        hazards = find_hazards(view, request.to) if request.safe else Hazards()
+        superseded = (quantized.name,) if standard.rescale else ()
+        hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
         groups = hazards.clusters if request.safe else clusters(view)
         io = io_types(view, parse_io(request.io), request.to)
-        return cls(request, source, view, hazards, groups, standard.keep, standard.lower, io, standard.findings)
+        note = "nodes stand before those that they depend on; the result has them in order"
+        order = (Finding("sorted", "model", note),) if indexed.model is not source else ()
+        told = (standard.findings, standard.rescale, (*order, *standard.notes))
+        return cls(request, source, standard.base, view, hazards, groups, standard.keep, standard.lower, io, *told)
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
         """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
@@ -73,12 +83,14 @@ class Draft:
             low_inputs=self.io,
             shapes_follow=request.safe,
             spare_casts=request.safe,
+            rescale=self.rescale,
         )
         hazards = replace(self.hazards, clusters=self.clusters) if pins else self.hazards
         coloring = paint(self.view, request.lists, request.to, options, hazards, self.placing)
-        if self.placing is None or not (self.placing.moved or request.placement.islands):
-            return coloring
-        return replace(coloring, findings=(*coloring.findings, self.placing.finding))
+        findings = self.notes
+        if self.placing is not None and (self.placing.moved or request.placement.islands):
+            findings = (*findings, self.placing.finding)
+        return replace(coloring, findings=(*coloring.findings, *findings)) if findings else coloring
 
     @cached_property
     def placing(self) -> Placing | None:

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from amp_rewrite.errors import PolicyError, advice
-from amp_rewrite.reports.match import compared, match
-from amp_rewrite.reports.render import annotation, markdown_table, table
+from amp_rewrite.ir.gc_paused import gc_paused
+from amp_rewrite.reports.match import Flow, matched, paired
+from amp_rewrite.reports.render import annotation, count, markdown_table, plain, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
 from amp_rewrite.settings.options import STATED
 
-KINDS = ("lowered", "raised", "retyped", "added", "removed", "casts")
+KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 _MARKDOWN_ROWS = 200  # a comment on GitHub holds 65536 characters
 _ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the rest
 _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
+_SHOWN = 8
+"""Lines of the summary per kind of difference."""
+_FEWEST = 5
+"""Ops of the larger model from which on two models can be called unrelated."""
+_RELATED, _NAMESAKES = 0.25, 0.05
+"""Share of the larger model's ops that two versions of one model have in common at least, and with equal names of
+inputs and outputs. Of the shipped models, 436 of 442 pairs of different architectures have less, and all 310 pairs of
+one and what a conversion made of it have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One op that differs. `name` is the one in B, or the one in A of an op that was removed.
+    """One op that differs, or one input or output of the model, whose `op` is "graph input" or "graph output".
 
-    `was` is the name in A if that differs. `before` and `after` are element types, empty where the
-    op is absent; `variable` is the type variable they belong to. `why` is the rule behind the type in B.
+    `name` is the one in B, or the one in A of an op that was removed; `was` is the name in A if that differs. `before`
+    and `after` are element types, empty where the op is absent, or the values of an attribute: "float32 via float16" is
+    a value rounded to float16 on its way. `variable` says of what: a type variable, "input 0", "output 1" or an
+    attribute; empty for the op as a whole. `why` is the rule behind the type in B.
     """
 
     kind: str
@@ -63,13 +75,20 @@ class CastChange:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Differences of B from A. `settings` (name, in A, in B) explain them, but do not count as differences."""
+    """Differences of B from A. `settings` (name, in A, in B) explain them, but do not count as differences.
+
+    `alike` are the ops that compute the same from the same ops, `ops` those of the larger model. `unrelated`: they are
+    so few that these are two models, not two versions of one.
+    """
 
     a: str
     b: str
     changes: tuple[Change, ...] = ()
     casts: tuple[CastChange, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
+    alike: int = field(default=0, compare=False)
+    ops: int = field(default=0, compare=False)
+    unrelated: bool = field(default=False, compare=False)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -100,24 +119,55 @@ class Delta:
             parts.append("casts " + " ".join(f"{sign}{signs[sign]}" for sign in "+-" if signs[sign]))
         return ", ".join(parts) or "no difference"
 
-    def to(self, form: str, fail_on: Collection[str] | None = None) -> str:
-        """Return the differences as "text", "json", "markdown" or "github", which marks failures of a check."""
+    def to(self, form: str, fail_on: Collection[str] | None = None, *, verbose: bool | None = None) -> str:
+        """Return the differences as "text", "json", "markdown" or "github", which marks failures of a check.
+
+        `verbose`: see `text`; the other forms name each op.
+        """
+        if form == "text":
+            return self.text(verbose=verbose)
         if form == "github":
             return self.github(fail_on)
-        return {"text": self.text, "json": self.to_json, "markdown": self.markdown}[form]()
+        return {"json": self.to_json, "markdown": self.markdown}[form]()
 
-    def text(self) -> str:
-        """Return the differences as text. Ends with a newline."""
+    def text(self, *, verbose: bool | None = None) -> str:
+        """Return the differences as text, with each op. Ends with a newline.
+
+        Unrelated models get one line, unless `verbose`. False: a summary by type, for a terminal.
+        """
         if not self.differs:
             return "no difference\n"
-        lines = [self.summary()]
-        lines += table([(f"{name}:", f"{a} → {b}") for name, a, b in self.settings])
+        if self.unrelated and not verbose:
+            return f"{self._strangers()}; --verbose compares them all the same\n"
+        lines = [self._strangers()] if self.unrelated else []
+        lines += [self.summary(), *table([(f"{name}:", f"{a} → {b}") for name, a, b in self.settings])]
+        if verbose is False:
+            return "\n".join([*lines, *self._by_type()]) + "\n"
         for kind, group in self._by_kind().items():
             lines += ["", kind, *table([(c.title, c.op, c.types, c.variable, c.why) for c in group])]
         if self.casts:
             rows = [(c.sign, c.scope + c.value, f"{c.before} → {c.after}", c.why) for c in self.casts]
             lines += ["", "casts", *table(rows)]
         return "\n".join(lines) + "\n"
+
+    def _strangers(self) -> str:
+        return plain(f"{self.a} and {self.b} are unrelated models: {self.alike} of {count(self.ops, 'op')} agree")
+
+    def _by_type(self) -> Iterator[str]:
+        """Yield a table for each kind: how many ops of a type changed in the same way, the most frequent first."""
+        groups = {
+            kind: Counter(("", change.op, change.types, change.variable) for change in changes)
+            for kind, changes in self._by_kind().items()
+        }
+        if self.casts:
+            groups["casts"] = Counter((cast.sign, "", f"{cast.before} → {cast.after}", "") for cast in self.casts)
+        for kind, counts in groups.items():
+            ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            rows = [(f"{sign}{n}", *filter(None, (op, types)), of) for (sign, op, types, of), n in ordered]
+            yield from ("", kind, *table(rows[:_SHOWN], right=">"))
+            if len(rows) > _SHOWN:
+                yield f"  … and {count(len(rows) - _SHOWN, 'line')} more"
+        yield from ("", "--verbose names them")
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""
@@ -162,42 +212,144 @@ def _annotations(kind: str, texts: list[tuple[str, str]], fail_on: Collection[st
         yield annotation(level, f"and {len(texts) - _ANNOTATIONS} more {kind}", {"title": kind})
 
 
+@gc_paused()
 def diff(a: Report, b: Report) -> Delta:
     """Return the differences of B from A.
 
     Renamed ops, and ops beside inserted ones, are recognized by what they compute from and for; an op that
-    cannot be recognized counts as removed and added. Constants are values here, not ops, and casts between
-    floats count as casts, whether a conversion would insert them or the model has them as nodes.
+    cannot be recognized counts as removed and added. Constants and copies are values here, not ops, and casts between
+    floats count as casts, whether a conversion would insert them or the model has them as nodes. An op from which no
+    output is computed does not count. Of a report of version 1 the types are compared, not what it lacks.
     """
-    pairs = match(a, b)
+    mine, theirs = Flow(a), Flow(b)
+    pairs = matched(mine, theirs)
     to_b = dict(pairs)
     kept = {j for _, j in pairs}
-    changes = [c for i, j in pairs if (c := _change(a.rows[i], b.rows[j])) is not None]
-    changes += [_one_sided("added", b.rows[j]) for j in compared(b) if j not in kept]
-    changes += [_one_sided("removed", a.rows[i]) for i in compared(a) if i not in to_b]
-    return Delta(a.model.name, b.model.name, tuple(changes), tuple(_cast_changes(a, b, to_b)), _settings(a, b))
+    attributes = min(a.schema, b.schema) > 1
+    changes = list(_port_changes(a, b))
+    for i, j in pairs:
+        changes += _changes(a.rows[i], b.rows[j], attributes=attributes)
+    changes += [_one_sided("added", b.rows[j]) for j in theirs.live if j not in kept]
+    changes += [_one_sided("removed", a.rows[i]) for i in mine.live if i not in to_b]
+    casts = tuple(_cast_changes(mine, theirs, to_b))
+    alike, ops = _alike(mine, theirs, to_b), max(len(mine.live), len(theirs.live))
+    least = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
+    unrelated = ops >= _FEWEST and alike < least * ops
+    return Delta(a.model.name, b.model.name, tuple(changes), casts, _settings(a, b), alike, ops, unrelated)
 
 
-def _change(before: Row, after: Row) -> Change | None:
-    """Return the change of the types of one op; variables of both rows take precedence over the op as a whole."""
-    if before.dtype == after.dtype and before.variables == after.variables:
-        return None
-    shared = [(name, before.variables[name], after.variables.get(name)) for name in before.variables]
-    moves = [("", before.dtype, after.dtype)] if not any(now for _, _, now in shared) else []
-    moves += [(name, was, now) for name, was, now in shared if now is not None]
-    moved = [(_kind(was, now), name, was, now) for name, was, now in moves if was != now]
-    if not moved:
-        return None
-    kind, variable, was, now = min(moved, key=lambda move: KINDS.index(move[0]))
+def _alike(a: Flow, b: Flow, to_b: Mapping[int, int]) -> int:
+    """Return the number of pairs that compute the same from matching ops."""
+    return sum(
+        a.report.rows[i].key == b.report.rows[j].key
+        and [to_b.get(read, read) if read >= 0 else NO_ROW for read in a.reads[i]]
+        == [read if read >= 0 else NO_ROW for read in b.reads[j]]
+        for i, j in to_b.items()
+    )
+
+
+def _interface(report: Report) -> set[str]:
+    return {port.name for port in (*report.inputs, *report.outputs)}
+
+
+_Move = tuple[str, str, str]
+"""Of what something changed, and its types before and after."""
+
+
+def _changes(before: Row, after: Row, *, attributes: bool) -> Iterator[Change]:
+    """Yield the changes of one op, the first of each kind."""
+    if before[_COMPARED] == after[_COMPARED] and before.dtype == after.dtype and before.variables == after.variables:
+        return
+    moves = [*_main_moves(before, after), *_slot_moves(before, after, vias=attributes)]
+    kinds = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
+    if attributes:
+        kinds = dict(_attribute_moves(before, after)) | kinds
     former = before.path if before.path != after.path else ""
-    return Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
+    for kind in KINDS:
+        if kind in kinds:
+            variable, was, now = kinds[kind]
+            yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
+
+
+_COMPARED = slice(Row._fields.index("inputs"), None)
+
+
+def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
+    """Yield the types of variables; the type of the op as a whole if the two share no variable."""
+    shared = [
+        (name, dtype, after.variables[name]) for name, dtype in before.variables.items() if name in after.variables
+    ]
+    yield from shared or [("", before.dtype, after.dtype)]
+
+
+def _slot_moves(before: Row, after: Row, *, vias: bool) -> Iterator[_Move]:
+    """Yield the types of inputs and outputs that both ops have, where both are known.
+
+    Of an operator that the standard does not define, also of those that only one has.
+    """
+    for side, mine, theirs in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
+        for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
+            if was and now and "unknown" not in was + now:
+                ways = [row.via.get(str(slot), "") if vias and side == "input" else "" for row in (before, after)]
+                yield (f"{side} {slot}", _by_way(was, ways[0]), _by_way(now, ways[1]))
+        if "::" in before.op and _ports(mine) != _ports(theirs):
+            yield (f"{side}s", ", ".join(mine), ", ".join(theirs))
+    for place in sorted({*before.via, *after.via}, key=int) if vias else ():
+        if int(place) >= len(before.inputs):  # what a body hands out
+            yield (f"input {place}", before.via.get(place, "exact"), after.via.get(place, "exact"))
+
+
+def _ports(types: Collection[str]) -> list[bool]:
+    """Return which ports are there, without those left out at the end."""
+    there = [bool(dtype) for dtype in types]
+    while there and not there[-1]:
+        there.pop()
+    return there
+
+
+def _by_way(dtype: str, via: str) -> str:
+    return f"{dtype} via {via}" if via else dtype
+
+
+def _attribute_moves(before: Row, after: Row) -> Iterator[tuple[str, _Move]]:
+    """Yield the kind of difference and the values of attributes, the first attribute last."""
+    for name in sorted({*before.attributes, *after.attributes}, reverse=True):
+        was, now = (row.attributes.get(name, "default") for row in (before, after))
+        if was != now:
+            yield ("attribute", (name, was, now))
+
+
+def _port_changes(a: Report, b: Report) -> Iterator[Change]:
+    """Yield the changes of the model's inputs and outputs; none if one report does not have them."""
+    if not (a.outputs and b.outputs):
+        return
+    for what, mine, theirs in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
+        pairs = paired(mine, theirs)
+        for i, j in pairs:
+            was, now = _by_way(mine[i].dtype, mine[i].via), _by_way(theirs[j].dtype, theirs[j].via)
+            if was != now:
+                former = mine[i].name if mine[i].name != theirs[j].name else ""
+                yield Change(_kind(was, now), theirs[j].name, what, before=was, after=now, was=former)
+        for kind, ports, kept in (("added", theirs, {j for _, j in pairs}), ("removed", mine, {i for i, _ in pairs})):
+            for i, port in enumerate(ports):
+                if i not in kept and (port.reads or what == "graph output"):
+                    types = {"after": port.dtype} if kind == "added" else {"before": port.dtype}
+                    yield Change(kind, port.name, what, **types)
+
+
+_TYPE = re.compile(r"\w+")
 
 
 def _kind(was: str, now: str) -> str:
-    step = _RANK.get(now, 0) - _RANK.get(was, 0)
-    if was not in _RANK or now not in _RANK or not step:
+    """Return the direction of a change: by the narrowest type on the way, in the same container."""
+    ranks = []
+    for text in (was, now):
+        types = _TYPE.findall(text.replace(" via ", " "))
+        ranks.append(min((_RANK.get(name, 0) for name in types if name in _RANK), default=0))
+    containers = [text.partition(" via ")[0].rpartition("(")[0] for text in (was, now)]
+    if 0 in ranks or ranks[0] == ranks[1] or containers[0] != containers[1]:
         return "retyped"
-    return "lowered" if step < 0 else "raised"
+    return "lowered" if ranks[1] < ranks[0] else "raised"
 
 
 def _one_sided(kind: str, row: Row) -> Change:
@@ -205,24 +357,46 @@ def _one_sided(kind: str, row: Row) -> Change:
     return Change(kind, row.path, row.op, row.scope, why=row.why if kind == "added" else "", **types)
 
 
-def _cast_changes(a: Report, b: Report, to_b: Mapping[int, int]) -> Iterator[CastChange]:
+def _cast_changes(a: Flow, b: Flow, to_b: Mapping[int, int]) -> Iterator[CastChange]:
     mine = _casts(a, {i: ("both", j) for i, j in to_b.items()})
     theirs = _casts(b, {j: ("both", j) for j in to_b.values()})
-    for sign, casts, other in (("+", theirs, mine), ("-", mine, theirs)):
-        for key, group in casts.items():
-            for cast in group[len(other.get(key, ())) :]:
+    extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
+    missing = [cast for key, group in mine.items() for cast in group[len(theirs.get(key, ())) :]]
+    renamed = _loose(extra) & _loose(missing)
+    for sign, casts in (("+", extra), ("-", missing)):
+        quiet = Counter(renamed)
+        for cast in casts:
+            if quiet[loose := _types_of_loose(cast)] > 0:
+                quiet[loose] -= 1
+            else:
                 yield CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason)
 
 
-def _casts(report: Report, identity: Mapping[int, Hashable]) -> dict[Hashable, list[CastRow]]:
+def _loose(casts: Collection[CastRow]) -> Counter[tuple[str, str]]:
+    """Return the types of casts of constants and inputs, which only their names tell apart.
+
+    Pairs of them are the same cast under another name: in which type a row reads, and through which, the row says.
+    """
+    return Counter(types for cast in casts if (types := _types_of_loose(cast)) != _NOT_LOOSE)
+
+
+_NOT_LOOSE = ("", "")
+
+
+def _types_of_loose(cast: CastRow) -> tuple[str, str]:
+    return (cast.from_, cast.to) if cast.after == NO_ROW else _NOT_LOOSE
+
+
+def _casts(flow: Flow, identity: Mapping[int, Hashable]) -> dict[Hashable, list[CastRow]]:
     """Return the casts after a conversion, by value and target type."""
     groups: dict[Hashable, list[CastRow]] = defaultdict(list)
-    for cast in report.casts:
-        if cast.origin != "folded":
+    for cast in flow.report.casts:
+        if cast.origin != "folded" and not cast.dead and cast.from_ != cast.to:
+            after = flow.source(cast.after)
             source: Hashable = (cast.scope, cast.value)
-            if cast.after != NO_ROW:
-                source = (identity.get(cast.after, (id(report), cast.after)), cast.slot)
-            groups[source, cast.from_, cast.to].append(cast)
+            if after >= 0:
+                source = (identity.get(after, (id(flow), after)), cast.slot)
+            groups[source, cast.from_, cast.to].append(cast._replace(after=max(after, NO_ROW)))
     return groups
 
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from onnx import AttributeProto, NodeProto
+from amp_rewrite.reports.attributes import Plain
 
 
-def key_of(kind: str, node: NodeProto, weights: Mapping[int, tuple[int, ...]]) -> str:
-    """Return the key of a node: its kind, and the shape of each weight that it reads, by input slot. 12 hex digits."""
+def key_of(kind: str, attributes: Plain, weights: Mapping[int, tuple[int, ...]]) -> str:
+    """Return the key of an op: its kind, and the shape of each weight that it reads, by input slot. 12 hex digits.
+
+    Tensors among the attributes count by their shapes; bodies do not count.
+    """
+    if not attributes:
+        return _plain_key(kind, tuple(weights.items()))
+    stated = sorted([f"{name}={value}" for _, name, value in attributes if name not in _TYPE_ATTRIBUTES])
     shapes = (f"{slot}:{shape}" for slot, shape in weights.items())
-    return _digest("\n".join((kind, *_attributes(node), *shapes)))
+    return _digest("\n".join((kind, *stated, *shapes)))
+
+
+@lru_cache(maxsize=1 << 12)
+def _plain_key(kind: str, weights: Iterable[tuple[int, tuple[int, ...]]]) -> str:
+    return _digest("\n".join((kind, *(f"{slot}:{shape}" for slot, shape in weights))))
 
 
 @lru_cache(maxsize=1 << 12)  # most ops of a model are like many others
@@ -22,24 +33,3 @@ def _digest(text: str) -> str:
 
 # They name an element type, which is what a conversion changes.
 _TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "output_datatype", "stash_type", "saturate", "round_mode"}
-
-
-def _attributes(node: NodeProto) -> list[str]:
-    return sorted(f"{a.name}={_value(a)}" for a in node.attribute[:] if a.name not in _TYPE_ATTRIBUTES)
-
-
-def _value(a: AttributeProto) -> object:
-    """Return the value of an attribute, without parts that a conversion changes: the shape of tensors, no bodies."""
-    read = _PLAIN_VALUES.get(a.type)
-    return read(a) if read is not None else None
-
-
-_PLAIN_VALUES: dict[int, Callable[[AttributeProto], object]] = {
-    AttributeProto.INT: lambda a: a.i,
-    AttributeProto.INTS: lambda a: list(a.ints),
-    AttributeProto.FLOAT: lambda a: a.f,
-    AttributeProto.FLOATS: lambda a: list(a.floats),
-    AttributeProto.STRING: lambda a: a.s,
-    AttributeProto.STRINGS: lambda a: list(a.strings),
-    AttributeProto.TENSOR: lambda a: tuple(a.t.dims),
-}

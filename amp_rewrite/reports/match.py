@@ -1,20 +1,22 @@
 """Match the rows of two reports, although nodes were renamed, inserted or removed.
 
-The evidence is: names, everything upstream of a row, everything downstream of it. The rules below weigh it, the
-strongest first; rows that none of them settles stay unmatched. Constants and casts between floats do not count as
-ops: conversions add and remove them.
+The evidence is: names, everything upstream of a row, everything downstream of it, up to the inputs and outputs of the
+model. The rules below weigh it, the strongest first; rows that none of them settles stay unmatched. Constants, copies
+and casts between floats do not count as ops: conversions add and remove them. Neither do ops from which no output is
+computed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import NO_ROW, Row
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
 
 # Steps of alignment, over all gaps; rows that would cost more stay unmatched.
 _ALIGNMENT = 2_000_000
@@ -22,68 +24,203 @@ _ALIGNMENT = 2_000_000
 
 def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
     """Return the pairs (row of `a`, row of `b`) that are the same op, in the order of `b`. O(rows + reads), nearly."""
-    shapes: dict[Hashable, int] = {}
-    mine, theirs = _Side.of(a, shapes), _Side.of(b, shapes)
-    pairs = _Pairs(mine, theirs, mine.live, theirs.live)
+    return matched(Flow(a), Flow(b))
+
+
+def matched(a: Flow, b: Flow) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of rows of two reports, as `match` does."""
+    if a.report.rows == b.report.rows and (a.report.inputs, a.outputs) == (b.report.inputs, b.outputs):
+        return tuple(zip(a.live, b.live, strict=True))
+    inputs, outputs = (paired(*ports) for ports in ((a.report.inputs, b.report.inputs), (a.outputs, b.outputs)))
+    mine, theirs = _Side(a, *_numbered(inputs, outputs, 0)), _Side(b, *_numbered(inputs, outputs, 1))
+    interned: dict[Hashable, int] = {}
+    pairs = _Pairs(mine, theirs, a.live, b.live)
+    for settled in (_constants, _name):
+        pairs.by_names(settled, interned)
     for evidence in _EVIDENCE:
-        pairs.by(evidence)
+        pairs.by(evidence, _kind, interned)
     pairs.spread()
-    for word in (_kind, lambda row: row.op):
+    for evidence in _EVIDENCE:
+        pairs.by(evidence, _op, interned)
+    pairs.spread()
+    for word in (_kind, _op):
         pairs.align(word)
         pairs.spread()
     return tuple(sorted(pairs.to_b.items(), key=lambda pair: pair[1]))
 
 
-def compared(report: Report) -> tuple[int, ...]:
-    """Return the rows that count as ops: neither constants nor casts between floats, or to the type that they read."""
-    return tuple(i for i, row in enumerate(report.rows) if not _passed_over(row))
+def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> tuple[tuple[int, int], ...]:
+    """Return the positions of inputs, or of outputs, that are the same: by name, then the others in order."""
+    places = {port.name: j for j, port in enumerate(b)}
+    named = [(i, places[port.name]) for i, port in enumerate(a) if port.name in places]
+    taken_a, taken_b = {i for i, _ in named}, {j for _, j in named}
+    rest = (i for i in range(len(a)) if i not in taken_a), (j for j in range(len(b)) if j not in taken_b)
+    return (*named, *zip(*rest, strict=False))
+
+
+def _numbered(
+    inputs: Iterable[tuple[int, int]], outputs: Iterable[tuple[int, int]], side: int
+) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    """Return the numbers of the pairs of inputs and of outputs, by the position in one report."""
+    return tuple({pair[side]: number for number, pair in enumerate(pairs)} for pairs in (inputs, outputs))  # type: ignore[return-value]
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def _passed_over(row: Row) -> bool:
-    if row.op == "Constant":
+    """True for a constant, a copy, a cast between floats and one to the type that it reads."""
+    if row.op in ("Constant", "Identity"):
         return True
     if row.op not in CASTS or not row.inputs or not row.outputs:
         return False
     return row.inputs[0] == row.outputs[0] or (row.inputs[0] in _FLOATS and row.outputs[0] in _FLOATS)
 
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+@dataclass(frozen=True)
+class Flow:
+    """A report as a graph of the ops that count. Sources are rows, `NO_ROW`, or inputs as in `PortRow.after`."""
+
+    report: Report
+
+    @cached_property
+    def _sources(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+        """By row the sources of its reads, and that of its result: of a row that is passed over, what it reads."""
+        rows = self.report.rows
+        fed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, port in enumerate(self.report.inputs):
+            for at, place in zip(port.reads[::2], port.reads[1::2], strict=True):
+                fed[at].append((place, FIRST_INPUT - number))
+        source: list[int] = []
+        reads: list[Sequence[int]] = []
+        for i, row in enumerate(rows):
+            own = [source[read] if read != NO_ROW else NO_ROW for read in row.reads]
+            for place, number in fed.get(i, ()):
+                if place < _most_reads(row):
+                    own += [NO_ROW] * (place + 1 - len(own))
+                    own[place] = number
+            reads.append(own)
+            source.append((own[0] if own else NO_ROW) if _passed_over(row) else i)
+        return reads, source
+
+    @property
+    def reads(self) -> Sequence[Sequence[int]]:
+        """By row the sources of its reads."""
+        return self._sources[0]
+
+    def source(self, after: int) -> int:
+        """Return the source behind a position in `CastRow.after` or `PortRow.after`."""
+        return self._sources[1][after] if after >= 0 else after
+
+    @cached_property
+    def outputs(self) -> Sequence[PortRow]:
+        return self.report.outputs
+
+    @cached_property
+    def live(self) -> tuple[int, ...]:
+        """Rows that count as ops. A report of version 1 does not tell what its outputs are computed from."""
+        rows, reads = self.report.rows, self.reads
+        counting = [not _passed_over(row) for row in rows]
+        if not self.outputs:
+            return tuple(i for i, counts in enumerate(counting) if counts)
+        alive = [False] * len(rows)
+        for port in self.outputs:
+            if (source := self.source(port.after)) >= 0:
+                alive[source] = True
+        for i in range(len(rows) - 1, -1, -1):
+            if alive[i]:
+                for read in reads[i]:
+                    if read >= 0:
+                        alive[read] = True
+        return tuple(i for i, counts in enumerate(counting) if counts and alive[i])
+
+    @cached_property
+    def readers(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """By row the places in live rows that read it: position in the reads, and row."""
+        readers: list[list[tuple[int, int]]] = [[] for _ in self.report.rows]
+        for i in self.live:
+            for place, read in enumerate(self.reads[i]):
+                if read >= 0:
+                    readers[read].append((place, i))
+        return readers
+
+
+def _most_reads(row: Row) -> int:
+    """Return the most reads of a row: its inputs, and what two bodies hand out. A report may say anything."""
+    return len(row.inputs) + 2 * len(row.outputs) + 2
+
+
+Word = Callable[[Row], Hashable]
+"""The part of a row that stands for it in the shape of a graph."""
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One report with an index: the readers of each row, and the shape of the graph above and below it.
+    """One report, with the numbers of its inputs and outputs that both reports have."""
 
-    `up` and `down` are equal numbers for equal ones, across both sides: subgraphs are interned, not hashed.
-    """
+    flow: Flow
+    inputs: Mapping[int, int]
+    outputs: Mapping[int, int]
+    _shapes: dict[tuple[str, Word], list[int]] = field(default_factory=dict)
 
-    rows: tuple[Row, ...]
-    live: tuple[int, ...]
-    readers: Sequence[Sequence[tuple[int, int]]]
-    up: Sequence[int]
-    down: Sequence[int]
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.flow.report.rows
 
-    @classmethod
-    def of(cls, report: Report, shapes: dict[Hashable, int]) -> _Side:
-        rows = report.rows
-        live = compared(report)
-        readers: list[list[tuple[int, int]]] = [[] for _ in rows]
-        up = [0] * len(rows)
-        down = [0] * len(rows)
-        for i in live:
-            for slot, read in enumerate(rows[i].reads):
-                if read != NO_ROW:
-                    readers[read].append((slot, i))
-            above = tuple(up[read] if read != NO_ROW else NO_ROW for read in rows[i].reads)
-            up[i] = shapes.setdefault(("up", _kind(rows[i]), above), len(shapes) + 1)
-        for i in reversed(live):
-            below = tuple(sorted((slot, down[reader]) for slot, reader in readers[i]))
-            down[i] = shapes.setdefault(("down", _kind(rows[i]), below), len(shapes) + 1)
-        return cls(rows, live, readers, up, down)
+    def up(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
+        """Return the shape of the graph above each row, where a word stands for each op.
+
+        Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed.
+        """
+        if ("up", word) not in self._shapes:
+            rows, reads = self.rows, self.flow.reads
+            up = self._shapes["up", word] = [0] * len(rows)
+            for i in self.flow.live:
+                above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
+                up[i] = interned.setdefault(("up", word(rows[i]), *above), len(interned) + 1)
+        return self._shapes["up", word]
+
+    def down(self, word: Word, interned: dict[Hashable, int]) -> Sequence[int]:
+        """Return the shape of the graph below each row, as `up` does."""
+        if ("down", word) not in self._shapes:
+            rows, readers_of, leaves = self.rows, self.flow.readers, self._leaves()
+            down = self._shapes["down", word] = [0] * len(rows)
+            for i in reversed(self.flow.live):
+                below = [(place, down[reader]) for place, reader in readers_of[i]]
+                if i in leaves:
+                    below += leaves[i]
+                if len(below) > 1:
+                    below.sort()
+                down[i] = interned.setdefault(("down", word(rows[i]), *below), len(interned) + 1)
+        return self._shapes["down", word]
+
+    def _leaves(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Return the outputs of the model that rows give, in the form of readers."""
+        leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for place, port in enumerate(self.flow.outputs):
+            if place in self.outputs:
+                leaves[self.flow.source(port.after)].append((NO_ROW, self.outputs[place]))
+        return leaves
+
+    def _entry(self, read: int) -> int:
+        number = self.inputs.get(FIRST_INPUT - read) if read != NO_ROW else None
+        return NO_ROW if number is None else FIRST_INPUT - number
 
 
 def _kind(row: Row) -> str:
     return row.key or row.op
+
+
+def _op(row: Row) -> str:
+    return row.op
+
+
+def _constants(row: Row) -> Hashable:
+    return _kind(row), row.constants
+
+
+def _name(row: Row) -> Hashable:
+    return _kind(row), (row.scope, row.name, row.op) if row.named else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +230,6 @@ class _Evidence:
     named: bool = False
     up: bool = False
     down: bool = False
-
-    def key(self, side: _Side, i: int) -> Hashable:
-        """Return the facts of a row; None for a row without the name that they need."""
-        row = side.rows[i]
-        if self.named and not row.named:
-            return None
-        name = (row.scope, row.name, row.op) if self.named else ()
-        return name, self.up and side.up[i], self.down and side.down[i]
 
 
 # Names that exporters number shift when an op is inserted: one alone is weaker than a whole subgraph.
@@ -132,11 +261,45 @@ class _Pairs:
         self.to_a[j] = i
         self.fresh.append((i, j))
 
-    def by(self, evidence: _Evidence) -> None:
+    def by_names(self, word: Word, interned: dict[Hashable, int]) -> None:
+        """Join rows of one shape above that also have the same names above, where the names are the same on both sides.
+
+        If a name above is new or gone, all may have shifted, and names prove nothing.
+        """
+        self._forget_matched()
+        mine = _by_names(self.a, self.left_a, word, interned)
+        theirs = _by_names(self.b, self.left_b, word, interned)
+        down = [side.down(_kind, interned) for side in (self.a, self.b)]
+        for shape, names in mine.items():
+            others = theirs.get(shape, {})
+            if len(names) > 1 and all(len(others.get(name, ())) == len(group) for name, group in names.items()):
+                for name, group in names.items():
+                    self._by_shape(group, others[name], *down)
+
+    def _by_shape(
+        self, mine: Sequence[int], theirs: Sequence[int], down: Sequence[int], other_down: Sequence[int]
+    ) -> None:
+        """Join single rows, and of several those that share the shape below, where both sides have as many."""
+        if len(mine) == len(theirs) == 1:
+            self.join(mine[0], theirs[0])
+            return
+        groups: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for i in mine:
+            groups[down[i]][0].append(i)
+        for j in theirs:
+            groups[other_down[j]][1].append(j)
+        for group, other in groups.values():
+            if len(group) == len(other):
+                for i, j in zip(group, other, strict=True):
+                    self.join(i, j)
+
+    def by(self, evidence: _Evidence, word: Word, interned: dict[Hashable, int]) -> None:
         """Join the unmatched rows that share this evidence, in order, where both sides have as many of them."""
         self._forget_matched()
-        mine = _grouped(self.a, self.left_a, evidence)
-        theirs = _grouped(self.b, self.left_b, evidence) if mine else {}
+        if not (self.left_a and self.left_b):
+            return
+        mine = _grouped(self.a, self.left_a, evidence, word, interned)
+        theirs = _grouped(self.b, self.left_b, evidence, word, interned)
         for key, group in mine.items():
             other = theirs.get(key, ())
             if len(group) == len(other):
@@ -151,9 +314,8 @@ class _Pairs:
         """Pair the neighbours of each pair: producers of the same input, and readers in the same slot."""
         while self.fresh:
             i, j = self.fresh.popleft()
-            above = self.a.rows[i], self.b.rows[j]
-            for read, other in zip(above[0].reads, above[1].reads, strict=False):
-                if read != NO_ROW and other != NO_ROW and self._alike(read, other):
+            for read, other in zip(self.a.flow.reads[i], self.b.flow.reads[j], strict=False):
+                if read >= 0 and other >= 0 and self._alike(read, other):
                     self.join(read, other)
             mine = self._unmatched_readers(self.a, i, self.to_b)
             theirs = self._unmatched_readers(self.b, j, self.to_a)
@@ -166,7 +328,7 @@ class _Pairs:
 
     def _unmatched_readers(self, side: _Side, i: int, taken: dict[int, int]) -> dict[tuple[int, str], list[int]]:
         groups: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for slot, reader in side.readers[i]:
+        for slot, reader in side.flow.readers[i]:
             if reader not in taken:
                 groups[slot, _kind(side.rows[reader])].append(reader)
         return groups
@@ -195,11 +357,34 @@ class _Pairs:
                 yield gap
 
 
-def _grouped(side: _Side, left: Iterable[int], evidence: _Evidence) -> dict[Hashable, list[int]]:
+def _grouped(
+    side: _Side,
+    left: Iterable[int],
+    evidence: _Evidence,
+    word: Word,
+    interned: dict[Hashable, int],
+) -> dict[Hashable, list[int]]:
+    """Return rows by the facts of some evidence; rows without the name that it needs are left out."""
+    rows = side.rows
+    shapes = [side.up(word, interned)] * evidence.up + [side.down(word, interned)] * evidence.down
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i in left:
-        if (key := evidence.key(side, i)) is not None:
-            groups[key].append(i)
+        row = rows[i]
+        if not evidence.named:
+            groups[tuple([shape[i] for shape in shapes])].append(i)
+        elif row.named:
+            groups[(row.scope, row.name, row.op, *[shape[i] for shape in shapes])].append(i)
+    return groups
+
+
+def _by_names(
+    side: _Side, left: Iterable[int], word: Word, interned: dict[Hashable, int]
+) -> dict[int, dict[int, list[int]]]:
+    """Return rows by the shape above them, then by that shape with names."""
+    plain, named = side.up(_kind, interned), side.up(word, interned)
+    groups: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for i in left:
+        groups[plain[i]].setdefault(named[i], []).append(i)
     return groups
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import lru_cache
+from typing import Any, NoReturn, TypeVar
 
 from amp_rewrite.errors import AmpRewriteError
 
 Reader = Callable[[object], Any]
+Content = TypeVar("Content")
+Value = TypeVar("Value")
 
 
 class Malformed(Exception):
@@ -19,6 +21,11 @@ class Malformed(Exception):
         super().__init__(fact)
         self.path = ""
 
+    @property
+    def where(self) -> str:
+        """The path in words."""
+        return self.path.lstrip(".") or "the whole"
+
 
 def fail(path: str, fact: str) -> NoReturn:
     """Raise the error at a path."""
@@ -27,18 +34,23 @@ def fail(path: str, fact: str) -> NoReturn:
     raise error
 
 
-def load(content: str | bytes, source: str, kind: str, advice: str, error: type[AmpRewriteError]) -> object:
-    """Return the value of a JSON text. Raise `error`, naming `source`, and `kind` or `advice`, for other text."""
+def load(
+    content: Content,
+    source: str,
+    kind: str,
+    advice: str,
+    error: type[AmpRewriteError],
+    decode: Callable[[Content], Value],
+) -> Value:
+    """Return what `decode` makes of a JSON text, or raise `error`, naming `source`, and `kind` or `advice`."""
     try:
-        return json.loads(content, parse_constant=_no_constant)
+        return decode(content)
     except RecursionError as cause:
         raise error(f"{source}: nested too deeply, so not {kind}") from cause
+    except Malformed as cause:
+        raise error(f"{source}: {cause.where} {cause}; {advice}") from cause
     except ValueError as cause:
         raise error(f"{source}: not JSON ({cause}); {advice}") from cause
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def text(value: object) -> str:
@@ -112,6 +124,27 @@ def map_of(read: Reader) -> Reader:
         return items
 
     return reader
+
+
+_SHORT = 200
+
+
+def shared(read: Reader) -> Reader:
+    """Read a text, a list of texts or a map with `read`; equal short ones are one object, which stays as it is."""
+    keep = lru_cache(maxsize=4096)(lambda item: item)
+    keep_map = lru_cache(maxsize=4096)(_map)
+
+    def reader(value: object) -> Any:
+        item = read(value)
+        if item is None or len(item) > _SHORT:
+            return item
+        return keep_map(tuple(item.items())) if isinstance(item, dict) else keep(item)
+
+    return reader
+
+
+def _map(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    return dict(items)
 
 
 def kind(value: object) -> str:

@@ -13,9 +13,20 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from amp_rewrite.errors import Finding, ReportError
-from amp_rewrite.reports import reading
-from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional
-from amp_rewrite.reports.rows import NO_ROW, SCHEMA, BakeRow, CastRow, Header, ReportData, Row, Totals
+from amp_rewrite.reports import json_stream, reading
+from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional, shared
+from amp_rewrite.reports.rows import (
+    FIRST_INPUT,
+    NO_ROW,
+    SCHEMA,
+    BakeRow,
+    CastRow,
+    Header,
+    PortRow,
+    ReportData,
+    Row,
+    Totals,
+)
 from amp_rewrite.reports.summary import summary
 from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
@@ -34,7 +45,9 @@ class Report(ReportData):
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
         parts = [f'  "schema": {self.schema}']
         parts += [f'  "{name}": {_dump(_encode(getattr(self, name)))}' for name in ("model", "totals")]
-        for name in ("findings", "casts", "baked", "rows"):
+        if self.schema > 1:
+            parts.append(f'  "weights": {_dump(dict(sorted(self.weights.items())))}')
+        for name in ("findings", *(_PORTS if self.schema > 1 else ()), "casts", "baked", "rows"):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
         return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -42,7 +55,7 @@ class Report(ReportData):
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
         """Return the report of a `to_json` text. ReportError, naming `source` and the field, for other text."""
-        return _report(_load(text, source), source)
+        return _report(text, source)
 
 
 def _dump(item: object) -> str:
@@ -69,32 +82,43 @@ def _encode(item: Any) -> dict[str, object]:
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def _load(text: str | bytes, source: str) -> object:
+def _report(text: str | bytes, source: str) -> Report:
     if len(text) > MAX_CHARACTERS:
         raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise ReportError(f"{source}: not UTF-8 text, so not a report; write it with --report or --json") from error
-    return reading.load(text, source, "a report of this tool", "write the report again", ReportError)
-
-
-def _report(loaded: object, source: str) -> Report:
+    advice = "write the report again"
+    loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
     schema = loaded.get("schema") if isinstance(loaded, dict) else None
-    if isinstance(loaded, dict) and schema != SCHEMA:
-        advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else "write the report again"
-        raise ReportError(f"{source}: schema is {schema!r}, this version reads {SCHEMA}; {advice}")
+    if isinstance(loaded, dict) and schema not in _SCHEMAS:
+        advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
+        read = " and ".join(map(str, _SCHEMAS))
+        raise ReportError(f"{source}: schema is {schema!r}, this version reads {read}; {advice}")
     try:
+        if fault is not None:
+            raise fault
         report: Report = _object(Report)(loaded)
+        for name in _NEW if report.schema > 1 else ():
+            if isinstance(loaded, dict) and name not in loaded:
+                raise Malformed(f"lacks the field {name!r}")
         _check_positions(report)
     except Malformed as error:
-        where = error.path.lstrip(".") or "the whole"
-        raise ReportError(f"{source}: {where} {error}; write the report again") from error
+        raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
     return report
 
 
+_SCHEMAS = tuple(range(1, SCHEMA + 1))
+
+
+def _decoded(text: str) -> tuple[object, Malformed | None]:
+    """Return the value of a JSON text, with rows of reports in place of their objects, and the first fault of a row."""
+    return json_stream.members(text, _ITEMS) if json_stream.first(text) == "{" else (json_stream.decode(text), None)
+
+
 def _check_positions(report: Report) -> None:
-    """Raise Malformed unless each row reads only rows before it."""
+    """Raise Malformed unless each row reads only rows before it, and all other positions are those of rows."""
     for i, row in enumerate(report.rows):
         if any(not NO_ROW <= read < i for read in row.reads):
             fail(f".rows[{i}].reads", "names a row that does not stand before this one")
@@ -103,6 +127,12 @@ def _check_positions(report: Report) -> None:
     for i, cast in enumerate(report.casts):
         if not NO_ROW <= cast.after < len(report.rows):
             fail(f".casts[{i}].after", "does not name a row")
+    for i, port in enumerate(report.outputs):
+        if not FIRST_INPUT - len(report.inputs) < port.after < len(report.rows):
+            fail(f".outputs[{i}].after", "names neither a row nor an input")
+    for i, port in enumerate(report.inputs):
+        if len(port.reads) % 2 or any(not 0 <= row < len(report.rows) for row in port.reads[::2]):
+            fail(f".inputs[{i}].reads", "does not name rows, each with a position in its reads")
 
 
 def _object(cls: type) -> Reader:
@@ -139,18 +169,25 @@ _TYPES: dict[str, Reader] = {
     "int | None": optional(reading.natural),
     "bool": reading.flag,
     "Mapping[str, int]": map_of(reading.integer),
-    "Mapping[str, str]": map_of(reading.text),
-    "tuple[str, ...]": list_of(reading.text),
+    "Mapping[str, str]": shared(map_of(reading.text)),
+    "tuple[str, ...]": shared(list_of(reading.text)),
     "tuple[int, ...]": list_of(reading.integer),
     "Header": _object(Header),
     "Totals": _object(Totals),
-    "tuple[Row, ...]": list_of(_object(Row)),
-    "tuple[CastRow, ...]": list_of(_object(CastRow)),
-    "tuple[BakeRow, ...]": list_of(_object(BakeRow)),
-    "tuple[Finding, ...]": list_of(_object(Finding)),
 }
-_SIGNED = {(Row, "because_row"), (CastRow, "after")}
-_CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, Finding)
+_ITEMS: dict[str, Reader] = {
+    "findings": _object(Finding),
+    "inputs": _object(PortRow),
+    "outputs": _object(PortRow),
+    "casts": _object(CastRow),
+    "baked": _object(BakeRow),
+    "rows": _object(Row),
+}
+"""Readers of the items of a report's lists."""
+_SIGNED = {(Row, "because_row"), (CastRow, "after"), (PortRow, "after")}
+_NAMES = {(Row, "name"), (CastRow, "value"), (BakeRow, "value"), (PortRow, "name"), (Finding, "subject")}
+"""Texts that differ from row to row; the others are shared."""
+_CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, PortRow, Finding)
 
 
 def _parts(cls: Any) -> list[tuple[str, str, object]]:
@@ -158,24 +195,44 @@ def _parts(cls: Any) -> list[tuple[str, str, object]]:
     if issubclass(cls, tuple):
         defaults = cls._field_defaults
         return [(name, cls.__annotations__[name].__forward_arg__, defaults.get(name, MISSING)) for name in cls._fields]
-    return [(f.name, str(f.type), f.default) for f in fields(cls)]
+    defaults = ((f, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(cls))
+    return [(f.name, str(f.type), default) for f, default in defaults]
 
 
 _PARTS = {cls: _parts(cls) for cls in _CLASSES}
+
+
+def _reader(cls: type, name: str, stated: str) -> Reader:
+    if cls is Report and name in _ITEMS:
+        return _read_already
+    if (cls, name) in _SIGNED:
+        return reading.integer
+    return shared(_TYPES[stated]) if stated.startswith("str") and (cls, name) not in _NAMES else _TYPES[stated]
+
+
+def _read_already(value: object) -> object:
+    """Return a list whose items `json_stream` has read; Malformed for a value that is not a list."""
+    if not isinstance(value, tuple):
+        raise Malformed(f"must be a list, but is {reading.kind(value)}")
+    return value
+
+
 _READERS: dict[type, dict[str, tuple[str, Reader]]] = {
-    cls: {
-        name.rstrip("_"): (name, reading.integer if (cls, name) in _SIGNED else _TYPES[stated])
-        for name, stated, _ in parts
-    }
+    cls: {name.rstrip("_"): (name, _reader(cls, name, stated)) for name, stated, _ in parts}
     for cls, parts in _PARTS.items()
 }
 del _READERS[Header]["settings"]
 _READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  # they stand beside the other fields
+_PORTS = ("inputs", "outputs")
+_NEW = (*_PORTS, "weights")
+"""Fields of a report from version 2 on."""
 _NEEDED: dict[type, tuple[str, ...]] = {
-    cls: tuple(name for name, _, default in parts if cls is Report or default is MISSING)
+    cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _NEW))
     for cls, parts in _PARTS.items()
 }
+_RARE = ("integer_ops",)
+"""Totals that a report states only where they are not zero."""
 _FIELDS: dict[type, tuple[tuple[str, object], ...]] = {
-    cls: tuple((name, MISSING if cls is Totals else default) for name, _, default in parts)
+    cls: tuple((name, MISSING if cls is Totals and name not in _RARE else default) for name, _, default in parts)
     for cls, parts in _PARTS.items()
 }

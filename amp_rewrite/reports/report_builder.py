@@ -8,23 +8,30 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
+from types import MappingProxyType
 from typing import NamedTuple
+from zlib import crc32
 
 from onnx import TypeProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.hazards.quantized import integer_ops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import CASTS, HEAVY
-from amp_rewrite.ir.schema import Signature, ValueType
-from amp_rewrite.ir.view import Op, ScopeId, ValueId, View
+from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
+from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
+from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
+from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, plain, spell_type
 from amp_rewrite.reports.key import key_of
 from amp_rewrite.reports.lineage import Lineage
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
+from amp_rewrite.reports.roundings import Roundings
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
 from amp_rewrite.settings.options import STATED
@@ -65,7 +72,17 @@ def report_of(
         fingerprint=lists.fingerprint if lists else None,
     )
     totals = stock.totals(rows, casts, baked, sorted_findings)
-    return Report(header, totals, rows, casts, baked, sorted_findings)
+    ports = tuple(stock.inputs()), tuple(stock.outputs())
+    return Report(header, totals, rows, casts, baked, sorted_findings, *ports, stock.stored())
+
+
+def inventory(model: Model, *, name: str | None = None, tool: str = "") -> Report:
+    """Return the inventory of a model, with its local functions in place of their calls.
+
+    ModelError if a graph cannot run, or functions cannot be put in place of their calls.
+    """
+    local = {(f.domain, f.name) for f in model.proto.functions}
+    return report_of(View.of(inlined(model, sorted(local))), name=name, tool=tool)
 
 
 @lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant
@@ -76,6 +93,11 @@ def _last_part(path: str) -> str:
 
 _Types = tuple[ValueType | None, ...]
 _Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
+
+
+_Traits = tuple[str, tuple[int, ...], Mapping[str, str], Mapping[str, str], str]
+"""Key, reads, via, attributes and constants of a row."""
+_NO_SHAPES: Mapping[int, Shape] = MappingProxyType({})
 
 
 class _Look(NamedTuple):
@@ -117,8 +139,7 @@ class _Stock:
             reason,
             looks.inputs,
             looks.outputs,
-            self._key(op),
-            self._reads(op),
+            *self._traits(op, looks),
         )
 
     def _look_of(self, op: Op) -> _Look:
@@ -200,27 +221,91 @@ class _Stock:
     def _lineage(self) -> Lineage:
         return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
-    def _key(self, op: Op) -> str:
-        shapes = ((slot, self._lineage.shapes[value]) for slot, value in enumerate(op.inputs) if value is not None)
-        return key_of(self._kind(op), op.node, {slot: shape for slot, shape in shapes if shape is not None})
-
-    def _reads(self, op: Op) -> tuple[int, ...]:
-        reads = [self._after(v) for v in op.inputs]
+    def _traits(self, op: Op, looks: _Look) -> _Traits:
+        """Return the last fields of a row. Few ops have attributes, constants of another type, or bodies."""
+        read, reads, via, shapes, names = looks.inputs, list[int](), NONE, _NO_SHAPES, ""
+        shape_of, row_of, rounded = self._lineage.shapes, self._lineage.rows, self._roundings.paths
+        for slot, value in enumerate(op.inputs):
+            if value is None:
+                reads.append(NO_ROW)
+                continue
+            reads.append(row_of[value])
+            shape = shape_of[value]
+            if shape is not None:
+                shapes = {**shapes, slot: shape}
+                names += f"{self._constant_name(value)}\0"
+            if (shape is not None or value in rounded) and (types := self._roundings.via(value, read[slot])):
+                via = {**via, str(slot): types}
         for body in op.bodies:
-            reads += map(self._after, self.view.scopes[body].outputs)
+            for value in self.view.scopes[body].outputs:
+                if types := self._roundings.via(value, _spell(self.view.types[value])):
+                    via = {**via, str(len(reads)): types}
+                reads.append(row_of[value])
         while reads and reads[-1] == NO_ROW:
             reads.pop()
-        return tuple(reads)
+        stated = () if self.plan and op.id in self.plan.identities else plain(op.node)
+        attributes = counting(op.domain, op.signature, stated) if stated else NONE
+        if attributes and self.plan and op.id in self.plan.widened:
+            attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
+        if shapes and (grains := granularity(op, stated, (*read, *looks.outputs), shapes)):
+            attributes = {**attributes, **grains}
+        constants = f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
+        return key_of(self._kind(op), stated, shapes), tuple(reads), via, attributes, constants
+
+    def _constant_name(self, value: ValueId) -> str:
+        return self.view.values[self._lineage.source[value]].name
+
+    @cached_property
+    def _roundings(self) -> Roundings:
+        bakes = self.plan.bakes if self.plan else ()
+        baked = frozenset((bake.value, bake.to.spelling) for bake in bakes if bake.keeps_original)
+        return Roundings(self.view, self._made, self._home, baked)
+
+    def _home(self, op: Op) -> DType | None:
+        """Return the type of an op's first result, also of a Cast that the plan drops."""
+        result = op.outputs[0]
+        if result is None:
+            return None
+        variable = made_variable(self.view, result)
+        return (self._painted(op, variable[1]) if variable else None) or self.view.dtype(result)
 
     def _after(self, value: ValueId | None) -> int:
         """Return the row that computes a value, looking through casts; constants have none."""
         return self._lineage.rows[value] if value is not None else NO_ROW
 
+    # -- inputs and outputs ------------------------------------------------------------------------
+
+    def inputs(self) -> Iterator[PortRow]:
+        """Yield the inputs of the model, without those that an initializer gives a default."""
+        declared = {formal.name: formal.type for formal in self.view.model.proto.graph.input}
+        for value, reads in self._lineage.reads_of(self._lineage.inputs).items():
+            name = self.view.values[value].name
+            yield PortRow(name, self._port(self._made[value], declared.get(name)), reads=tuple(reads))
+
+    def outputs(self) -> Iterator[PortRow]:
+        """Yield the outputs of the model. A conversion does not change their types unless the caller asks for it."""
+        declared = self.view.model.proto.graph.output
+        fixed = self.plan.io if self.plan else {}
+        places = {value: i for i, value in enumerate(self._lineage.inputs)}
+        for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
+            dtype = self._port(_retyped(self.view.types[value], fixed.get(value)), formal.type)
+            source, after = self._lineage.source[value], self._after(value)
+            made_by = self.view.producer(source)
+            slot = made_by.outputs.index(source) if made_by and after != NO_ROW else 0
+            after = FIRST_INPUT - places[source] if source in places else after
+            yield PortRow(formal.name, dtype, after, slot, self._roundings.via(value, dtype))
+
+    def _port(self, known: ValueType | None, declared: TypeProto | None) -> str:
+        """Return a type in full: that of a map, or in several containers, is declared alone."""
+        if declared is not None and (known is None or known.dtype is None):
+            return spell_type(declared)
+        return _spell(known)
+
     # -- casts and weights -------------------------------------------------------------------------
 
     def casts(self) -> Iterator[CastRow]:
         """Yield the casts of the model itself in the order of its ops, then the inserted ones in the plan's."""
-        folded = self.plan.drop | self.plan.identities if self.plan else frozenset()
+        folded, dead = self.plan.drop | self.plan.identities if self.plan else frozenset(), self._lineage.dead
         for op in self.view.ops:
             if op.id not in folded and op.id not in self._lineage.casts:
                 continue
@@ -229,10 +314,12 @@ class _Stock:
             if value is not None and result is not None and before and after:
                 origin = "folded" if op.id in folded else "existing"
                 readers = len(self.view.uses[result]) + (result in self.view.yielded)
-                yield self._cast(value, before.dtype, after.dtype, origin, f"the op {op.name!r}", readers)
+                reason, unread = f"the op {op.name!r}", op.id in dead
+                yield self._cast(value, before.dtype, after.dtype, origin, reason, readers, dead=unread)
         if self.plan is None:
             return
         readers_of = Counter(self.plan.rewire.values())
+        read = {name for use, name in self.plan.rewire.items() if use.op not in dead} if dead else readers_of
         for cast in self.plan.casts:
             readers = readers_of[cast.name]
             if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
@@ -240,10 +327,20 @@ class _Stock:
                 readers += cast.value in self.view.yielded
             made = self._made[cast.value]
             dtype = made.dtype if made is not None else None
-            yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers)
+            outside = self.view.values[cast.value].public or cast.value in self.view.yielded
+            unread = bool(dead) and cast.name not in read and not outside
+            yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers, dead=unread)
 
     def _cast(
-        self, value: ValueId, before: DType | None, to: DType | None, origin: str, reason: str, readers: int
+        self,
+        value: ValueId,
+        before: DType | None,
+        to: DType | None,
+        origin: str,
+        reason: str,
+        readers: int,
+        *,
+        dead: bool,
     ) -> CastRow:
         elements = self._elements(value)
         source = self._lineage.source[value]
@@ -259,6 +356,7 @@ class _Stock:
             size=to.nbytes(elements) if to and elements is not None else None,
             after=self._after(value),
             slot=made_by.outputs.index(source) if made_by else 0,
+            dead=dead,
         )
 
     @cached_property
@@ -286,27 +384,45 @@ class _Stock:
             sizes = (dtype.nbytes(elements), bake.to.nbytes(elements))
             yield BakeRow(value.name, bake.to.spelling, *sizes, scope, bake.keeps_original)
 
-    def _weights(self) -> int:
-        """Return the bytes of all dense initializers and Constants, from their dims alone."""
+    def _weights(self) -> Counter[str]:
+        """Return the bytes of all dense initializers and Constants by type, from their dims alone."""
         stored = ((v.id, v.tensor) for v in self.view.values if v.tensor is not None)
         types = ((self.view.dtype(value), prod(tensor.dims)) for value, tensor in stored)
-        return sum(dtype.nbytes(elements) for dtype, elements in types if dtype)
+        weights: Counter[str] = Counter()
+        for dtype, elements in types:
+            if dtype is not None:
+                weights[dtype.spelling] += dtype.nbytes(elements)
+        return weights
+
+    def stored(self) -> dict[str, int]:
+        """Return the bytes of `_weights` after the conversion."""
+        weights = self._weights()
+        for bake in self.plan.bakes if self.plan else ():
+            tensor, dtype = self.view.values[bake.value].tensor, self.view.dtype(bake.value)
+            if tensor is not None and dtype is not None:
+                weights[bake.to.spelling] += bake.to.nbytes(prod(tensor.dims))
+                if not bake.keeps_original:
+                    weights[dtype.spelling] -= dtype.nbytes(prod(tensor.dims))
+        return {dtype: size for dtype, size in sorted(weights.items()) if size}
 
     def totals(
         self, rows: tuple[Row, ...], casts: tuple[CastRow, ...], baked: tuple[BakeRow, ...], found: tuple[Finding, ...]
     ) -> Totals:
-        floats = [row for row in rows if _floating(row)]
-        compute = [row for row in floats if self._computes(row)]
         low = {dtype.spelling for dtype in DType if dtype.low}
+        between = {at for at in integer_ops(self.view) if rows[at].dtype not in low}
+        integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
+        floats = [row for row in rows if _floating(row)]
+        compute = [row for at, row in enumerate(rows) if _floating(row) and self._computes(row) and at not in integer]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in low for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in found)
-        weights = self._weights()
+        weights = self._weights().total()
         saved = sum((0 if bake.keeps_original else bake.before) - bake.after for bake in baked)
         return Totals(
             ops=len(rows),
             float_ops=len(floats),
             compute_ops=len(compute),
+            integer_ops=len(integer),
             compute_lowered=sum(row.dtype in low for row in compute),
             raised=sum(row.rule == reasons.RAISED for row in rows),
             compute_raised=sum(row.rule == reasons.RAISED for row in compute),

@@ -11,9 +11,12 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding
 from amp_rewrite.settings.options import STATED
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the form. Version 1 lacks a report's `inputs` and `outputs`, `weights`, a row's `via`, `attributes`."""
 NO_ROW = -1
 """In `Row.reads`: this input comes from no row (a graph input, a weight, a body's formal input, left out)."""
+FIRST_INPUT = -2
+"""In `PortRow.after`: the output is the first input of the model; -3 stands for the second, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ class Row(NamedTuple):
     shapes, whatever its name and types. `reads` gives, input by input, the position of the row that computes
     it, looking through casts between floats and past constants; what the bodies of an If, Loop or Scan hand
     out follows at the end.
+
+    `via` gives, by position in `reads`, the types to which Casts round a value on its way to the op, but for the type
+    that the op reads: {"0": "float16"} beside inputs of float32. For a constant this includes the type it is stored in.
+    `attributes` are those that say how the op computes, without defaults (`reports.attributes`). `constants` is a
+    digest of the names of the constants that the op reads.
     """
 
     name: str
@@ -68,6 +76,9 @@ class Row(NamedTuple):
     outputs: tuple[str, ...] = ()
     key: str = ""
     reads: tuple[int, ...] = ()
+    via: Mapping[str, str] = MappingProxyType({})
+    attributes: Mapping[str, str] = MappingProxyType({})
+    constants: str = ""
 
     @property
     def path(self) -> str:
@@ -86,7 +97,8 @@ class CastRow(NamedTuple):
 
     `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
     model itself that is gone). `after` is the row that computes the value, looking through casts, and `slot`
-    its output. `size` is in bytes as written, None where the shape is not known.
+    its output. `size` is in bytes as written, None where the shape is not known. `dead`: no output of the model is
+    computed from it.
     """
 
     value: str
@@ -99,6 +111,23 @@ class CastRow(NamedTuple):
     size: int | None = None
     after: int = NO_ROW
     slot: int = 0
+    dead: bool = False
+
+
+class PortRow(NamedTuple):
+    """An input or output of the model. `dtype` is its type in full: "float16", "seq(map(int64, float32))".
+
+    Of an output, `after` is the row that computes it, looking through casts, or `FIRST_INPUT` and below for an input of
+    the model; `slot` is that row's output, `via` the types to which casts round it on its way, as in `Row.via`. Of an
+    input, `reads` lists its readers, looking through casts: row and position in its reads, in turn.
+    """
+
+    name: str
+    dtype: str
+    after: int = NO_ROW
+    slot: int = 0
+    via: str = ""
+    reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +146,9 @@ class BakeRow:
 class Totals:
     """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
 
-    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops.
-    Raised ops had a low type in the model and have float32 now.
+    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops. Raised
+    ops had a low type in the model and have float32 now. Integer ops compute on integers, or runtimes replace them by
+    such ops: those between quantizers. They are not compute ops.
     """
 
     ops: int = 0
@@ -137,11 +167,15 @@ class Totals:
     refused: int = 0
     weights_before: int = 0
     weights_after: int = 0
+    integer_ops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Rows in topological order, with header, totals, casts and findings."""
+    """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
+
+    `weights` are the bytes of dense initializers and Constants after the conversion, by element type.
+    """
 
     model: Header
     totals: Totals
@@ -149,6 +183,9 @@ class ReportData:
     casts: tuple[CastRow, ...] = ()
     baked: tuple[BakeRow, ...] = ()
     findings: tuple[Finding, ...] = ()
+    inputs: tuple[PortRow, ...] = ()
+    outputs: tuple[PortRow, ...] = ()
+    weights: Mapping[str, int] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property

@@ -45,12 +45,15 @@ def _totals(report: ReportData) -> list[tuple[str, str]]:
     parts += [f"{rest} without floats"] if rest else []
     parts += [count(totals.ops - len(rows), "constant")] if totals.ops > len(rows) else []
     lowered = share(totals.compute_lowered, totals.compute_ops)
+    low = " and ".join(dtype for dtype in _LOW if dtypes[dtype]) or report.model.to or "a low type"
     facts = [
-        ("compute ops", f"{totals.compute_lowered} of {totals.compute_ops} in low precision ({lowered})"),
+        ("compute ops", f"{totals.compute_lowered} of {totals.compute_ops} in {low} ({lowered})"),
         ("ops", f"{totals.ops}: {', '.join(parts)}" if parts else "0"),
         ("casts", _cast_counts(report)),
         ("weights", _weights(report)),
     ]
+    if totals.integer_ops:
+        facts.insert(1, ("integer ops", f"{totals.integer_ops} run on integers and keep their types"))
     if totals.raised:
         compute = f" ({count(totals.compute_raised, 'compute op')})" if totals.compute_raised else ""
         facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))

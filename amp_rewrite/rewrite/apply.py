@@ -24,7 +24,7 @@ from amp_rewrite.ir.schema import (
     set_element_type,
 )
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Value, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
 
 
 def apply(view: View, plan: Plan) -> Model:
@@ -69,7 +69,7 @@ class _Emitter:
         nodes = list(self._nodes(graph, scope, values))
         self._initializers(graph, values)
         types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
-        self._value_infos(graph, values, types)
+        self._value_infos(graph, scope, values, types)
         refill(graph, "node", nodes)
 
     def _nodes(self, graph: GraphProto, scope: Scope, values: Sequence[Value]) -> Iterator[NodeProto]:
@@ -189,13 +189,17 @@ class _Emitter:
             if bake is not None and not bake.keeps_original:
                 set_element_type(formal.type, bake.to)
 
-    def _value_infos(self, graph: GraphProto, values: Sequence[Value], types: dict[str, TypeProto]) -> None:
-        """Declare types by the plan; a new value is declared where its source was."""
+    def _value_infos(
+        self, graph: GraphProto, scope: Scope, values: Sequence[Value], types: dict[str, TypeProto]
+    ) -> None:
+        """Declare types by the plan; a new value is declared where its source was, a captured one perhaps in a body."""
         by_name = {v.name: v for v in values}
         for formal in (*graph.input, *graph.output):
             value = by_name.get(formal.name)
             if value is not None and value.id in self.plan.io:
                 set_element_type(formal.type, self.plan.io[value.id])
+        if scope.parent is not None and any(info.name not in by_name for info in graph.value_info):
+            by_name = {**self._visible(scope.parent), **by_name}
         gone = {o for op in self.plan.drop for o in self.view.ops[op].outputs}
         listed: list[ValueInfoProto] = []
         for info in graph.value_info:
@@ -213,6 +217,11 @@ class _Emitter:
             elif value.id in self.strange:
                 listed.extend(self._learned(value))
         refill(graph, "value_info", listed)
+
+    def _visible(self, scope: ScopeId) -> dict[str, Value]:
+        """Return the values that a graph inside a scope may read from it and from those around it, by name."""
+        own, outer = {v.name: v for v in self.view.values_of[scope]}, self.view.scopes[scope].parent
+        return {**self._visible(outer), **own} if outer is not None else own
 
     def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
         """Declare the result of an unknown op if only its readers told its type: they may read a Cast of it now."""

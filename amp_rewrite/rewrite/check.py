@@ -15,8 +15,8 @@ from amp_rewrite.decide.cast_plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.graphs import all_graphs
-from amp_rewrite.ir.schema import Signature, onnx_schema, type_of_proto
+from amp_rewrite.ir.graphs import all_graphs, all_nodes
+from amp_rewrite.ir.schema import Signature, normal_domain, of_runtime_alone, onnx_schema, type_of_proto
 from amp_rewrite.ir.shapes.inference import infer_shapes
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import ScopeId, View
@@ -27,7 +27,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 
     ModelError if the source was not a valid model; ConversionError if the conversion broke it.
     """
-    fault, inferred = _examined(result)
+    fault, inferred = examined(result)
     doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
     planned = _planned(view, plan)
     told = _told_by_onnx(view, inferred) if inferred is not None else {}
@@ -56,7 +56,7 @@ def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
     """Return what onnx cannot infer of the result, as of the source, or of old Casts; raise for any other fault."""
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
         return (Finding("unchecked", "shapes", f"onnx infers nothing of a Cast of opset {opset}"),)
-    before, _ = _examined(source)
+    before, _ = examined(source)
     if before is None:
         raise ConversionError(
             f"the converted model is invalid, and nothing was written: {one_line(fault)}; please report this"
@@ -72,7 +72,7 @@ _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | Va
 
 def check_source(source: Model) -> None:
     """Raise ModelError if onnx's checker refuses a model, which is returned as it is if no op can be lowered."""
-    fault, _ = _examined(source)
+    fault, _ = examined(source)
     if isinstance(fault, onnx.checker.ValidationError):
         raise ModelError(_invalid(source, fault))
 
@@ -92,15 +92,40 @@ def _invalid(model: Model, fault: _Fault) -> str:
     return f"the model is invalid: {one_line(fault)}"
 
 
-def _examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
-    """Run the checker and strict shape inference; return the first fault, or the inferred model."""
+def examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
+    """Run the checker and strict shape inference; return the first fault, or the inferred model.
+
+    Operators that only onnxruntime registers in ai.onnx count as those of another domain, which onnx does not check.
+    """
     skeleton = model.skeleton()
-    serialized = skeleton.SerializeToString()  # once for both
+    first = fault, _ = _passed(skeleton)
+    return _passed(skeleton) if isinstance(fault, onnx.checker.ValidationError) and _set_apart(skeleton) else first
+
+
+def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProto]:
+    written = skeleton.SerializeToString()  # once for both
     try:
-        onnx.checker.check_model(serialized)
-        return None, infer_shapes(skeleton, serialized, check_type=True, strict_mode=True)
+        onnx.checker.check_model(written)
+        return None, infer_shapes(skeleton, written, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
+
+
+def _set_apart(proto: ModelProto) -> bool:
+    """Give ops that only onnxruntime knows a domain of their own; True if there are any."""
+    moved = False
+    for holder, nodes in ((proto, proto.graph.node), *((function, function.node) for function in proto.functions)):
+        opset = next((o.version for o in holder.opset_import if not normal_domain(o.domain)), 1)
+        alone = [node for node in all_nodes(nodes) if of_runtime_alone(node.domain, node.op_type, opset)]
+        for node in alone:
+            node.domain = _APART
+        if alone:
+            holder.opset_import.add(domain=_APART, version=1)
+            moved = True
+    return moved
+
+
+_APART = "com.microsoft.default"
 
 
 _Types = Mapping[ScopeId, Mapping[str, DType]]

@@ -7,7 +7,7 @@ nothing is rounded any more. See docs/concepts/emulation.md for what that models
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,13 +61,21 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
-    source = Model.load(model, folder=folder)
+    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding)
+
+
+def widened(model: Model, edges: Collection[str] = ()) -> Model:
+    """Return the widened twin of a model; its inputs and outputs keep their low type, but for `edges`, by name."""
+    return _twin(model, _KEPT_EDGES["same"], False, edges)
+
+
+def _twin(source: Model, kept: frozenset[DType], rounding: bool, edges: Collection[str] = ()) -> Model:
     check_imports(source.proto)
     # A local function may be called with low types here and with others there.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, _KEPT_EDGES[io], rounding).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, kept, rounding, edges).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -75,7 +83,7 @@ def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: 
 class _Twin:
     """One walk over a copy of the model. `names` is where the float32 twin of a value stands, if elsewhere."""
 
-    def __init__(self, view: View, kept: frozenset[DType], rounding: bool) -> None:
+    def __init__(self, view: View, kept: frozenset[DType], rounding: bool, edges: Collection[str] = ()) -> None:
         self.view = view
         self.rounding = rounding
         self.taken = set(view.names)
@@ -83,7 +91,8 @@ class _Twin:
         main = view.scopes[MAIN]
         self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
         results = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
-        self.kept = frozenset(v for v in self.fed | results if view.dtype(v) in kept)
+        ends = (v for v in self.fed | results if view.value_name(v) not in edges)
+        self.kept = frozenset(v for v in ends if view.dtype(v) in kept)
         apart = self.kept | self.fed if rounding else self.kept
         self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
 

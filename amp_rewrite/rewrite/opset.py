@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import onnx.checker
 import onnx.defs
 import onnx.helper
 import onnx.numpy_helper
-import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto
 from onnx.defs import OpSchema
 
@@ -27,11 +25,11 @@ from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import normal_domain, onnx_schema, signature
-from amp_rewrite.ir.shapes.inference import infer_shapes
 from amp_rewrite.ir.versions import FIRST_FUSED, MEANING_CHANGES, NEWEST_MOVED, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import sites
+from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Opset, Target
@@ -204,13 +202,8 @@ def _moved(view: View, opset: int) -> Model | str:
     least = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, least)
     moved = replace(view.model, proto=proto)
-    skeleton = moved.skeleton()
-    try:
-        onnx.checker.check_model(skeleton)
-        infer_shapes(skeleton, check_type=True, strict_mode=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as cause:
-        return _refused(cause)
-    return moved
+    refusal, _ = examined(moved)
+    return moved if refusal is None else _refused(refusal)
 
 
 def _indexed(model: Model) -> View | str:

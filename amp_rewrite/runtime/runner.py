@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
@@ -24,6 +23,9 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer
 from amp_rewrite.runtime.gpu import loads
+from amp_rewrite.runtime.hazards import CPU as CPU
+from amp_rewrite.runtime.hazards import CUDA as CUDA
+from amp_rewrite.runtime.hazards import skipped
 from amp_rewrite.runtime.model_input import model_input
 from amp_rewrite.runtime.ort_errors import one_line
 from amp_rewrite.runtime.ortvalue import STRANGE, Array, from_array, to_array
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
 Given = Array | list[Any] | None
 """A value of an input or output: an array, a list of arrays for a sequence, None for an empty optional."""
 
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
 MOST_THREADS = 1024
@@ -101,7 +101,7 @@ class Runner:
         _check_providers(providers)
         chosen = model if options.outputs_only is None else reduced(model, options.outputs_only)
         with model_input(chosen) as (given, entries):
-            session = _opened(given, entries, chosen.proto, options)
+            session = _opened(given, entries, chosen, options)
         opened = session.get_providers()[0]
         if opened not in providers:
             raise ModelError(
@@ -231,6 +231,21 @@ def cuda_release() -> int | None:
     return int(major) if major.isdecimal() else None
 
 
+def open_plainly(path: str, provider: str, *skip: str) -> None:
+    """Open a model file as other programs do, without the ways round hazards; `skip`: optimizers to disable.
+
+    The process may die; use a subprocess. ModelError for an objection of onnxruntime.
+    """
+    import onnxruntime as ort
+
+    settings = ort.SessionOptions()
+    settings.log_severity_level = _QUIET
+    with one_line("open"):
+        if provider == CUDA:
+            _preload_once()
+        ort.InferenceSession(path, settings, [provider], disabled_optimizers=list(skip), enable_fallback=0)
+
+
 def probe() -> dict[str, Any]:
     """Describe this onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
     import onnxruntime as ort
@@ -274,14 +289,14 @@ def _check_providers(providers: Sequence[str]) -> None:
 
 
 def _opened(
-    given: bytes | str, entries: Mapping[str, str], proto: ModelProto, options: SessionOptions
+    given: bytes | str, entries: Mapping[str, str], model: Model, options: SessionOptions
 ) -> onnxruntime.InferenceSession:
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
     settings.log_severity_level = _QUIET
     settings.intra_op_num_threads = options.threads
-    nodes = list(all_nodes(proto.graph.node))
+    nodes = list(all_nodes(model.proto.graph.node))
     settings.enable_mem_reuse = options.planned and len(nodes) <= _MOST_PLANNED_NODES
     settings.enable_mem_pattern = options.pooled
     level = ort.GraphOptimizationLevel
@@ -292,8 +307,8 @@ def _opened(
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
-    # onnxruntime 1.31's NchwcTransformer ends the process on float16 graphs with an LSTM before a Transpose.
-    skipped = ["NchwcTransformer"] if any(node.op_type == "LSTM" for node in nodes) else None
+    kinds = frozenset(node.op_type for node in nodes) if options.optimized else frozenset()
+    avoided = skipped(model, kinds, ort.__version__, options.providers)
     by_provider = {
         p: {**_PROVIDER_OPTIONS.get(p, {}), **options.provider_options.get(p, {})} for p in options.providers
     }
@@ -303,7 +318,7 @@ def _opened(
             if {CUDA, TENSORRT}.intersection(by_provider):
                 _preload_once()
             return ort.InferenceSession(
-                given, settings, list(by_provider.items()), disabled_optimizers=skipped, enable_fallback=0
+                given, settings, list(by_provider.items()), disabled_optimizers=avoided or None, enable_fallback=0
             )
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)

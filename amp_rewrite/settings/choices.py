@@ -58,6 +58,17 @@ class Safety(_Choice):
     NONE = "none"
 
 
+class Quantized(_Choice):
+    """Ops between DequantizeLinear and QuantizeLinear.
+
+    `KEEP` leaves them as they are, so that runtimes find their integer kernels. `RESCALE` gives quantizers scales of
+    the low type, and the ops between them that type, without Casts.
+    """
+
+    KEEP = "keep"
+    RESCALE = "rescale"
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Method that finds the border between the types: without `gpu` TensorFlow's, which spreads colors.

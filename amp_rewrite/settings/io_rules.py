@@ -30,14 +30,14 @@ def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """Return the new types of the float32 inputs and outputs that change.
+    """Return the new types of the inputs and outputs that change: float32 ones, and those of another low type.
 
-    The last rule that matches a value wins. PatternError for a glob that matches no float32 input or output,
+    The last rule that matches a value wins. PatternError for a glob that matches no such input or output,
     and for a type that is neither float32 nor the one that the model is lowered to.
     """
     main = view.scopes[MAIN]
-    sides = {"in": _float32(view, main.inputs), "out": _float32(view, main.outputs)}
-    chosen: dict[ValueId, DType] = {}
+    sides = {"in": _retypable(view, main.inputs, to), "out": _retypable(view, main.outputs, to)}
+    chosen: dict[ValueId, DType | None] = {}
     for rule in rules:
         if rule.dtype not in (None, DType.FLOAT, to):
             raise PatternError(
@@ -50,8 +50,9 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
             kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
             hint = advice_on(rule.glob, names, f"there are: {', '.join(names[:5]) or 'none'}")
             raise PatternError(f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {hint}")
-        chosen.update(dict.fromkeys(matched, rule.dtype or to))
-    return {value: dtype for value, dtype in sorted(chosen.items()) if dtype is not DType.FLOAT}
+        kept = rule.dtype is DType.FLOAT and not rule.strict
+        chosen.update((v, None if kept else rule.dtype or to) for v in matched)
+    return {v: dtype for v, dtype in sorted(chosen.items()) if dtype not in (None, view.dtype(v))}
 
 
 def _io_rule(text: str) -> IoRule:
@@ -69,5 +70,7 @@ def _io_rule(text: str) -> IoRule:
         raise PatternError(f"io {text!r}: {error}") from error
 
 
-def _float32(view: View, values: Sequence[ValueId]) -> list[ValueId]:
-    return [v for v in values if view.tensor_dtype(v) is DType.FLOAT]
+def _retypable(view: View, values: Sequence[ValueId], to: DType) -> list[ValueId]:
+    """Return the tensors of float32, and those of another low type than `to`."""
+    dtypes = {DType.FLOAT, *(dtype for dtype in view.low_types if dtype is not to)}
+    return [v for v in values if view.tensor_dtype(v) in dtypes]

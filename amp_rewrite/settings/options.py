@@ -25,6 +25,7 @@ from amp_rewrite.settings.choices import (
     Level,
     Opset,
     Placement,
+    Quantized,
     Safety,
     Target,
     check_headroom,
@@ -225,6 +226,16 @@ OPTIONS: tuple[Option, ...] = (
         doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
     ),
     Option(
+        name="quantized",
+        metavar="keep|rescale",
+        help="Quantized ops: integer kernels, or quantizers in the low type.  [default: keep]",
+        doc='"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
+        ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
+        default="keep",
+        parse=Quantized.parse,
+        stated=Stated.UNUSUAL,
+    ),
+    Option(
         name="fuse",
         group=TARGET,
         metavar="basic|none|contrib",
@@ -282,7 +293,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.LIST,
         group=OUTPUT,
         metavar="KIND,…",
-        help="Exit with 1 only for these: lowered, raised, retyped, added, removed, casts.  [default: all]",
+        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts.  [default: all]",
         doc="differences for which `amp-rewrite diff` exits with 1; by default all",
         keyword=False,
         separator=",",
@@ -346,6 +357,7 @@ class Options(Painting, total=False):
 
     to: str | DType | Policy
     io: str | Sequence[str] | None
+    quantized: str | Quantized
     fuse: str | Fuse
     opset: Opset | None
     placement: str | Placement | None
@@ -401,6 +413,7 @@ class Request:
     lower: tuple[str, ...]
     io: str | Sequence[str] | None
     gray_follows_allow: bool | None
+    quantized: Quantized
     fuse: Fuse
     opset: Opset | None
     placement: Placement

@@ -3,7 +3,8 @@
     python benchmarks/run.py harm FOLDER [--to float16|bfloat16] [--peers PYTHON] [--autocast PYTHON]
     python benchmarks/run.py harm FOLDER --suite     # write the models of tests/suites/harm into FOLDER, then measure
 
-FOLDER holds models, each with a batch beside it, NAME.npz; without one, inputs are drawn at random. B is what PyTorch's
+FOLDER holds models, each with a batch beside it, NAME.npz; without one, inputs are drawn
+at random. B is what PyTorch's
 autocast rounds around matrix products and convolutions. `--peers` is an interpreter with onnxconverter-common and
 onnxruntime, `--autocast` one with nvidia-modelopt[onnx].
 
@@ -34,6 +35,14 @@ from support import objections
 from support.rounded_products import relative_error, rounded_products
 
 TOLERANCE = {DType.FLOAT16: 2e-2, DType.BFLOAT16: 16e-2}
+FAULTS = (
+    AmpRewriteError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    ValueError,
+    *objections.refusals(),
+)
+"""What makes a model's row an error; the others are still measured."""
 PEERS = ("onnxruntime_float16", "onnxconverter_common")
 HEAD = ("model", "ours", "A", "B", "others", "Casts", "operations low", "bytes", "bytes low", "judgement")
 
@@ -93,8 +102,23 @@ def _run(model: onnx.ModelProto, batch: Mapping[str, Any]) -> list[Any]:
 def _batch(path: Path) -> Mapping[str, Any]:
     model = Model.load(path)
     beside = path.with_suffix(".npz")
-    feed = Feed.of(beside, model) if beside.exists() else Feed.randomly(model)
+    feed = Feed.of(beside, model) if beside.exists() else Feed.randomly(model, shapes=_drawn_shapes(model))
     return dict(next(iter(feed)))
+
+
+def _drawn_shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
+    """Return a shape for each input: 2 for a free length in front, 8 for others, the same for the same name."""
+    filled, known = {tensor.name for tensor in model.proto.graph.initializer}, dict[str, int]()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for port in model.proto.graph.input:
+        dims = port.type.tensor_type.shape.dim
+        sizes = [
+            dim.dim_value or known.setdefault(dim.dim_param or f"{port.name}_{at}", 8 if at else 2)
+            for at, dim in enumerate(dims)
+        ]
+        if port.name not in filled:
+            shapes[port.name] = tuple(sizes)
+    return shapes
 
 
 def _size(view: View, to: DType) -> tuple[int, float, int, float]:
@@ -165,7 +189,7 @@ def main() -> None:
     for path in sorted(given.folder.glob("*.onnx")):
         try:
             rows.append(judged(path, given.to, peers))
-        except (AmpRewriteError, *objections.refusals()) as fault:
+        except FAULTS as fault:
             rows.append(Judged(path.stem, 0.0, {}, 0, 0.0, 0, 0.0, " ".join(str(fault).split())[:120]))
     print("\n".join(measure.markdown(HEAD, map(cells, rows))))
     harmed = sum(row.judgement.startswith("harmed") for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,19 @@ from amp_rewrite.settings.options import OUTPUT
         default="text",
         show_default=True,
     ),
+    parameters.verbose,
     parameters.config,
 )
-def diff(a: Path, b: Path, form: str, **given: Any) -> int:
-    """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports."""
+def diff(a: Path, b: Path, form: str, verbose: bool, **given: Any) -> int:
+    """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports.
+
+    On a terminal this is a summary by type; -v names each op.
+    """
     from amp_rewrite.reports.diff import diff
 
     settings = parameters.in_force(given)
     delta = diff(reports.report_in(a), reports.report_in(b))
     failed = delta.fails(settings.fail_on)
-    terminal.show(delta.to(form, settings.fail_on))
+    brief = sys.stdout.isatty() and not verbose
+    terminal.show(delta.to(form, settings.fail_on, verbose=False if brief else verbose or None))
     return FINDING if failed else 0

@@ -17,6 +17,7 @@ _ASKED = (
     parameters.option(
         "--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True
     ),
+    parameters.flag("--open opens", "Only open MODEL as it is, in a process of its own, and report how that ends."),
     parameters.option(
         "--dump-kernels", "FILE", "Write the kernel registry of onnxruntime, no more.", type=parameters.FILE
     ),
@@ -25,7 +26,13 @@ _ASKED = (
 
 @parameters.command(*_ASKED, parameters.as_json)
 def doctor(
-    model: Path | None, to: str, gpu: str | None, dimension: tuple[str, ...], dump_kernels: Path | None, as_json: bool
+    model: Path | None,
+    to: str,
+    gpu: str | None,
+    dimension: tuple[str, ...],
+    opens: bool,
+    dump_kernels: Path | None,
+    as_json: bool,
 ) -> int:
     """Find obstacles to fast half precision, here or in MODEL.
 
@@ -37,14 +44,16 @@ def doctor(
         raise click.UsageError("--gpu and --dimension are about a model; name one")
     if dump_kernels is not None and (model is not None or as_json):
         raise click.UsageError("--dump-kernels only writes a file; leave out MODEL and --json")
-    from amp_rewrite.deploy.doctor.checkup import doctor
+    if opens and (model is None or sizes or gpu):
+        raise click.UsageError("--open only opens a model; name one, and leave out other options but --json")
+    from amp_rewrite.deploy.doctor.checkup import doctor, opening
     from amp_rewrite.deploy.doctor.isolated import write_kernels
 
     if dump_kernels is not None:
         kernels = write_kernels(dump_kernels)
         terminal.talk(f"wrote {kernels} kernels to {dump_kernels}", quiet=False)
         return 0
-    checkup = doctor(model, to=to, gpu=gpu, dimensions=sizes)
+    checkup = opening(model) if opens and model else doctor(model, to=to, gpu=gpu, dimensions=sizes)
     terminal.show(checkup.to_json() if as_json else checkup.text())
     return 0 if checkup.well else FINDING
 

@@ -10,14 +10,16 @@ import onnx.defs
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_STASHED
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, Variable, View
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.settings.choices import Target
 
-# Their schema lets input and scale differ, and onnx's own inference then objects to the result.
-_TIED = ("RMSNormalization",)
+# Their schema lets input, scale and result differ. onnx's own inference objects to such a normalization, and GPUs have
+# no kernel for such a quantizer.
+_TIED = ("RMSNormalization", "QuantizeLinear", "DequantizeLinear")
 
 _READS_BITS = "BitCast reads bits, not numbers"
 _NEVER = {
@@ -41,6 +43,15 @@ def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
         schema = signature(op.domain, op.op_type, opset)
         if schema is not None:
             yield opset, schema
+
+
+_QUANTIZERS = QUANTIZES | DEQUANTIZES
+
+
+def _of_bias(view: View, op: Op) -> bool:
+    """True for a DequantizeLinear of a constant of int32, the type of biases."""
+    value = op.inputs[0] if op.kind in DEQUANTIZES else None
+    return value is not None and view.constant(value) is not None and view.dtype(value) is DType.INT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,23 @@ class Gate:
             return True
         types = self._types(view, op, changed, dtype or self.to)
         return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
+
+    def rescale_refusal(self, view: View) -> str | None:
+        """Return why a quantizer keeps float32 scales; None if all can have scales of the low type.
+
+        Those of an int32 constant do not count. Their scale is a product of two scales, often below the normal range of
+        float16, and onnxruntime quantizes a bias in floats again, with that product in float16. O(nodes).
+        """
+        for op in view.ops:
+            if op.kind not in _QUANTIZERS or _of_bias(view, op):
+                continue
+            refusals = self.lowerable_groups(view, op).refusals
+            if refusals:
+                why = next(iter(refusals.values())).note
+                if view.opsets.get("", 1) < FIRST_LOW_SCALES:
+                    why = f"quantizers have other scales from opset {FIRST_LOW_SCALES} on; raise the model's opset"
+                return f"ops between quantizers stay as they are, since {op.name!r} keeps its float32 scale: {why}"
+        return None
 
     # -- up ------------------------------------------------------------------------------------------
 

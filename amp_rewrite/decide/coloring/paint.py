@@ -31,12 +31,14 @@ SPREAD: tuple[Rule, ...] = (
     rules.joins,
     rules.allow_through_clear,
     groups.sequences_by_allow,
+    rules.weights_follow,
 )
 FINISH: tuple[Rule, ...] = (
     borders.hold_borders,
     rules.tables,
     groups.clusters_whole,
     groups.norm_affine,
+    rules.weights_follow,
     rules.shapes_follow,
     rules.existing_casts,
 )

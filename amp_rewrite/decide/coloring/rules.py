@@ -199,6 +199,19 @@ def allow_through_clear(state: State) -> None:
         state.low[v] = Paint(state.to, reasons.ALLOW_THROUGH_CLEAR, due)
 
 
+def weights_follow(state: State) -> None:
+    """Let DequantizeLinear give a weight in the low type if only lowered ops read it: a Cast behind it would be read
+    on every run, and runtimes would not see that the ops read a quantized weight."""
+    if not state.options.spare_casts:
+        return
+    for v in reversed(state.of_ops(state.decoded_weights)):
+        read = _read_low_alone(state, state.op(v).outputs[0])
+        if read is not None and state.can(v):
+            state.low.setdefault(v, Paint(state.to, reasons.WEIGHT_FOLLOWS, read))
+        elif v in state.low and state.low[v].rule == reasons.WEIGHT_FOLLOWS:
+            del state.low[v]
+
+
 def shapes_follow(state: State) -> None:
     """Give Shape and Size the type of their input: they read no element and need no Cast or copy."""
     for v, vertex in enumerate(state.vertices.all if state.options.shapes_follow else ()):
@@ -215,10 +228,15 @@ def shapes_follow(state: State) -> None:
 
 def _only_read_low(state: State, value: ValueId | None) -> bool:
     """True if a value is a constant and all ops that read its elements read them in the low type."""
-    if value is None or state.view.constant(value) is None or exposed(state.view, value):
-        return False
+    return state.view.constant(value) is not None and _read_low_alone(state, value) is not None
+
+
+def _read_low_alone(state: State, value: ValueId | None) -> OpId | None:
+    """Return the first reader of a value's elements; None if one reads them in float32, or the value is exposed."""
+    if value is None or exposed(state.view, value):
+        return None
     uses = [use for use in state.view.uses[value] if state.view.ops[use.op].kind not in ELEMENTLESS]
-    return bool(uses) and all(state.reads_low(use.op, use.slot) for use in uses)
+    return uses[0].op if uses and all(state.reads_low(use.op, use.slot) for use in uses) else None
 
 
 def existing_casts(state: State) -> None:

@@ -15,12 +15,15 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
+from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
+
+_QUANTIZERS = QUANTIZES | DEQUANTIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class PaintOptions:
     which only scale and bias are treated apart. `low_inputs`: graph inputs that the caller feeds in the low type.
     `gray_follows_allow`: by default TensorFlow's choice, off for float16, on for bfloat16. Two extensions of
     TensorFlow's rules: with `shapes_follow`, Shape and Size take their input as it is; with `spare_casts`, ops become
-    low where that takes no Cast, or takes one away: tables of weights (`rules.between_allow`) and ends (`rules.joins`).
+    low where that takes no Cast, or takes one away: tables of weights (`rules.between_allow`), quantized weights
+    (`rules.weights_follow`) and ends (`rules.joins`). With `rescale` quantizers are clear.
     """
 
     level: Level = Level.DEFAULT
@@ -44,6 +48,7 @@ class PaintOptions:
     low_inputs: Collection[ValueId] = ()
     shapes_follow: bool = False
     spare_casts: bool = False
+    rescale: bool = False
 
 
 @dataclass
@@ -94,9 +99,18 @@ class State:
         for v in self.of_ops(self.hazards.benign):
             if colors[v] is Color.DENY or (unlisted_too and colors[v] is Color.UNLISTED):
                 colors[v] = Color.GRAY
+        for v, vertex in enumerate(self.vertices.all if self.options.rescale else ()):
+            if self.view.ops[vertex.op].kind in _QUANTIZERS:
+                colors[v] = Color.CLEAR
         for v in self.of_ops(self.options.lower):
             colors[v] = Color.ALLOW
         return colors
+
+    @cached_property
+    def decoded_weights(self) -> Sequence[OpId]:
+        """DequantizeLinear ops that read a constant, or what a QuantizeLinear makes of one, in order."""
+        view = self.view
+        return [op.id for op in view.ops if op.kind in DEQUANTIZES and _of_constant(view, op.inputs[0])]
 
     def can(self, v: int) -> bool:
         """True if a vertex is neither frozen nor refused by the gate."""
@@ -216,6 +230,12 @@ class State:
             return None
         note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is no known operator"
         return self.high(reasons.BOUNDARY, None, note)
+
+
+def _of_constant(view: View, value: ValueId | None) -> bool:
+    maker = view.producer(value)
+    source = maker.inputs[0] if maker is not None and maker.kind in QUANTIZES else value
+    return view.constant(source) is not None
 
 
 _UNPAINTED = {

@@ -12,16 +12,24 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.integers import counted
 from amp_rewrite.decide.hazards.mask import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import rule
-from amp_rewrite.decide.hazards.steps import results_of
+from amp_rewrite.decide.hazards.steps import described, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, origin
+from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, float32, makers, origin
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, PAIR_SUMS, RECURRENT, SCALINGS, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.view import Op, ValueId, View
 
 _LAYERS = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
 _ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(PAIR_SUMS | SCALINGS, range(2))}
+_SAMPLES = {
+    "GridSample": 1,
+    "NonMaxSuppression": 0,
+    "RoiAlign": 1,
+    "com.microsoft::CropAndResize": 1,
+    "com.microsoft::GridSample": 1,
+}
+"""Ops that read positions in this input."""
 _LEAST = 16
 """Different positions in a grid, at least: any type tells fewer apart well enough."""
 _MOST = 1 << 22
@@ -37,6 +45,8 @@ _LOOK = 64
 def places(view: View, to: DType) -> Iterator[Pin]:
     """Pin sums of layer outputs and a grid of positions, which is a constant or counted by Range. O(nodes + uses).
 
+    Where GridSample, RoiAlign or NonMaxSuppression read positions, the ops from the last layer to them are pinned.
+
     What it protects: Positions in pixels that a network predicts relative to a grid.
     Why: At 640 the float16 spacing is half a pixel, that of bfloat16 four pixels. float32 costs little, since only
         elementwise ops follow. A grid of biases that feeds a softmax (ALiBi) is left alone: distant positions weigh
@@ -44,12 +54,17 @@ def places(view: View, to: DType) -> Iterator[Pin]:
     Example: Anchor boxes of detectors, keypoints, optical flow.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
+    flow = Flow.of(view, _ELEMENTWISE)
+    sampled = {v: op.id for op in view.ops if op.kind in _SAMPLES and (v := op.inputs[_SAMPLES[op.kind]]) is not None}
+    for op_id, sampler in in_float32(view, makers(view, flow.back(sampled, float32(view))) if sampled else {}).items():
+        if flow.through(view.ops[op_id]):
+            yield Pin(op_id, reasons.PLACES, sampler, f"computes the places that {described(view, sampler)} reads")
     sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
     grids = {op.id: grid for op in sums if (grid := next((v for v in op.inputs if _grid(view, v)), None)) is not None}
     ranges = results_of(view, ("Range",))
     if not grids and not ranges:
         return
-    plain, elementwise = Flow.of(view), Flow.of(view, _ELEMENTWISE)
+    plain, elementwise = Flow.of(view), flow
     learned = plain.forth(results_of(view, _LAYERS), float32(view))
     positions = plain.forth(ranges, float32(view)) if ranges else {}
     for op in sums:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from amp_rewrite.decide.hazards.integers import accumulators, element_counts, in
 from amp_rewrite.decide.hazards.logarithm import logarithm
 from amp_rewrite.decide.hazards.mask import additive_mask, constant_range, saturated
 from amp_rewrite.decide.hazards.products import products
+from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.hazards.quantizers import quantizers
 from amp_rewrite.decide.hazards.rule import Rule, rule
 from amp_rewrite.decide.hazards.shape_math import numbers
@@ -60,6 +61,7 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     cancellation,
     logarithm,
     quantizers,
+    quantized,
     products,
     growth,
     small_steps,
@@ -91,10 +93,10 @@ class Hazards:
     guarded: bool = False
 
 
-def find_hazards(view: View, to: DType) -> Hazards:
-    """Run every safety rule on a model. O(nodes + uses); reads each float32 constant once."""
+def find_hazards(view: View, to: DType, *, but: Collection[str] = ()) -> Hazards:
+    """Run every safety rule on a model, `but` some that pin ops. O(nodes + uses); reads each float32 constant once."""
     pins: dict[OpId, Pin] = {}
-    for pinning in PINNING:
+    for pinning in (pinning for pinning in PINNING if pinning.name not in but):
         for pin in pinning(view, to):
             pins.setdefault(pin.op, pin)
     saturate, findings = saturated(view, to)

@@ -54,6 +54,9 @@ def small_steps(view: View, to: DType) -> Iterator[Pin]:
 def _moved(view: View, step: ValueId | None) -> ValueId | None:
     """Return f of a step c·f with a small number, or a number that is an input, for c."""
     op = view.producer(step)
+    if op is not None and op.kind == "Div":
+        size = number(view, op.inputs[1])
+        return op.inputs[0] if size is not None and abs(size) > 1 / _SMALL else None
     if op is None or op.kind != "Mul":
         return None
     for moved, factor in (op.inputs, op.inputs[::-1]):

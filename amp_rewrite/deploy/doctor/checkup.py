@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from amp_rewrite.deploy.doctor.advice import (
     ALIGNED,
@@ -20,14 +21,15 @@ from amp_rewrite.deploy.doctor.advice import (
     on_cpu,
     with_dimensions,
 )
-from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, runtimes, version
+from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, version
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.render import count, shortened, size, table
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
+from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
 from amp_rewrite.settings.policy import Policy, low_type
@@ -103,6 +105,28 @@ def doctor(
         roofs = _roofs(gpu, machine, low)
         checks += _model(Model.load(model), low, roofs, dict(dimensions or {}))
     return Checkup(tuple(checks))
+
+
+def opening(model: Path, ask: Callable[[], Asked] | None = None) -> Checkup:
+    """Open a model file as it is in processes of its own: on the CPU, and on CUDA if that opens here.
+
+    A finding names the signal that ends the process, or onnxruntime's objection, and the optimizers without which it
+    opens. `ask` replaces the query of onnxruntime. ModelError for a path that is not a file.
+    """
+    if not model.is_file():
+        raise ModelError(f"cannot read {model}: not a file; name a model file")
+    cuda = (ask or asked)().get("opens", False)
+    return Checkup(tuple(_opens(model, provider) for provider in (CPU, *((CUDA,) if cuda else ()))))
+
+
+def _opens(model: Path, provider: str) -> Check:
+    failure = opened(model, provider)
+    if failure is None:
+        return Check("open", OK, f"opens with {provider}")
+    for hazard in HAZARDS:
+        if opened(model, provider, hazard.skip) is None:
+            return Check("open", FINDING, f"{provider}: {failure}", f"pass disabled_optimizers={list(hazard.skip)}")
+    return Check("open", FINDING, f"{provider}: {failure}", "no known way round; try other optimization levels")
 
 
 def _machine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,23 @@ def write_kernels(file: Path) -> int:
     runtime = next(named, None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
     write_whole(file, (json.dumps({"runtime": runtime, "kernels": rows}, indent=0) + "\n").encode())
     return len(rows)
+
+
+def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
+    """Open a model file in another process, without the optimizers in `skip`; return how that fails, None if it opens.
+
+    The failure is a signal that ended the process, or onnxruntime's objection.
+    """
+    program = "from amp_rewrite.runtime.runner import open_plainly; open_plainly(*sys.argv[1:])"
+    arguments = command(program, str(model), provider, *skip)
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"does not open in {_SECONDS:.0f} seconds"
+    if done.returncode < 0:
+        return f"onnxruntime ends the process ({_signal(done.returncode)})"
+    last = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
+    return last.removeprefix("amp_rewrite.errors.ModelError: ") if done.returncode else None
 
 
 def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: float = _SECONDS) -> Asked:

@@ -11,10 +11,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import normal_domain, signature
-from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
@@ -28,27 +33,58 @@ from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.kernels import load_kernels
-from amp_rewrite.settings.choices import Fuse, Target
+from amp_rewrite.settings.choices import Fuse, Quantized, Target
+from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.options import Request
 from amp_rewrite.settings.selectors import overrides
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A view in standard form, the ops that the user's selectors name in it, and what was done."""
+    """A view in standard form, the ops that the user's selectors name in it, and what was done.
+
+    `base`: the result if nothing is lowered. `rescale`: quantizers get scales of the low type. `notes`: findings that
+    hold then, too.
+    """
 
     view: View
     keep: Mapping[OpId, str]
     lower: Mapping[OpId, str]
     findings: tuple[Finding, ...]
+    base: Model
+    rescale: bool = False
+    notes: tuple[Finding, ...] = ()
 
 
 def canonicalize(source: View, request: Request) -> Canonical:
     """Bring a view into standard form, as far as that is asked for and no selector names the ops."""
-    plain, expansions = _expanded(source, request)
+    base, notes = _through_float32(source, request)
+    plain, expansions = _expanded(base, request)
+    rescale = request.quantized is Quantized.RESCALE
+    refusal = Gate.of(request.target, request.to).rescale_refusal(plain) if rescale else None
     keep, lower = overrides(plain, request.keep, request.lower, lambda: source)
     view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse)
-    return Canonical(view, _followed(keep, plain, view), _followed(lower, plain, view), (*expansions, *fusions))
+    marks = (_followed(keep, plain, view), _followed(lower, plain, view))
+    if refusal is not None:
+        notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
+    return Canonical(view, *marks, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
+
+
+def _through_float32(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
+    """Return the view with float32 in place of low types, if ops compute in another one than asked for.
+
+    Inputs and outputs keep their types, unless those are to change.
+    """
+    others = [dtype for dtype in view.low_types if dtype is not request.to]
+    ops = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
+    if not ops or (DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST):
+        return view, ()
+    from amp_rewrite.rewrite.emulate import widened  # late: few models are half already
+
+    edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
+    names = " and ".join(dtype.spelling for dtype in others)
+    note = f"{len(ops)} ops compute in {names}: decided as if they were float32; check the range of values with data"
+    return View.of(widened(view.model, edges)), (Finding("widened", "model", note),)
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:

@@ -18,6 +18,7 @@ from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.pipeline.convert import convert
 from suites.catalogue.case import (
+    SQUARE,
     WRONG,
     Case,
     converted,
@@ -302,3 +303,66 @@ def optimized(model: ModelProto, folder: Path) -> set[str]:
     options.log_severity_level = 4
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return {node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node}
+
+
+# -- 59: integer kernels --------------------------------------------------------------------------------
+
+QUANTIZED = Case(
+    59,
+    "a product between quantizers",
+    """g (float[8,8] x) => (float[8,8] y) <float scale = {0.01}, uint8 zero = {128}, int8[8,8] k, int8 none = {0}> {
+        a = MatMul (x, w)
+        q = QuantizeLinear (a, scale, zero)
+        d = DequantizeLinear (q, scale, zero)
+        e = DequantizeLinear (k, scale, none)
+        p = MatMul (d, e)
+        r = QuantizeLinear (p, scale, zero)
+        f = DequantizeLinear (r, scale, zero)
+        y = MatMul (f, w2)
+    }""",
+    fails="",
+    weights=SQUARE,
+    opset=21,
+)
+
+
+def quantized() -> ModelProto:
+    """The model of the case, its int8 weight filled."""
+    model = QUANTIZED.model()
+    kept = [tensor for tensor in model.graph.initializer if tensor.name != "k"]
+    del model.graph.initializer[:]
+    codes = np.arange(-32, 32, dtype=np.int8).reshape(8, 8)
+    model.graph.initializer.extend([*kept, numpy_helper.from_array(codes, "k")])
+    return model
+
+
+def test_a_product_between_quantizers_stays_one_integer_op_in_the_runtime(tmp_path: Path) -> None:
+    result = convert(quantized())
+    assert result.report.totals.compute_lowered == 2
+    assert "QLinearMatMul" in optimized(quantized(), tmp_path) & optimized(result.model, tmp_path)
+
+
+def test_naive_conversion_loses_the_integer_op(tmp_path: Path) -> None:
+    assert "QLinearMatMul" not in optimized(naive(quantized()), tmp_path)
+
+
+# -- 60: models of the other low type ---------------------------------------------------------------------
+
+
+def of_type(model: ModelProto, dtype: int) -> list[str]:
+    """The products of a model that read a weight of this type."""
+    weights = {tensor.name for tensor in model.graph.initializer if tensor.data_type == dtype}
+    return [node.op_type for node in model.graph.node if weights.intersection(node.input)]
+
+
+def test_a_bfloat16_model_becomes_float16() -> None:
+    model = convert(FUSED.model(), to="bfloat16").model
+    result = convert(model, to="float16")
+    assert of_type(result.model, TensorProto.BFLOAT16) == []
+    assert of_type(result.model, TensorProto.FLOAT16) == of_type(model, TensorProto.BFLOAT16) != []
+    assert objections.of_loading(result.model) == []
+
+
+def test_naive_conversion_mixes_the_two_low_types() -> None:
+    model = naive(convert(FUSED.model(), to="bfloat16").model)
+    assert any("bound to different types" in text for text in objections.of_loading(model))

@@ -202,9 +202,9 @@ INVALID: dict[str, ModelProto] = {
     "an output that nothing makes": graph_of("z = Relu (x)"),
     "a value made twice": graph_of("y = Relu (x) y = Neg (x)"),
     "a value that has an input's name": graph_of("x = Relu (x) y = Neg (x)"),
-    "a body that reads what comes later": graph_of(
+    "a body that reads what it makes": graph_of(
         "y = If (b) <then_branch = t () => (z) { z = Relu (q) }, else_branch = e () => (z) { z = Relu (x) }>"
-        "q = Neg (x)"
+        "q = Neg (y)"
     ),
     "two inputs of one name": changed(lambda m: m.graph.input.append(m.graph.input[0])),
     "two weights of one name": changed(lambda m: m.graph.initializer.append(m.graph.initializer[0])),

@@ -96,7 +96,7 @@ def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), seen)
         if "print(" in block:
-            assert "20 of 20 in low precision" in capsys.readouterr().out
+            assert "20 of 20 in float16" in capsys.readouterr().out
             printing += 1
     assert printing == 2
     assert (folder / "model_fp16.onnx").is_file()

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -311,6 +312,7 @@ DEFAULTS = {
     "lower": (),
     "io": (),
     "gray_follows_allow": None,
+    "quantized": "keep",
     "fuse": "basic",
     "placement": None,
     "opset": None,
@@ -325,6 +327,7 @@ DEFAULTS = {
         (["--lists", "tensorflow", "--lists", "a.yaml"], {"lists": ("tensorflow", "a.yaml")}),
         (["--level", "lower-all"], {"level": "lower-all"}),
         (["--target", "onnx"], {"target": "onnx"}),
+        (["--quantized", "rescale"], {"quantized": "rescale"}),
         (["--safety", "none"], {"safety": "none"}),
         (["--keep", "op=A", "--keep", "b"], {"keep": ("op=A", "b")}),
         (["--lower", "op=A"], {"lower": ("op=A",)}),
@@ -465,7 +468,7 @@ net.onnx → float16
   model        IR 10, ai.onnx 21
   settings     target ort-cuda, level default, safety default
   lists        empty+own.yaml (2bf1085e0e19)
-  compute ops  2 of 2 in low precision (100 %)
+  compute ops  2 of 2 in float16 (100 %)
   ops          4: 3 float16, 1 float32
   casts        2 inserted (1 to float16, 1 to float32)
   weights      224 B → 112 B (2 baked)
@@ -480,7 +483,7 @@ casts
 STOCK = """\
 net.onnx
   model        IR 10, ai.onnx 21
-  compute ops  0 of 2 in low precision (0 %)
+  compute ops  0 of 2 in a low type (0 %)
   ops          4: 4 float32
   casts        0 of the model itself
   weights      224 B
@@ -735,3 +738,53 @@ def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither(model:
     assert b"\x1b[" in seen() and b"\xe2\x94\x81" in seen()
     assert seen("-q") == b""
     assert "\x1b" not in shell(model, "--overwrite").stdout + shell(model, "--overwrite").stderr
+
+
+# -- the gate of continuous integration -----------------------------------------------------------------------
+
+
+def test_expectations_decide_the_exit_code_and_show_the_numbers(model: str) -> None:
+    done = run("report", model, "--expect", "casts <= 4", "--expect", "float16 >= 95%")
+    assert done.exit_code == 1
+    assert done.stdout.endswith(
+        "expected\n  met     casts <= 4      0 casts\n  failed  float16 >= 95%  0 % (0 of 4 float ops)\n"
+    )
+    assert run("report", model, "--expect", "io = float32").exit_code == 0
+
+
+def test_with_json_the_expectations_that_fail_go_to_stderr(model: str) -> None:
+    done = run("report", model, "--json", "--expect", "float16 >= 1", "--expect", "casts = 0")
+    assert (done.exit_code, done.stderr) == (1, "failed: float16 >= 1: 0 of 4 float ops\n")
+    assert json.loads(done.stdout)["schema"] == 2
+
+
+def test_an_expectation_that_is_none_is_a_usage_error_before_the_work(folder: Path) -> None:
+    done = run("report", "there_is_none.onnx", "--expect", "lots")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: expectation 'lots' is not a comparison; write it like 'float16 >= 95%'")
+
+
+def test_on_a_terminal_a_diff_is_a_summary_and_names_each_op_on_demand(model: str) -> None:
+    assert run(model, "-q").exit_code == 0
+    program = "import sys; sys.stdout.isatty = lambda: True; from amp_rewrite.cli import program; program.main()"
+    shown = {
+        words: subprocess.run(
+            [sys.executable, "-c", program, "diff", model, "net.float16.onnx", *words], capture_output=True, text=True
+        )
+        for words in ((), ("-v",))
+    }
+    plain = {words: re.sub("\\x1b.*?m", "", done.stdout) for words, done in shown.items()}
+    assert [done.returncode for done in shown.values()] == [1, 1]
+    assert "  2  MatMul  float32 → float16  T\n" in plain[()]
+    assert "first" not in plain[()]
+    assert "  first   MatMul  float32 → float16  T" in plain["-v",]
+
+
+def test_what_a_local_function_holds_is_seen(folder: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "local": 1]>
+    g (float[4] x) => (float[4] y) {{ y = local.f (x) }}
+    <domain: "local", opset_import: ["": 21]> f (a) => (b) {{ z = Cast <to = {}> (a) b = Cast <to = 1> (z) }}"""
+    for name, code in (("a.onnx", 1), ("b.onnx", 10)):
+        onnx.save(onnx.parser.parse_model(text.format(code)), folder / name)
+    assert run("diff", "a.onnx", "a.onnx").exit_code == 0
+    assert run("diff", "a.onnx", "b.onnx").exit_code == 1

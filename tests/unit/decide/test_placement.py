@@ -300,8 +300,8 @@ def test_an_added_bias_is_not_parted_from_its_norm() -> None:
 def both(draft: Draft) -> tuple[Placing, Coloring, Coloring]:
     """What places, the colouring by spreading and the one by cutting."""
     assert draft.placing is not None
-    spread = replace(draft, request=Request({**vars(draft.request), "placement": PROPAGATE}))
-    return draft.placing, spread.paint(), draft.paint()
+    spreading = Request({**vars(draft.request), "placement": PROPAGATE})
+    return draft.placing, replace(draft, request=spreading).paint(), draft.paint()
 
 
 def casts(draft: Draft, coloring: Coloring) -> int:

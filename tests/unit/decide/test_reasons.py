@@ -21,7 +21,7 @@ OTHER_MEANINGS = {
     "evidence": {"overflow", "nonfinite"},
     "reports": {"raised", "folded"},
     "rewrite": {"epsilon", "folded"},
-    "settings": {"keep", "lower", "deny", "unlisted", "gray_follows_allow"},
+    "settings": {"keep", "lower", "deny", "unlisted", "gray_follows_allow", "quantized"},
     "train": {"epsilon", "loss", "update"},
 }
 """By wing the words that are also names of options, list colors, attributes, columns or kinds of change."""

@@ -34,14 +34,16 @@ def test_the_first_of_several_rules_speaks_for_an_op_and_each_op_has_one_pin() -
 
 def test_every_rule_is_run() -> None:
     text = """g (int64[N] n, float[N] x, float[1,2,H,W] image, float[N] m, float[N] wave, int64 trips, bool yes,
-           float[M,4] features, float[4,16] w, float8e5m2[N] codes, float step)
+           float[M,4] features, float[4,16] w, float8e5m2[N] codes, float step,
+           int8[N] bytes)
         => (float[K] y, bool[N] z, float[N] sine, float[1,2,H,W] normal, float[N] p, float[N] big, float[N] small,
             float[N] root, float[N] last, float[N] share, float table,
             float[M,16] at, float[M,16] away, float[N] decoded, float[1] product, float[M,4] grown,
-            float[M,1] spread, float[N] surprise, float[M,1] average, float[M,16] nearest, float[M,4] moved)
+            float[M,1] spread, float[N] surprise, float[M,1] average, float[M,16] nearest, float[M,4] moved,
+            int8[N] squashed)
         <float seven = {7}, float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float far = {-3.4e38}, float huge = {1e6},
          float[4,4] placeholder = {5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4, 5e4},
-         float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1},
+         float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1}, float fine = {0.1}, int8 nought = {0},
          float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
          float[4,1] fourth = {0.25, 0.25, 0.25, 0.25},
          float[16] slope = {0, -5, -10, -15, -20, -25, -30, -35, -40, -45, -50, -55, -60, -65, -70, -75},
@@ -55,6 +57,9 @@ def test_every_rule_is_run() -> None:
         f3 = MatMul (s2, v)  d3 = Mul (f3, hundredth)  s3 = Add (s2, d3)
         f4 = MatMul (s3, v)  d4 = Mul (f4, hundredth)  moved = Add (s3, d4)
         decoded = DequantizeLinear (codes, step)
+        floats = DequantizeLinear (bytes, fine)
+        squash = Sigmoid (floats)
+        squashed = QuantizeLinear (squash, fine, nought)
         power = Mul (features, features)
         mean_power = ReduceMean <axes = [-1]> (power)
         mean = ReduceMean <axes = [-1]> (features)
@@ -117,6 +122,7 @@ def test_every_rule_is_run() -> None:
         "scores": "distance",
         "away": "distance",
         "decoded": "quantizer",
+        "squash": "quantized",
         **dict.fromkeys(("power", "mean_power", "mean", "power_mean", "spread"), "cancellation"),
         **dict.fromkeys(("odds", "surprise"), "logarithm"),
         "product": "product",
@@ -125,7 +131,7 @@ def test_every_rule_is_run() -> None:
         **dict.fromkeys(("biased", "nearest"), "position_bias"),
         **dict.fromkeys(("s1", "s2", "s3", "moved"), "small_step"),
     }
-    assert len(PINNING) == 20
+    assert len(PINNING) == 21
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:

@@ -22,7 +22,7 @@ from amp_rewrite.reports.diff import KINDS, CastChange, Change, Delta, diff
 from amp_rewrite.reports.match import common, match
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
-from amp_rewrite.reports.rows import CastRow, Header, Row, Totals
+from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
 from support.paths import TESTS
 
 GOLDEN = TESTS / "golden"
@@ -290,6 +290,11 @@ def test_the_forms_of_a_diff(form: str, file: str) -> None:
     assert kept().to(form, ["raised"]) == (GOLDEN / file).read_text("utf-8")
 
 
+def test_on_a_terminal_there_is_a_summary_by_type() -> None:
+    assert kept().text(verbose=False) == (GOLDEN / "diff.summary.txt").read_text("utf-8")
+    assert kept().text(verbose=True) == kept().text()
+
+
 def test_json_holds_the_counts() -> None:
     assert json.loads(kept().to_json())["counts"] == dict(kept().counts)
 
@@ -322,5 +327,142 @@ def test_a_comment_stays_within_what_github_holds() -> None:
 
 def test_the_documentation_shows_what_is_printed() -> None:
     page = (GOLDEN.parents[1] / "docs" / "reference" / "report.md").read_text("utf-8")
-    for name in ("report.txt", "explain.txt", "diff.txt"):
+    for name in ("report.txt", "explain.txt", "diff.txt", "diff.summary.txt"):
         assert f"```\n{(GOLDEN / name).read_text('utf-8')}```\n" in page
+
+
+# -- what version 2 tells ------------------------------------------------------------------------------
+
+
+def test_types_of_each_input_and_output_are_compared() -> None:
+    def op(*inputs: str, outputs: Sequence[str] = ("float32",)) -> Report:
+        return report(Row("n", "x::Op", "float32", inputs=inputs, outputs=tuple(outputs)))
+
+    one = op("float32", "int8")
+    assert diff(one, op("float32", "int8")).changes == ()
+    (change,) = diff(one, op("float32", "int4")).changes
+    assert (change.kind, change.variable, change.types) == ("retyped", "input 1", "int8 → int4")
+    (change,) = diff(one, op("float32", "int8", outputs=("float16",))).changes
+    assert (change.kind, change.variable) == ("lowered", "output 0")
+    (change,) = diff(one, op("float32", "int8", "float32")).changes
+    assert (change.variable, change.types) == ("inputs", "float32, int8 → float32, int8, float32")
+    assert diff(one, op("float32", "unknown")).changes == ()
+
+
+def test_an_operand_that_one_has_alone_is_no_difference_for_the_standard_s_operators() -> None:
+    def op(*inputs: str) -> Report:
+        return report(Row("n", "Squeeze", "float32", inputs=inputs, outputs=("float32",)))
+
+    assert not diff(op("float32"), op("float32", "int64")).differs
+
+
+def test_a_rounding_on_the_way_is_a_lower_type() -> None:
+    def op(**via: str) -> Report:
+        slots = {name.removeprefix("at_"): types for name, types in via.items()}
+        return report(Row("n", "Relu", "float32", inputs=("float32",), outputs=("float32",), via=slots))
+
+    (change,) = diff(op(), op(at_0="float16")).changes
+    assert (change.kind, change.variable, change.types) == ("lowered", "input 0", "float32 → float32 via float16")
+    (change,) = diff(op(at_0="bfloat16"), op(at_0="float16")).changes
+    assert change.kind == "retyped"
+    (change,) = diff(op(at_0="bfloat16"), op()).changes
+    assert change.kind == "raised"
+
+
+def test_attributes_are_a_kind_of_their_own_and_one_left_out_is_its_default() -> None:
+    def op(dtype: str = "float32", **attributes: str) -> Report:
+        return report(Row("n", "LayerNormalization", dtype, attributes=attributes))
+
+    (change,) = diff(op(), op(stash_type="bfloat16")).changes
+    assert (change.kind, change.variable, change.types) == ("attribute", "stash_type", "default → bfloat16")
+    both = diff(op(epsilon="1e-05"), op("float16", epsilon="1e-07"))
+    assert [change.kind for change in both.changes] == ["lowered", "attribute"]
+    assert (both.fails(["attribute"]), both.fails(["raised"])) == (True, False)
+
+
+def test_inputs_and_outputs_of_the_model_are_compared_by_name_then_by_place() -> None:
+    def io(*ports: tuple[str, str], outputs: Sequence[PortRow] = (PortRow("y", "float32", 0),)) -> Report:
+        rows = (Row("n", "Relu", "float32", inputs=("float32",), outputs=("float32",)),)
+        inputs = tuple(PortRow(name, dtype, reads=(0, 0) if name == "x" else ()) for name, dtype in ports)
+        return Report(Header("m", 9, {}), Totals(), rows, inputs=inputs, outputs=tuple(outputs))
+
+    one = io(("x", "float32"), ("m", "int8"))
+    assert not diff(one, io(("m", "int8"), ("x", "float32"))).differs
+    assert not diff(one, io(("x", "float32"), ("mask", "int8"))).differs
+    (change,) = diff(one, io(("x", "float32"), ("mask", "int4"))).changes
+    assert (change.kind, change.op, change.title, change.types) == (
+        *("retyped", "graph input", "mask (was m)", "int8 → int4"),
+    )
+    assert not diff(one, io(("x", "float32"))).differs
+    (change,) = diff(
+        one, io(("x", "float32"), ("m", "int8"), outputs=[PortRow("y", "float32", 0, via="float16")])
+    ).changes
+    assert (change.kind, change.op) == ("lowered", "graph output")
+    more = io(("x", "float32"), ("m", "int8"), outputs=[PortRow("y", "float32", 0), PortRow("z", "float32", 0)])
+    assert [(c.kind, c.name) for c in diff(one, more).changes] == [("added", "z")]
+
+
+def test_copies_and_ops_that_no_output_needs_do_not_count() -> None:
+    relu = Row("r", "Relu", "float32", named=False)
+    copy = Row("i", "Identity", "float32", named=False, reads=(0,))
+    dead = Row("d", "Exp", "float16", reads=(0,))
+    tanh = [Row("t", "Tanh", "float32", named=False, reads=(at,)) for at in (0, 1)]
+
+    def model(*rows: Row) -> Report:
+        return Report(Header("m", 9, {}), Totals(), rows, outputs=(PortRow("y", "float32", len(rows) - 1),))
+
+    assert not diff(model(relu, tanh[0]), model(relu, copy, tanh[1])).differs
+    assert not diff(model(relu, tanh[0]), model(relu, dead, tanh[0])).differs
+    only(diff(report(relu, tanh[0]), report(relu, dead, tanh[0])), added=1)
+
+
+def test_names_of_constants_decide_between_alike_branches_that_changed_places() -> None:
+    def branches(*weights: tuple[str, str]) -> Report:
+        rows = (Row(f"MatMul_{i}", "MatMul", t, named=False, constants=w) for i, (w, t) in enumerate(weights))
+        return report(*rows, Row("Add_2", "Add", "float32", named=False, reads=(0, 1)))
+
+    one = branches(("aaaa", "float16"), ("bbbb", "float32"))
+    assert diff(one, branches(("bbbb", "float16"), ("aaaa", "float32"))).counts["raised"] == 1
+    assert not diff(one, branches(("bbbb", "float32"), ("aaaa", "float16"))).differs
+    assert not diff(one, branches(("cccc", "float16"), ("aaaa", "float32"))).differs  # shifted: names prove nothing
+
+
+def test_casts_of_a_type_to_itself_and_dead_ones_are_no_difference() -> None:
+    ops = chain("MatMul", "Exp").rows
+    casts = [CastRow("a", "float32", "float32", after=0), CastRow("b", "float32", "float16", after=0, dead=True)]
+    only(diff(report(*ops), report(*ops, casts=casts)))
+
+
+def test_a_renamed_constant_or_input_under_a_cast_is_no_difference() -> None:
+    ops = chain("MatMul").rows
+    one, two = (report(*ops, casts=[CastRow(name, "float32", "float16")]) for name in ("x", "entry"))
+    assert not diff(one, two).differs
+    only(diff(one, report(*ops)), casts=1)
+
+
+def test_a_report_of_version_1_is_compared_by_types_alone() -> None:
+    rows = (Row("n", "LayerNormalization", "float32", inputs=("float32",), outputs=("float32",)),)
+    old = Report(Header("m", 9, {}), Totals(), rows, schema=1)
+    ports = (PortRow("x", "float32", reads=(0, 0)),), (PortRow("y", "float32", 0),)
+    new = (rows[0]._replace(attributes={"stash_type": "float16"}, via={"0": "float16"}),)
+    assert not diff(old, Report(Header("m", 9, {}), Totals(), new, inputs=ports[0], outputs=ports[1])).differs
+    low = (rows[0]._replace(inputs=("float16",)),)
+    assert diff(old, Report(Header("m", 9, {}), Totals(), low)).counts["lowered"] == 1
+
+
+def test_two_unrelated_models_are_said_to_be_that_in_one_line() -> None:
+    cnn, bert = (inventory(onnx.load(TESTS / "models" / f"{name}.onnx")) for name in ("cnn_ts13", "bert_ts13"))
+    delta = diff(cnn, bert)
+    assert (delta.unrelated, delta.fails(), delta.text().count("\n")) == (True, True, 1)
+    assert "are unrelated models: " in delta.text()
+    assert delta.text(verbose=True).count("\n") > 100
+    assert not diff(bert, bert).unrelated
+
+
+def test_the_summary_counts_by_type_and_is_short() -> None:
+    many = Delta("a", "b", tuple(Change("raised", f"n{i}", f"Op{i % 20}", after="float32") for i in range(300)))
+    short = many.text(verbose=False)
+    assert len(short.splitlines()) < 15
+    assert "  15  Op0" in short
+    assert "  … and 12 lines more" in short
+    assert many.text(verbose=True).count("n2") > 100

@@ -26,7 +26,7 @@ from amp_rewrite.reports.explain import explain
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
-from amp_rewrite.reports.rows import NO_ROW, BakeRow, CastRow, Header, Row, Totals
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.options import STATED
 from support.paths import ROOT, TESTS
@@ -162,7 +162,8 @@ def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None
         ("r", "float16", "float32", "existing", "the op 'back'", "pick/else_branch/", 1, None, NO_ROW, 0),
     ]
     inserted = ("p", "float16", "float32", "inserted", "read in float32 by 'sum'", "", 1, None, 1, 0)
-    assert [tuple(cast) for cast in report.casts] == [*existing, inserted]
+    assert [tuple(cast)[:-1] for cast in report.casts] == [*existing, inserted]
+    assert not any(cast.dead for cast in report.casts)
     assert [row.reads for row in report.rows] == [(), (), (1,), (2,), (2,), (2,), (2,), (), (), (NO_ROW, 2)]
     counts = {field.name: getattr(report.totals, field.name) for field in fields(Totals)}
     counts = {name: number for name, number in counts.items() if number}
@@ -246,15 +247,19 @@ def test_every_field_survives_json() -> None:
         False,
         {"U": "float32", "T": "bfloat16"},
         *("gray", "keep", "b", 0, "n", "l:1", "r", ("", "int64"), ("seq(float32)",), "k", (NO_ROW, -1)),
+        *({"0": "float16"}, {"bits": "4"}, "0a1b2c3d"),
     )
     header = Header("m", 10, {"": 1}, "1", "bfloat16", {"level": "l", "target": "t", "safety": "s"}, "li", "fp")
     report = Report(
         header,
-        Totals(*range(14)),
+        Totals(*range(16)),
         (row,),
-        (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1),),
+        (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1, True),),
         (BakeRow("w", "bfloat16", 4, 2, "s/", True),),
         (Finding("k", "s", "m"),),
+        (PortRow("x", "seq(map(int64, float32))", reads=(0, 1)),),
+        (PortRow("y", "float32", FIRST_INPUT, 1, "float16"),),
+        {"float16": 3},
     )
     assert Report.from_json(report.to_json(), "all") == report
     assert '"variables": {"T": "bfloat16", "U": "float32"}' in report.to_json()
@@ -273,8 +278,8 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "a list": ("[]", "the whole must be an object, but is a list"),
     "deep": ("[" * 200_000, "nested too deeply"),
     "long digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
-    "no schema": ("{}", "schema is None, this version reads 1; write the report again"),
-    "newer": (changed(schema=2), "schema is 2, this version reads 1; upgrade amp-rewrite"),
+    "no schema": ("{}", "schema is None, this version reads 1 and 2; write the report again"),
+    "newer": (changed(schema=3), "schema is 3, this version reads 1 and 2; upgrade amp-rewrite"),
     "schema of another type": (changed(schema=True), "schema must be an integer, but is true or false"),
     "NaN": ('{"schema": 1, "totals": {"ops": NaN}}', "NaN is not a JSON number"),
     "infinite": (changed(totals={"ops": float("1e308")}).replace("1e+308", "1e999"), "totals.ops must be an integer"),
@@ -291,6 +296,41 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "because of nothing": (
         changed(rows=[{**ROW, "because_row": 1}], casts=[]),
         "rows[0].because_row does not name a row",
+    ),
+    "newer, and unknown rows before it": (
+        changed(rows=[{"shape": []}], schema=3),
+        "schema is 3, this version reads 1 and 2; upgrade amp-rewrite",
+    ),
+    "two fields of one name": (
+        changed().replace('"totals":', '"totals": {}, "totals":'),
+        "the whole holds the field 'totals' twice",
+    ),
+    "two fields of one name in a row": (
+        changed(rows=[ROW]).replace('"op": "Relu"', '"op": "Relu", "op": "Exp"'),
+        "rows[0] holds the field 'op' twice",
+    ),
+    "two fields of one name in the header": (
+        changed().replace('"name": "scorer.onnx"', '"name": "a", "name": "b"'),
+        "model holds the field 'name' twice",
+    ),
+    "text behind it": (changed() + "{}", "not JSON (Extra data"),
+    "no comma": (changed(rows=[ROW, ROW]).replace("}, {", "} {"), "not JSON (Expecting ',' delimiter"),
+    "no quotes": ("{schema: 1}", "not JSON (Expecting property name"),
+    "output of nothing": (
+        changed(outputs=[{"name": "y", "dtype": "float32", "after": 99}]),
+        "outputs[0].after names neither",
+    ),
+    "output of no input": (
+        changed(outputs=[{"name": "y", "dtype": "float32", "after": -2}]),
+        "outputs[0].after names neither",
+    ),
+    "input read by nothing": (
+        changed(inputs=[{"name": "x", "dtype": "float32", "reads": [99, 0]}]),
+        "inputs[0].reads does not",
+    ),
+    "input read nowhere": (
+        changed(inputs=[{"name": "x", "dtype": "float32", "reads": [1]}]),
+        "inputs[0].reads does not",
     ),
     "cast of nothing": (changed(rows=[ROW]), "casts[1].after does not name a row"),
 }
@@ -313,6 +353,7 @@ def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.Monk
 
 def test_the_json_schema_names_the_fields_that_reports_have() -> None:
     classes = {"model": Header, "totals": Totals, "row": Row, "cast": CastRow, "bake": BakeRow, "finding": Finding}
+    classes |= {"port": PortRow}
     for name, cls in classes.items():
         stated = SCHEMA["$defs"][name]["properties"]
         own = {field.rstrip("_") for field in cls.__annotations__}
@@ -352,7 +393,7 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
 
 def test_the_text_of_an_inventory_counts_op_types() -> None:
     text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
-    assert "compute ops  0 of 2 in low precision (0 %)" in text
+    assert "compute ops  0 of 2 in a low type (0 %)" in text
     assert "  2  MatMul     2 float32\n" in text
 
 

@@ -1,0 +1,107 @@
+"""Ops that runtimes run on integers, between DequantizeLinear and QuantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.rule import rule
+from amp_rewrite.decide.hazards.steps import described, in_float32
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import exposed
+from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, LAYERS, PRODUCTS, QUANTIZES, SELECTIONS, Slots
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+
+_PASSING: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("MaxPool", "Relu"), (0,))}
+"""Ops that runtimes run on integers as they are, or merge into a quantizer, with the inputs that hold the numbers."""
+_WEIGHTED = LAYERS | PRODUCTS
+"""Ops with integer kernels that give floats, too: they may end an integer region."""
+
+
+@rule(reasons.QUANTIZED, "An op between DequantizeLinear and QuantizeLinear stays as it is.")
+def quantized(view: View, to: DType) -> Iterator[Pin]:
+    """Pin the ops that runtimes run on integers, and the copies between them and their quantizers. O(nodes + uses).
+
+    What it protects: Ops that read their activations from DequantizeLinear and hand their results to QuantizeLinear;
+        products and convolutions of dequantized activations and weights, whoever reads them.
+    Why: onnxruntime and TensorRT replace such a group by one integer kernel. With a Cast between DequantizeLinear and
+        the op they do not recognize it, and run all of it in floats.
+    Example: A convolution of a model that `onnxruntime.quantization.quantize_static` wrote.
+    How to override: `--quantized rescale` gives the quantizers scales of the low type instead.
+    Source: onnxruntime, "Quantize ONNX models", section "QDQ"; TensorRT, "Working with quantized types".
+    """
+    causes = integer_ops(view)
+    for op_id, cause in in_float32(view, causes).items():
+        because = cause if cause != op_id else None
+        note = f"on the way of {described(view, cause)}, which runs on integers" if cause != op_id else ""
+        yield Pin(op_id, reasons.QUANTIZED, because, note)
+
+
+def integer_ops(view: View) -> Mapping[OpId, OpId]:
+    """Return the ops that runtimes run on integers, and the copies between them and their quantizers.
+
+    Each has the op that it serves: itself, or the op at the end of the copies.
+    """
+    decoded = {v for op in view.ops if op.kind in DEQUANTIZES and (v := op.outputs[0]) is not None}
+    if not decoded:
+        return {}
+    for op in view.ops:
+        if op.kind in _PASSING and op.outputs[0] is not None and _decoded(view, op, decoded):
+            decoded.add(op.outputs[0])
+    encoded: set[ValueId] = set()
+    for op in reversed(view.ops):
+        encoded.update(v for v in op.outputs if v is not None and _encoded(view, v, encoded))
+    own = [op for op in view.ops if _on_integers(view, op, decoded, encoded)]
+    causes = {op.id: op.id for op in own}
+    for op in reversed(own):
+        _mark_before(view, op, op.id, decoded, causes)
+        _mark_behind(view, op, op.id, encoded, causes)
+    return dict(sorted(causes.items()))
+
+
+def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:
+    """True if all float32 numbers that an op computes with are dequantized ones, or constants beside those."""
+    read = [v for v in op.inputs if v is not None and view.dtype(v) is DType.FLOAT]
+    varying = read[:2] if op.kind in _WEIGHTED else [v for v in read if view.constant(v) is None]
+    return bool(varying) and all(v in decoded for v in varying)
+
+
+def _encoded(view: View, value: ValueId, encoded: Collection[ValueId]) -> bool:
+    """True if only quantizers read a value, copies between."""
+    if view.dtype(value) is not DType.FLOAT or not view.uses[value] or exposed(view, value):
+        return False
+    for use in view.uses[value]:
+        op = view.ops[use.op]
+        copied = use.slot in _PASSING.get(op.kind, ()) and op.outputs[0] in encoded
+        if not copied and (op.kind not in QUANTIZES or use.slot):
+            return False
+    return True
+
+
+def _on_integers(view: View, op: Op, decoded: Collection[ValueId], encoded: Collection[ValueId]) -> bool:
+    if op.kind in DEQUANTIZES or op.kind in QUANTIZES or op.signature is None or op.bodies:
+        return False
+    made = [v for v in op.outputs if v is not None and view.dtype(v) is DType.FLOAT]
+    ends = op.kind in _WEIGHTED or (bool(made) and all(v in encoded for v in made))
+    return ends and _decoded(view, op, decoded)
+
+
+def _mark_before(view: View, op: Op, cause: OpId, decoded: Collection[ValueId], causes: dict[OpId, OpId]) -> None:
+    """Add the copies between DequantizeLinear and an op."""
+    pending = [op]
+    for step in pending:
+        sources = [view.producer(v) for v in step.inputs if v in decoded]
+        copies = [s for s in sources if s is not None and s.kind in _PASSING and s.id not in causes]
+        causes.update(dict.fromkeys((s.id for s in copies), cause))
+        pending += copies
+
+
+def _mark_behind(view: View, op: Op, cause: OpId, encoded: Collection[ValueId], causes: dict[OpId, OpId]) -> None:
+    """Add the copies between an op and QuantizeLinear."""
+    pending = [op]
+    for step in pending:
+        readers = [reader for v in step.outputs if v in encoded and v is not None for reader in view.readers(v)]
+        copies = [r for r in readers if r.kind in _PASSING and r.id not in causes]
+        causes.update(dict.fromkeys((r.id for r in copies), cause))
+        pending += copies

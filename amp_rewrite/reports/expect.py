@@ -1,0 +1,186 @@
+"""Expectations of a report: "float16 >= 95%", "casts <= 4", "ops[Softmax] = float32".
+
+A file whose name says float16 may hold float32. An expectation states what a model should be, and its outcome says in
+numbers what it is.
+
+    TYPE, compute            ops of this element type; compute ops in low precision   a number or a share of all
+    ops, ops[PATTERN]        ops, by operator, name or path                           a number, a share, or their type
+    casts                    casts between floats                                     a number
+    io, inputs, outputs      floating inputs and outputs; inputs[PATTERN] by name     their type
+    weights, weights[TYPE]   bytes of weights                                         a size, a share, or their type
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError, advice
+from amp_rewrite.ir.op_classes import HEAVY
+from amp_rewrite.reports.match import Flow
+from amp_rewrite.reports.render import count, plain, shortened, size
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import PortRow, Row
+
+TYPES = tuple(dtype.spelling for dtype in DType)
+SUBJECTS = ("compute", "ops", "casts", "io", "inputs", "outputs", "weights")
+_FLOATS = frozenset(dtype.spelling for dtype in DType if dtype.floating)
+_LOW = frozenset(dtype.spelling for dtype in DType if dtype.low)
+_FORM = re.compile(r"\s*(\w+)\s*(?:\[([^\]]*)\])?\s*(>=|<=|==|!=|=|<|>)\s*(.*?)\s*")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kMGT]?B|)")
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+}
+_HELP = (
+    "write it like 'float16 >= 95%', 'casts <= 4', 'io = float32', 'weights[float32] <= 1 MB' or 'ops[Gemm] = float16'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An expectation, whether a report meets it, and the numbers."""
+
+    expected: str
+    met: bool
+    fact: str
+
+    def __str__(self) -> str:
+        return plain(f"{self.expected}: {self.fact}")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One expectation. `choice` is the part in brackets; one of `number` and `dtype` is stated. `share`: in percent."""
+
+    text: str
+    subject: str
+    choice: str | None
+    sign: str
+    number: float | None = None
+    share: bool = False
+    dtype: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Expectation:
+        """Return the expectation that a text states. PolicyError, with the way to write it, for other texts."""
+        form = _FORM.fullmatch(text)
+        if form is None:
+            raise PolicyError(f"expectation {text!r} is not a comparison; {_HELP}")
+        subject, choice, sign, value = form.groups()
+        sign = "=" if sign == "==" else sign
+        if subject not in (*SUBJECTS, *TYPES):
+            raise PolicyError(
+                f"expectation {text!r}: unknown {subject!r}; {advice(subject, (*SUBJECTS, *TYPES), _HELP)}"
+            )
+        if choice is not None and subject not in ("ops", "inputs", "outputs", "weights"):
+            raise PolicyError(f"expectation {text!r}: {subject} takes no brackets; {_HELP}")
+        if subject == "weights" and choice is not None and choice not in TYPES:
+            raise PolicyError(f"expectation {text!r}: unknown type {choice!r}; {advice(choice, TYPES, _HELP)}")
+        stated = " ".join(text.split())
+        typed = subject in ("ops", "io", "inputs", "outputs", "weights") and not (subject == "weights" and choice)
+        if typed and value in TYPES:
+            if sign not in ("=", "!="):
+                raise PolicyError(f"expectation {text!r}: a type is equal or not; compare it with = or !=")
+            return cls(stated, subject, choice, sign, dtype=value)
+        number = _NUMBER.fullmatch(value)
+        if number is None or subject in ("io", "inputs", "outputs"):
+            wanted = "a type" if subject in ("io", "inputs", "outputs") else "a number, a share or a type"
+            raise PolicyError(f"expectation {text!r}: {value!r} is not {wanted}; {_HELP}")
+        unit = number[2]
+        if (unit.endswith("B") and subject != "weights") or (unit == "%" and subject == "casts"):
+            raise PolicyError(f"expectation {text!r}: {subject} cannot be compared with {value!r}; {_HELP}")
+        if unit == "%" and subject == "weights" and choice is None:
+            raise PolicyError(f"expectation {text!r}: say of which type, as in 'weights[float32] <= 1%'")
+        return cls(stated, subject, choice, sign, float(number[1]) * _UNITS.get(unit, 1), unit == "%")
+
+    def outcome(self, report: Report) -> Outcome:
+        """Return whether a report meets the expectation. PolicyError for a report too old to tell."""
+        if report.schema < 2 and self.subject in ("io", "inputs", "outputs", "weights"):
+            raise PolicyError(
+                f"expectation {self.text!r}: {report.model.name} is a report of version 1; write it again"
+            )
+        if self.subject in ("io", "inputs", "outputs"):
+            return self._ports(report)
+        if self.subject == "weights":
+            return self._weights(report)
+        if self.subject == "casts":
+            live = [c for c in report.casts if c.origin != "folded" and not c.dead and c.from_ != c.to]
+            return self._counted(len(live), len(live), "cast")
+        rows = [report.rows[i] for i in Flow(report).live]
+        if self.subject == "ops":
+            return self._ops(rows)
+        floats = [row for row in rows if row.variables or row.dtype in _FLOATS]
+        if self.subject == "compute":
+            heavy = [row for row in floats if (row.color == "allow" if row.color else row.op in HEAVY)]
+            return self._counted(sum(row.dtype in _LOW for row in heavy), len(heavy), "compute op")
+        if self.subject not in _FLOATS:
+            return self._counted(sum(row.dtype == self.subject for row in rows), len(rows), "op")
+        return self._counted(sum(row.dtype == self.subject for row in floats), len(floats), "float op")
+
+    def _counted(self, part: int, whole: int, noun: str) -> Outcome:
+        """Compare a number or its share of the whole; of nothing there is not any share."""
+        if not self.share:
+            fact = count(part, noun) if part == whole else f"{part} of {count(whole, noun)}"
+            return Outcome(self.text, _COMPARE[self.sign](part, self.number or 0), fact)
+        if not whole:
+            return Outcome(self.text, False, f"there is no {noun}")
+        met = _COMPARE[self.sign](100 * part, (self.number or 0) * whole)
+        return Outcome(self.text, met, f"{100 * part / whole:.4g} % ({part} of {count(whole, noun)})")
+
+    def _ops(self, rows: Sequence[Row]) -> Outcome:
+        pattern = self.choice if self.choice is not None else "*"
+        chosen = [row for row in rows if any(fnmatchcase(text, pattern) for text in (row.op, row.name, row.path))]
+        if self.dtype is None:
+            return self._counted(len(chosen), len(rows), "op")
+        return self._typed([(row.path, row.dtype) for row in chosen], "op")
+
+    def _ports(self, report: Report) -> Outcome:
+        ports: dict[str, Collection[PortRow]] = {"inputs": report.inputs, "outputs": report.outputs}
+        listed = ports.get(self.subject, (*report.inputs, *report.outputs))
+        if self.choice is not None:
+            typed = [(port.name, port.dtype) for port in listed if fnmatchcase(port.name, self.choice)]
+        else:
+            typed = [
+                (port.name, port.dtype) for port in listed if any(t in _FLOATS for t in re.findall(r"\w+", port.dtype))
+            ]
+        return self._typed(
+            typed, {"inputs": "input", "outputs": "output"}.get(self.subject, "floating input or output")
+        )
+
+    def _typed(self, items: Sequence[tuple[str, str]], noun: str) -> Outcome:
+        """Compare the types of all items, of which there must be some."""
+        if not items:
+            chosen = f" matches {self.choice!r}" if self.choice is not None else " is there"
+            return Outcome(self.text, False, f"no {noun}{chosen}")
+        wrong = [(name, dtype) for name, dtype in items if (dtype == self.dtype) != (self.sign == "=")]
+        if not wrong:
+            return Outcome(self.text, True, f"{len(items)} of {len(items)}")
+        examples = shortened([f"{name} {dtype}" for name, dtype in wrong])
+        return Outcome(self.text, False, f"{len(items) - len(wrong)} of {len(items)}; not {examples}")
+
+    def _weights(self, report: Report) -> Outcome:
+        stored = report.weights
+        if self.dtype is not None:
+            floating = {dtype: held for dtype, held in stored.items() if dtype in _FLOATS}
+            whole, part = sum(floating.values()), floating.get(self.dtype, 0)
+            met = part == whole > 0 if self.sign == "=" else part == 0
+            return Outcome(self.text, met, self._by_type(floating) or "no floating weight is there")
+        part, whole = stored.get(self.choice, 0) if self.choice else sum(stored.values()), sum(stored.values())
+        if self.share:
+            share = 100 * part / whole if whole else 0.0
+            met = bool(whole) and _COMPARE[self.sign](100 * part, (self.number or 0) * whole)
+            return Outcome(self.text, met, f"{share:.4g} % ({self._by_type(stored) or 'no weight is there'})")
+        return Outcome(self.text, _COMPARE[self.sign](part, self.number or 0), size(part))
+
+    def _by_type(self, stored: Mapping[str, int]) -> str:
+        ordered = sorted(stored.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{size(held)} {dtype}" for dtype, held in ordered)

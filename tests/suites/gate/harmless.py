@@ -1,0 +1,742 @@
+"""Rewrites of a model that change no precision: the CI gate must stay quiet about each.
+
+A rewrite takes a copy of a model and a seeded generator of random numbers, and changes the copy in place or returns
+another model. It returns None where the model offers no place for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.parser
+import onnx.printer
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from amp_rewrite.ir.graphs import all_graphs, all_nodes
+
+Rewrite = Callable[[ModelProto, random.Random], ModelProto | None]
+REWRITES: dict[str, Rewrite] = {}
+
+
+def rewrite(function: Rewrite) -> Rewrite:
+    REWRITES[function.__name__] = function
+    return function
+
+
+def fresh(model: ModelProto, stem: str) -> Callable[[], str]:
+    """A source of names that the model does not have."""
+    taken = {name for graph in all_graphs(model.graph) for name in names_in(graph)}
+    count = iter(range(10**9))
+    return lambda: next(name for number in count if (name := f"{stem}_{number}") not in taken)
+
+
+def names_in(graph: GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+    for formal in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield formal.name
+
+
+def renamed(model: ModelProto, new: Callable[[str], str]) -> ModelProto:
+    """Rename values in all graphs. A body may use an outer name for a value of its own: equal names stay equal."""
+    for graph in all_graphs(model.graph):
+        for formal in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            formal.name = new(formal.name)
+        for sparse in graph.sparse_initializer:
+            sparse.values.name = new(sparse.values.name)
+        for node in graph.node:
+            for side in (node.input, node.output):
+                side[:] = [new(name) if name else "" for name in side]
+    return model
+
+
+def interface(model: ModelProto) -> set[str]:
+    return {formal.name for formal in (*model.graph.input, *model.graph.output)}
+
+
+def replace(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
+    kept = list(nodes)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+
+@rewrite
+def nodes_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
+    for number, node in enumerate(all_nodes(model.graph.node)):
+        node.name = f"op_{rng.randrange(10**6)}_{number}"
+    return model
+
+
+@rewrite
+def nodes_lose_their_names(model: ModelProto, _: random.Random) -> ModelProto:
+    for node in all_nodes(model.graph.node):
+        node.name = ""
+    return model
+
+
+@rewrite
+def node_names_shift_by_one(model: ModelProto, _: random.Random) -> ModelProto:
+    names = [node.name for node in model.graph.node]
+    for node, name in zip(model.graph.node, ["first", *names], strict=False):
+        node.name = name
+    return model
+
+
+@rewrite
+def nodes_are_named_after_their_results(model: ModelProto, _: random.Random) -> ModelProto:
+    for node in model.graph.node:
+        node.name = f"{node.op_type}:{node.output[0]}"
+    return model
+
+
+@rewrite
+def inner_values_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
+    public, salt = interface(model), rng.randrange(10**6)
+    return renamed(model, lambda name: name if name in public else f"v{salt}_{name}")
+
+
+@rewrite
+def inner_values_get_numbers(model: ModelProto, _: random.Random) -> ModelProto:
+    public, numbers = interface(model), dict[str, str]()
+    return renamed(model, lambda name: name if name in public else numbers.setdefault(name, f"n{len(numbers)}"))
+
+
+@rewrite
+def inputs_and_outputs_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
+    public = interface(model)
+    return renamed(model, lambda name: f"model/{name}" if name in public else name)
+
+
+@rewrite
+def all_values_and_nodes_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
+    return renamed(nodes_are_renamed(model, rng) or model, lambda name: f"all/{name}")
+
+
+@rewrite
+def weights_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
+    weights = {tensor.name for graph in all_graphs(model.graph) for tensor in graph.initializer} - interface(model)
+    return renamed(model, lambda name: f"onnx::{name}.w" if name in weights else name)
+
+
+@rewrite
+def weights_get_numbers_that_shift(model: ModelProto, _: random.Random) -> ModelProto | None:
+    weights = [tensor.name for tensor in model.graph.initializer if tensor.name not in interface(model)]
+    if not weights:
+        return None
+    shifted = dict(zip(weights, [*weights[1:], "the_last"], strict=True))
+    return renamed(model, lambda name: shifted.get(name, name))
+
+
+@rewrite
+def graphs_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
+    for graph in all_graphs(model.graph):
+        graph.name = f"exported_{graph.name}"
+    return model
+
+
+@rewrite
+def dimensions_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
+    for formal in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in formal.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = f"dim_{dim.dim_param}"
+    return model
+
+
+# -- order ---------------------------------------------------------------------------------------------
+
+
+def reordered(graph: GraphProto, pick: Callable[[Sequence[int]], int]) -> None:
+    """Sort the nodes of a graph in another topological order."""
+    nodes = list(graph.node)
+    made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [{made[name] for name in reads(node) if name in made} for node in nodes]
+    waiting, order = set(range(len(nodes))), list[int]()
+    while waiting:
+        ready = sorted(i for i in waiting if not needs[i] & waiting)
+        order.append(pick(ready))
+        waiting.discard(order[-1])
+    replace(graph, [nodes[i] for i in order])
+
+
+def reads(node: NodeProto) -> set[str]:
+    inner = {name for _, body in bodies_of(node) for n in all_nodes(body.node) for name in n.input}
+    return {*node.input, *inner, *(o.name for _, body in bodies_of(node) for o in body.output)}
+
+
+def bodies_of(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    for a in node.attribute:
+        if a.type == AttributeProto.GRAPH:
+            yield a.name, a.g
+
+
+@rewrite
+def nodes_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
+    reordered(model.graph, rng.choice)
+    return model
+
+
+@rewrite
+def nodes_without_names_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
+    for node in all_nodes(model.graph.node):
+        node.name = ""
+    reordered(model.graph, rng.choice)
+    return model
+
+
+@rewrite
+def nodes_come_as_late_as_possible(model: ModelProto, _: random.Random) -> ModelProto:
+    reordered(model.graph, lambda ready: ready[-1])
+    return model
+
+
+@rewrite
+def nodes_of_bodies_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    graphs = list(all_graphs(model.graph))[1:]
+    for graph in graphs:
+        reordered(graph, rng.choice)
+    return model if graphs else None
+
+
+@rewrite
+def all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    return nodes_are_reordered(all_values_and_nodes_are_renamed(model, rng) or model, rng)
+
+
+@rewrite
+def weights_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
+    tensors = list(model.graph.initializer)
+    rng.shuffle(tensors)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+@rewrite
+def attributes_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
+    for node in all_nodes(model.graph.node):
+        stated = list(node.attribute)
+        rng.shuffle(stated)
+        if not list(bodies_of(node)):  # bodies are read in the order of their attributes, which their paths show
+            del node.attribute[:]
+            node.attribute.extend(stated)
+    return model
+
+
+# -- constants -------------------------------------------------------------------------------------------
+
+
+@rewrite
+def weights_become_constant_nodes(model: ModelProto, _: random.Random) -> ModelProto | None:
+    public = interface(model)
+    moved = [tensor for tensor in model.graph.initializer if tensor.name not in public]
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in public]
+    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    replace(model.graph, [*nodes, *model.graph.node])
+    return model if moved else None
+
+
+def tensor_of(node: NodeProto) -> TensorProto | None:
+    for a in node.attribute:
+        if a.name == "value":
+            tensor = TensorProto()
+            tensor.CopyFrom(a.t)
+            tensor.name = node.output[0]
+            return tensor
+    return None
+
+
+@rewrite
+def constant_nodes_become_weights(model: ModelProto, _: random.Random) -> ModelProto | None:
+    held = [(n, t) for n in model.graph.node if n.op_type == "Constant" and (t := tensor_of(n)) is not None]
+    public = interface(model)
+    moved = [(node, tensor) for node, tensor in held if node.output[0] not in public]
+    model.graph.initializer.extend(tensor for _, tensor in moved)
+    gone = {node.output[0] for node, _ in moved}
+    replace(model.graph, [node for node in model.graph.node if not gone & set(node.output)])
+    return model if moved else None
+
+
+@rewrite
+def some_constants_move_and_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    moved = constant_nodes_become_weights(model, rng)
+    return weights_are_renamed(moved, rng) if moved is not None else None
+
+
+@rewrite
+def each_reader_gets_a_constant_of_its_own(model: ModelProto, _: random.Random) -> ModelProto | None:
+    held, name = {tensor.name: tensor for tensor in model.graph.initializer}, fresh(model, "copy")
+    seen: set[str] = set()
+    copies = []
+    for node in model.graph.node:
+        for slot, read in enumerate(node.input):
+            if read in held and read in seen:
+                copy = TensorProto()
+                copy.CopyFrom(held[read])
+                copy.name = node.input[slot] = name()
+                copies.append(copy)
+            seen.add(read)
+    model.graph.initializer.extend(copies)
+    return model if copies else None
+
+
+@rewrite
+def equal_constants_become_one(model: ModelProto, _: random.Random) -> ModelProto | None:
+    first: dict[bytes, str] = {}
+    same: dict[str, str] = {}
+    for tensor in list(model.graph.initializer):
+        bare = TensorProto()
+        bare.CopyFrom(tensor)
+        bare.name = ""
+        kept = first.setdefault(bare.SerializeToString(), tensor.name)
+        if kept != tensor.name and tensor.name not in interface(model):
+            same[tensor.name] = kept
+            model.graph.initializer.remove(tensor)
+    for graph in all_graphs(model.graph):
+        for node in graph.node:
+            node.input[:] = [same.get(name, name) for name in node.input]
+    return model if same else None
+
+
+@rewrite
+def weights_are_listed_as_inputs(model: ModelProto, _: random.Random) -> ModelProto:
+    listed = {formal.name for formal in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in listed:
+            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return model
+
+
+@rewrite
+def scalars_are_stated_as_numbers(model: ModelProto, _: random.Random) -> ModelProto | None:
+    changed = False
+    opset = next(o.version for o in model.opset_import if not o.domain)
+    for node in all_nodes(model.graph.node):
+        tensor = tensor_of(node) if node.op_type == "Constant" else None
+        if tensor is not None and tensor.data_type == TensorProto.FLOAT and not tensor.dims and opset >= 12:
+            number = float(numpy_helper.to_array(tensor))
+            del node.attribute[:]
+            node.attribute.append(helper.make_attribute("value_float", number))
+            changed = True
+    return model if changed else None
+
+
+@rewrite
+def weights_are_stored_as_lists_of_numbers(model: ModelProto, _: random.Random) -> ModelProto | None:
+    changed = False
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.HasField("raw_data"):
+            numbers = numpy_helper.to_array(tensor)
+            tensor.ClearField("raw_data")
+            tensor.float_data.extend(numbers.reshape(-1).tolist())
+            changed = True
+    return model if changed else None
+
+
+@rewrite
+def weights_were_trained_further(model: ModelProto, rng: random.Random) -> ModelProto:
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.HasField("raw_data"):
+            numbers = numpy_helper.to_array(tensor) * np.float32(rng.uniform(0.9, 1.0))
+            tensor.raw_data = numbers.astype(np.float32).tobytes()
+    return model
+
+
+# -- copies and dead code --------------------------------------------------------------------------------
+
+
+def edges(graph: GraphProto) -> list[tuple[NodeProto, int]]:
+    """Reads of results of nodes of the same graph."""
+    made = {name for node in graph.node for name in node.output}
+    return [(node, slot) for node in graph.node for slot, name in enumerate(node.input) if name in made]
+
+
+def put_before(graph: GraphProto, node: NodeProto, *new: NodeProto) -> None:
+    at = next(i for i, other in enumerate(graph.node) if other is node or other.output[:] == node.output[:])
+    nodes = list(graph.node)
+    replace(graph, [*nodes[:at], *new, *nodes[at:]])
+
+
+def through(model: ModelProto, rng: random.Random, make: Callable[[str, str], list[NodeProto]], share: float) -> bool:
+    """Put nodes into some edges of the main graph."""
+    graph, name = model.graph, fresh(model, "through")
+    chosen = [(list(node.output), slot) for node, slot in edges(graph) if rng.random() < share]
+    for output, slot in chosen:
+        node = next(n for n in graph.node if list(n.output) == output)
+        passed = name()
+        made = make(node.input[slot], passed)
+        node.input[slot] = passed
+        put_before(graph, node, *made)
+    return bool(chosen)
+
+
+@rewrite
+def identities_stand_on_some_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    return model if through(model, rng, lambda a, b: [helper.make_node("Identity", [a], [b])], 0.2) else None
+
+
+@rewrite
+def identities_stand_on_most_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    return model if through(model, rng, lambda a, b: [helper.make_node("Identity", [a], [b], name=b)], 0.8) else None
+
+
+@rewrite
+def chains_of_identities_stand_on_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    def chain(a: str, b: str) -> list[NodeProto]:
+        return [helper.make_node("Identity", [a], [f"{b}_1"]), helper.make_node("Identity", [f"{b}_1"], [b])]
+
+    return model if through(model, rng, chain, 0.1) else None
+
+
+@rewrite
+def casts_to_the_own_type_stand_on_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    types = element_types(model)
+
+    def cast(a: str, b: str) -> list[NodeProto]:
+        if a not in types:
+            return [helper.make_node("Identity", [a], [b])]
+        return [helper.make_node("Cast", [a], [b], to=types[a])]
+
+    return model if through(model, rng, cast, 0.3) else None
+
+
+def element_types(model: ModelProto) -> dict[str, int]:
+    """Element types of the tensors of the main graph, as this package infers them."""
+    from amp_rewrite.files.model import Model
+    from amp_rewrite.ir.view import MAIN, View
+
+    view = View.of(Model.load(model))
+    known = ((v.name, view.types[v.id]) for v in view.values if v.scope == MAIN)
+    return {
+        name: t.dtype.code for name, t in known if t is not None and t.dtype is not None and t.container == "tensor"
+    }
+
+
+@rewrite
+def identities_stand_before_outputs(model: ModelProto, _: random.Random) -> ModelProto:
+    name = fresh(model, "inner")
+    inner = {formal.name: name() for formal in model.graph.output}
+    for graph in all_graphs(model.graph):
+        for node in graph.node:
+            for side in (node.input, node.output):
+                side[:] = [inner.get(value, value) for value in side]
+    copies = [helper.make_node("Identity", [new], [old]) for old, new in inner.items()]
+    model.graph.node.extend(copies)
+    return model
+
+
+@rewrite
+def identities_stand_behind_inputs(model: ModelProto, _: random.Random) -> ModelProto:
+    name, held = fresh(model, "entry"), {tensor.name for tensor in model.graph.initializer}
+    entry = {formal.name: name() for formal in model.graph.input if formal.name not in held}
+    for graph in all_graphs(model.graph):
+        for node in graph.node:
+            node.input[:] = [entry.get(value, value) for value in node.input]
+    copies = [helper.make_node("Identity", [old], [new]) for old, new in entry.items()]
+    replace(model.graph, [*copies, *model.graph.node])
+    return model
+
+
+@rewrite
+def identities_stand_behind_weights(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    held, name = {tensor.name for tensor in model.graph.initializer}, fresh(model, "shared")
+    chosen = {read: name() for read in sorted(held) if rng.random() < 0.3}
+    for node in model.graph.node:
+        node.input[:] = [chosen.get(value, value) for value in node.input]
+    replace(model.graph, [*(helper.make_node("Identity", [a], [b]) for a, b in chosen.items()), *model.graph.node])
+    return model if chosen else None
+
+
+@rewrite
+def copies_are_taken_out(model: ModelProto, _: random.Random) -> ModelProto | None:
+    public = interface(model)
+    copies = {
+        n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity" and n.output[0] not in public
+    }
+    if not copies:
+        return None
+
+    def source(name: str) -> str:
+        return source(copies[name]) if name in copies else name
+
+    for graph in all_graphs(model.graph):
+        for node in graph.node:
+            node.input[:] = [source(name) for name in node.input]
+        for formal in graph.output:
+            formal.name = source(formal.name)
+    replace(model.graph, [node for node in model.graph.node if node.output[0] not in copies])
+    return model
+
+
+def float_results(model: ModelProto) -> list[str]:
+    types = element_types(model)
+    made = [name for node in model.graph.node for name in node.output]
+    return [name for name in made if types.get(name) == TensorProto.FLOAT]
+
+
+@rewrite
+def a_dead_op_reads_a_value(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    values = float_results(model)
+    if values:
+        model.graph.node.append(helper.make_node("Relu", [rng.choice(values)], ["dead"], name="dead"))
+    return model if values else None
+
+
+@rewrite
+def a_dead_chain_hangs_on_each_of_some_values(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    values = float_results(model)
+    for number, value in enumerate(rng.sample(values, min(len(values), 5))):
+        model.graph.node.extend(
+            (
+                helper.make_node("Cast", [value], [f"dead_{number}"], to=TensorProto.FLOAT16),
+                helper.make_node("Exp", [f"dead_{number}"], [f"deader_{number}"]),
+                helper.make_node("Cast", [f"deader_{number}"], [f"deadest_{number}"], to=TensorProto.FLOAT),
+            )
+        )
+    return model if values else None
+
+
+@rewrite
+def a_dead_cast_rounds_a_value(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    values = float_results(model)
+    if values:
+        model.graph.node.append(helper.make_node("Cast", [rng.choice(values)], ["dead"], to=TensorProto.FLOAT16))
+    return model if values else None
+
+
+@rewrite
+def a_weight_that_nobody_reads_is_there(model: ModelProto, _: random.Random) -> ModelProto:
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 5), np.float16), "unread_weight"))
+    return model
+
+
+@rewrite
+def dead_code_is_taken_out(model: ModelProto, _: random.Random) -> ModelProto | None:
+    outputs = {formal.name for formal in model.graph.output}
+    before = len(model.graph.node)
+    nodes = list(model.graph.node)
+    read = {name for node in nodes for name in reads(node)} | outputs
+    replace(model.graph, [node for node in nodes if read & set(node.output)])
+    return model if len(model.graph.node) < before else None
+
+
+# -- functions ---------------------------------------------------------------------------------------------
+
+
+def wrapped(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Call a local function for each of these nodes; equal ones share one."""
+    opsets = [o for o in model.opset_import if not o.domain]
+    bodies: dict[bytes, FunctionProto] = {}
+    for node in nodes:
+        inner = NodeProto()
+        inner.CopyFrom(node)
+        inner.name = ""
+        inner.input[:] = [f"i{slot}" for slot in range(len(node.input))]
+        inner.output[:] = [f"o{slot}" for slot in range(len(node.output))]
+        key = inner.SerializeToString()
+        if key not in bodies:
+            name = f"Wrapped{node.op_type}{len(bodies)}"
+            bodies[key] = helper.make_function("wrapped", name, inner.input, inner.output, [inner], opsets)
+        node.op_type, node.domain = bodies[key].name, "wrapped"
+        del node.attribute[:]
+    model.functions.extend(bodies.values())
+    model.opset_import.append(helper.make_opsetid("wrapped", 1))
+    model.ir_version = max(model.ir_version, 8)
+
+
+@rewrite
+def some_ops_are_wrapped_into_functions(model: ModelProto, rng: random.Random) -> ModelProto | None:
+    plain = [
+        n
+        for n in model.graph.node
+        if n.op_type != "Constant" and not list(bodies_of(n)) and all(n.input) and all(n.output)
+    ]
+    chosen = [node for node in plain if rng.random() < 0.3]
+    if not chosen:
+        return None
+    wrapped(model, chosen)
+    return model
+
+
+@rewrite
+def all_ops_are_wrapped_into_functions(model: ModelProto, _: random.Random) -> ModelProto | None:
+    plain = [
+        n
+        for n in model.graph.node
+        if n.op_type != "Constant" and not list(bodies_of(n)) and all(n.input) and all(n.output)
+    ]
+    wrapped(model, plain)
+    return model
+
+
+@rewrite
+def functions_are_inlined(model: ModelProto, _: random.Random) -> ModelProto | None:
+    return onnx.inliner.inline_local_functions(model) if model.functions else None
+
+
+# -- declarations --------------------------------------------------------------------------------------------
+
+
+@rewrite
+def inner_types_are_not_declared(model: ModelProto, _: random.Random) -> ModelProto | None:
+    declared = any(graph.value_info for graph in all_graphs(model.graph))
+    for graph in all_graphs(model.graph):
+        del graph.value_info[:]
+    return model if declared else None
+
+
+@rewrite
+def inner_types_are_declared(model: ModelProto, _: random.Random) -> ModelProto:
+    return onnx.shape_inference.infer_shapes(model)
+
+
+@rewrite
+def defaults_are_stated(model: ModelProto, _: random.Random) -> ModelProto:
+    opset = next(o.version for o in model.opset_import if not o.domain)
+    for node in all_nodes(model.graph.node):
+        if node.domain:
+            continue
+        stated = {a.name for a in node.attribute}
+        for name, a in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
+            if name not in stated and a.default_value.type:
+                node.attribute.append(a.default_value)
+    return model
+
+
+@rewrite
+def defaults_are_left_out(model: ModelProto, _: random.Random) -> ModelProto:
+    opset = next(o.version for o in model.opset_import if not o.domain)
+    for node in all_nodes(model.graph.node):
+        if node.domain:
+            continue
+        schema = onnx.defs.get_schema(node.op_type, opset, "").attributes
+        kept = [a for a in node.attribute if not schema[a.name].default_value.type or a != schema[a.name].default_value]
+        stated = [a for a in kept if not usual(schema[a.name].default_value, a)]
+        del node.attribute[:]
+        node.attribute.extend(stated)
+    return model
+
+
+def usual(default: AttributeProto, stated: AttributeProto) -> bool:
+    if not default.type or default.type != stated.type:
+        return False
+    return bool(helper.get_attribute_value(default) == helper.get_attribute_value(stated))
+
+
+@rewrite
+def optional_inputs_are_left_out_at_the_end(model: ModelProto, _: random.Random) -> ModelProto | None:
+    opset = next(o.version for o in model.opset_import if not o.domain)
+    changed = False
+    for node in all_nodes(model.graph.node):
+        if node.domain:
+            continue
+        formals = onnx.defs.get_schema(node.op_type, opset, "").inputs
+        if node.input and len(node.input) < len(formals) and formals[len(node.input)].option.name == "Optional":
+            node.input.append("")
+            changed = True
+    return model if changed else None
+
+
+@rewrite
+def the_standard_domain_is_spelled_out(model: ModelProto, _: random.Random) -> ModelProto:
+    for graph in all_graphs(model.graph):
+        for node in graph.node:
+            node.domain = node.domain or "ai.onnx"
+    return model
+
+
+@rewrite
+def texts_for_people_change(model: ModelProto, _: random.Random) -> ModelProto:
+    model.producer_name, model.producer_version, model.doc_string = "another exporter", "9.9", "for people"
+    model.metadata_props.append(onnx.StringStringEntryProto(key="k", value="v"))
+    for graph in all_graphs(model.graph):
+        graph.doc_string = "a graph"
+        for node in graph.node:
+            node.doc_string = f"line {len(node.input)}"
+    return model
+
+
+@rewrite
+def the_format_is_newer(model: ModelProto, _: random.Random) -> ModelProto:
+    model.ir_version += 1
+    return model
+
+
+@rewrite
+def the_model_went_through_bytes(model: ModelProto, _: random.Random) -> ModelProto:
+    return ModelProto.FromString(model.SerializeToString())
+
+
+@rewrite
+def the_model_went_through_text(model: ModelProto, _: random.Random) -> ModelProto | None:
+    try:
+        return onnx.parser.parse_model(onnx.printer.to_text(model))
+    except onnx.parser.ParseError:  # onnx's printer writes text that its parser does not read
+        return None
+
+
+# -- spellings of one thing --------------------------------------------------------------------------------------
+
+SAME_SHAPES = frozenset({"Softmax", "LogSoftmax", "LayerNormalization"})
+
+
+@rewrite
+def axes_count_from_the_front(model: ModelProto, _: random.Random) -> ModelProto | None:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    ranks = {
+        f.name: len(f.type.tensor_type.shape.dim)
+        for f in inferred.graph.value_info
+        if f.type.tensor_type.HasField("shape")
+    }
+    changed = False
+    for node in model.graph.node:
+        for a in node.attribute:
+            if a.name == "axis" and a.i < 0 and node.op_type in SAME_SHAPES and node.input[0] in ranks:
+                a.i += ranks[node.input[0]]
+                changed = True
+    return model if changed else None
+
+
+@rewrite
+def kernel_shapes_follow_from_weights(model: ModelProto, _: random.Random) -> ModelProto | None:
+    changed = False
+    for node in model.graph.node:
+        kept = [a for a in node.attribute if a.name != "kernel_shape"]
+        if node.op_type == "Conv" and len(kept) < len(node.attribute):
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            changed = True
+    return model if changed else None
+
+
+def upgraded(opset: int) -> Rewrite:
+    def upgrade(model: ModelProto, _: random.Random) -> ModelProto | None:
+        own = next(o.version for o in model.opset_import if not o.domain)
+        if own >= opset:
+            return None
+        before = [node.op_type for node in all_nodes(model.graph.node)]
+        try:
+            newer = onnx.version_converter.convert_version(model, opset)
+        except (RuntimeError, onnx.version_converter.ConvertError):
+            return None
+        after = [node.op_type for node in all_nodes(newer.graph.node) if node.op_type != "Constant"]
+        same = after == [op for op in before if op != "Constant"]  # it may write other ops, too, and lose functions
+        return newer if same and len(newer.functions) == len(model.functions) else None
+
+    upgrade.__name__ = f"opset_{opset}"
+    return upgrade
+
+
+for _opset in (18, 20, 22):
+    REWRITES[f"the_opset_is_{_opset}"] = upgraded(_opset)

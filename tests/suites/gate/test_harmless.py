@@ -1,0 +1,112 @@
+"""The CI gate is quiet about rewrites that change no precision."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from amp_rewrite.files.model import Model
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import inventory
+from suites.gate.harmless import REWRITES
+from suites.gate.sneaked import parsed, quantizer
+from support.paths import TESTS
+
+FUNCTIONS = """g (float[4, 4] x) => (float[4, 4] y) {
+    a = local.f <t = 10> (x)
+    b = local.f <t = 16> (a)
+    y = local.twice (b)
+}
+<domain: "local", opset_import: ["": 21]> f <t> (a) => (b) { z = Cast <to: int = @t> (a) b = Cast <to = 1> (z) }
+<domain: "local", opset_import: ["": 21, "local": 1]> twice (a) => (b) { z = local.f <t = 10> (a) b = Add (z, z) }"""
+DEAD = """g (float[4, 4] x) => (float[4, 4] y) {
+    h = Cast <to = 10> (x) unread = Exp (h) deader = Neg (unread)
+    w1 = Constant <value_float = 0.5> () w2 = Constant <value_float = 0.5> ()
+    a = Mul (x, w1) y = Mul (a, w2)
+}"""
+
+
+def twin_weights() -> ModelProto:
+    """A model with equal weights under two names."""
+    proto = parsed("g (float[4, 4] x) => (float[4, 4] y) { a = MatMul (x, w) b = Relu (a) y = MatMul (b, v) }")
+    numbers = np.eye(4, dtype=np.float32)
+    proto.graph.initializer.extend(numpy_helper.from_array(numbers, name) for name in ("w", "v"))
+    return proto
+
+
+@cache
+def models() -> dict[str, tuple[ModelProto, Report]]:
+    """Shipped models, what conversions made of some, and small ones for rare places."""
+    folder = TESTS / "models"
+    names = ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "if_ts13", "llama_dynamo21", "loop_dynamo21", "lstm_ts13")
+    protos = {name: onnx.load(folder / f"{name}.onnx") for name in names}
+    protos |= {f"{name} in float16": convert(protos[name]).model for name in ("bert_ts13", "cnn_dynamo18", "if_ts13")}
+    protos |= {"functions": parsed(FUNCTIONS), "dead code": parsed(DEAD), "equal weights": twin_weights()}
+    protos |= {
+        "per axis": quantizer("int8", (8,), axis=1),
+        "blocks": quantizer("int4", (4, 8), axis=0, block_size=2),
+        "activations": quantizer("uint8", kind="QuantizeLinear"),
+    }
+    return {name: (proto, inventory(Model.load(proto))) for name, proto in protos.items()}
+
+
+def test_there_are_as_many_rewrites_as_the_page_says() -> None:
+    page = (TESTS.parent / "docs" / "how-to" / "ci.md").read_text("utf-8")
+    assert len(REWRITES) >= 45
+    assert f"{len(REWRITES)} rewrites" in page
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_rewrite_that_changes_no_precision_is_no_difference(name: str) -> None:
+    ran = 0
+    for model, (proto, report) in models().items():
+        copy = ModelProto()
+        copy.CopyFrom(proto)
+        rewritten = REWRITES[name](copy, random.Random(f"{name}{model}"))
+        if rewritten is not None:
+            assert diff(report, inventory(Model.load(rewritten))).text(verbose=True) == "no difference\n", model
+            ran += 1
+    assert ran
+
+
+@pytest.mark.parametrize("opset", [18, 21, 22])
+def test_an_attribute_that_became_an_input_is_no_difference(opset: int) -> None:
+    old = parsed(
+        """g (float[2, 8, 4] x) => (float[?, ?] y) {
+            a = ReduceMean <axes = [-1], keepdims = 1> (x) b = Squeeze <axes = [2]> (a) c = Unsqueeze <axes = [0]> (b)
+            d = Squeeze <axes = [0]> (c) e, f = Split <axis = 1, split = [4, 4]> (d) z = Add (e, f)
+            i = Clip <min = 0.0, max = 6.0> (z) j = Dropout <ratio = 0.5> (i) y = Pad <pads = [0, 0, 0, 0]> (j)
+        }""",
+        opset=10,
+    )
+    new = ModelProto()
+    new.CopyFrom(old)
+    texts = {"ReduceMean": ("axes",), "Squeeze": ("axes",), "Unsqueeze": ("axes",), "Split": ("split",)}
+    texts |= {"Clip": ("min", "max"), "Dropout": ("ratio",), "Pad": ("pads",)}
+    for number, node in enumerate(new.graph.node):
+        for name in texts.get(node.op_type, ()):
+            moved = next(a for a in node.attribute if a.name == name)
+            held = np.array(helper.get_attribute_value(moved), np.float32 if moved.type == moved.FLOAT else np.int64)
+            new.graph.initializer.append(numpy_helper.from_array(held, f"{name}_{number}"))
+            node.input.append(f"{name}_{number}")
+            node.attribute.remove(moved)
+    del new.opset_import[:]
+    new.opset_import.append(helper.make_opsetid("", opset))
+    assert diff(inventory(Model.load(old)), inventory(Model.load(new))).text(verbose=True) == "no difference\n"
+
+
+@pytest.mark.parametrize("name", ["bert_ts13", "cnn_dynamo18", "if_ts13"])
+def test_renamed_values_that_casts_read_are_no_difference(name: str) -> None:
+    proto, report = models()[f"{name} in float16"]
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    renamed = REWRITES["all_values_and_nodes_are_renamed"](copy, random.Random(0))
+    delta = diff(report, inventory(Model.load(renamed)))
+    assert (report.totals.casts_existing > 0, delta.casts, delta.changes) == (True, (), ())

@@ -1,0 +1,200 @@
+"""The CI gate sees every change of precision: generated pairs of models, and changes hidden in shipped models."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.reports.diff import Delta, diff
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import inventory
+from suites.gate.harmless import REWRITES, edges, element_types, fresh, put_before
+from suites.gate.sneaked import CLASSES, Case, operators, sound
+from support.paths import TESTS
+
+LEAST = {
+    "attributes": 500,
+    "types of operands": 800,
+    "types of constant operands": 800,
+    "casts": 60,
+    "constants": 20,
+    "quantizers": 300,
+    "functions": 150,
+    "foreign operators": 70,
+    "inputs and outputs": 150,
+    "bodies": 50,
+    "moved readers": 40,
+    "exchanged branches": 40,
+}
+"""Cases of each class at least: a generator that makes fewer tests less than it says."""
+
+
+@cache
+def cases(name: str) -> tuple[Case, ...]:
+    """The cases of a class that are models; some element types are not legal for some operators."""
+    return tuple(case for case in CLASSES[name]() if sound(case.before) and sound(case.after))
+
+
+def compared(before: ModelProto, after: ModelProto) -> Delta:
+    return diff(inventory(Model.load(before)), inventory(Model.load(after)))
+
+
+def seen(case: Case, delta: Delta) -> bool:
+    return delta.fails() and (not case.op or any(change.op == case.op for change in delta.changes))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_sneaked_change_of_precision_is_seen(name: str) -> None:
+    assert [case.name for case in cases(name) if not seen(case, compared(case.before, case.after))] == []
+    assert len(cases(name)) >= LEAST[name]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_way_back_is_seen_as_well_and_the_same_model_is_not(name: str) -> None:
+    sample = cases(name)[:: max(len(cases(name)) // 40, 1)]
+    assert [case.name for case in sample if not seen(case, compared(case.after, case.before))] == []
+    assert [case.name for case in sample if compared(case.after, case.after).differs] == []
+
+
+def test_each_attribute_and_operator_with_one_has_a_case() -> None:
+    made = Counter(re.search(r"(\w+): ", case.name)[1] for case in cases("attributes"))  # type: ignore[index]
+    for name in ("stash_type", "softmax_precision", "accuracy_level", "bits", "block_size", "saturate", "fmod"):
+        assert made[name] >= 1, name
+    for name in ("kv_cache_bit_width", "k_quant_type", "approximate", "epsilon", "quant_type", "expert_weight_bits"):
+        assert made[name] >= 1, name
+    assert len({op.kind for op in operators()}) > 250
+
+
+def test_stored_reports_see_what_models_see() -> None:
+    for name in CLASSES:
+        for case in cases(name)[:: max(len(cases(name)) // 10, 1)]:
+            reports = (inventory(Model.load(proto)) for proto in (case.before, case.after))
+            before, after = (Report.from_json(report.to_json(), "r.json") for report in reports)
+            assert seen(case, diff(before, after)), case.name
+
+
+# -- changes hidden in shipped models ------------------------------------------------------------------------------
+
+SHIPPED = ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "llama_dynamo21", "lstm_ts13", "t5_ts14", "vit_dynamo22")
+Sneak = Callable[[ModelProto, random.Random], str]
+
+
+def live(proto: ModelProto) -> list[NodeProto]:
+    """The nodes from which an output is computed."""
+    read = {formal.name for formal in proto.graph.output}
+    kept = []
+    for node in reversed(proto.graph.node):
+        if read & set(node.output):
+            kept.append(node)
+            read |= set(node.input)
+    return kept[::-1]
+
+
+def an_edge_is_rounded(proto: ModelProto, rng: random.Random) -> str:
+    types, alive, name = element_types(proto), {node.output[0] for node in live(proto)}, fresh(proto, "sneaked")
+    places = [
+        (n, s) for n, s in edges(proto.graph) if n.output[0] in alive and types.get(n.input[s]) == TensorProto.FLOAT
+    ]
+    node, slot = rng.choice([(n, s) for n, s in places if n.op_type not in ("Cast", "Identity", "Shape")])
+    low, back = name(), name()
+    casts = (
+        helper.make_node("Cast", [node.input[slot]], [low], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", [low], [back], to=TensorProto.FLOAT),
+    )
+    node.input[slot] = back
+    put_before(proto.graph, node, *casts)
+    return node.op_type
+
+
+def a_weight_is_stored_in_float16(proto: ModelProto, rng: random.Random) -> str:
+    alive = live(proto)
+    read = {name for node in alive for name in node.input}
+    floats = [t for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in read]
+    tensor = rng.choice(floats)
+    passed, readers = {tensor.name}, list[NodeProto]()
+    for node in alive:
+        if passed & set(node.input):
+            readers.append(node)
+            passed.update(node.output if node.op_type == "Identity" else ())
+    reader = next((node for node in readers if node.op_type != "Identity"), None)
+    if reader is None:
+        return ""
+    half = numpy_helper.from_array(
+        np.clip(numpy_helper.to_array(tensor), -6e4, 6e4).astype(np.float16), f"{tensor.name}_half"
+    )
+    proto.graph.initializer.remove(tensor)
+    proto.graph.initializer.append(half)
+    cast = helper.make_node("Cast", [half.name], [tensor.name], to=TensorProto.FLOAT)
+    nodes = [cast, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return reader.op_type
+
+
+def an_op_runs_in_bfloat16(proto: ModelProto, rng: random.Random) -> str:
+    types, name = element_types(proto), fresh(proto, "sneaked")
+    public = {formal.name for formal in proto.graph.output}
+    kinds = ("MatMul", "Gemm", "Add", "Mul", "Softmax", "Relu", "Tanh", "Sigmoid")
+    node = rng.choice(
+        [n for n in live(proto) if n.op_type in kinds and types.get(n.output[0]) == 1 and n.output[0] not in public]
+    )
+    casts = []
+    for slot, read in enumerate(node.input):
+        low = name()
+        casts.append(helper.make_node("Cast", [read], [low], to=TensorProto.BFLOAT16))
+        node.input[slot] = low
+    put_before(proto.graph, node, *casts)
+    low, made = name(), node.output[0]
+    at = next(i for i, other in enumerate(proto.graph.node) if other.output[:] == [made])
+    proto.graph.node[at].output[0] = low
+    proto.graph.node.insert(at + 1, helper.make_node("Cast", [low], [made], to=TensorProto.FLOAT))
+    return node.op_type
+
+
+SNEAKS: dict[str, Sneak] = {
+    function.__name__: function
+    for function in (an_edge_is_rounded, a_weight_is_stored_in_float16, an_op_runs_in_bfloat16)
+}
+DISGUISES = ("", "nodes_lose_their_names", "all_is_renamed_and_reordered", "weights_become_constant_nodes")
+
+
+@cache
+def shipped(name: str) -> tuple[ModelProto, Report]:
+    proto = onnx.load(TESTS / "models" / f"{name}.onnx")
+    return proto, inventory(Model.load(proto))
+
+
+def disguised(proto: ModelProto, name: str, rng: random.Random) -> ModelProto | None:
+    return REWRITES[name](proto, rng) if name else proto
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+@pytest.mark.parametrize("sneak", SNEAKS)
+def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -> None:
+    ran = 0
+    for name in SHIPPED:
+        before, report = shipped(name)
+        for seed in range(3):
+            proto, rng = ModelProto(), random.Random(f"{name}{sneak}{disguise}{seed}")
+            proto.CopyFrom(before)
+            op = SNEAKS[sneak](proto, rng)
+            after = disguised(proto, disguise, rng)
+            if after is None:
+                continue
+            try:
+                delta = diff(report, inventory(Model.load(after)))
+            except ModelError:
+                continue  # the schema of an old opset does not admit the type
+            assert not op or any(change.op == op for change in delta.changes), (name, seed, op)
+            ran += 1
+    assert ran >= 3

@@ -1,0 +1,62 @@
+"""Models that onnxruntime's own quantizer wrote, and the ops that onnxruntime runs of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import ModelProto
+
+from support.paths import ROOT
+
+Feeds = dict[str, np.ndarray]
+INTEGER = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "MatMulNBits")
+"""How the names of integer kernels begin."""
+
+
+def batches(path: Path, count: int = 2) -> list[Feeds]:
+    """Inputs of a model of `tests/models`, or of one that reads digits."""
+    beside = path.with_suffix(".npz")
+    if beside.exists():
+        arrays = np.load(beside)
+        return [{name[6:]: arrays[name] for name in arrays.files if name.startswith("input/")}]
+    name = onnx.load(path).graph.input[0].name
+    digits = np.load(ROOT / "examples" / "models" / "digits_test.npz")
+    images = next(array for array in (digits[key] for key in digits.files) if array.ndim > 1).astype(np.float32)
+    return [{name: images[16 * i : 16 * (i + 1)]} for i in range(count)]
+
+
+def quantize_static(path: Path, folder: Path, **options: object) -> ModelProto:
+    """The model with quantizers around its ops, as `onnxruntime.quantization.quantize_static` writes it."""
+    from onnxruntime import quantization
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self, feeds: Iterator[Feeds]) -> None:
+            self.feeds = feeds
+
+        def get_next(self) -> Feeds | None:
+            return next(self.feeds, None)
+
+    out = folder / f"{path.stem}.onnx"
+    quantization.quantize_static(path, out, Reader(iter(batches(path))), **options)
+    return onnx.load(out)
+
+
+def run_and_count(model: ModelProto, feeds: Feeds, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
+    """The outputs of a model, and the ops that onnxruntime's CPU provider made of it, counted by type."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    read = {value.name: feeds[value.name] for value in session.get_inputs()}
+    ops = Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
+    return session.run(None, read), ops
+
+
+def integer_kernels(ops: Counter[str]) -> dict[str, int]:
+    """Those of the ops that compute on integers."""
+    return {op: count for op, count in sorted(ops.items()) if op.startswith(INTEGER)}

@@ -1,0 +1,121 @@
+"""The ops that run on integers: between DequantizeLinear and QuantizeLinear, copies between."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.quantized import integer_ops, quantized
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import Converted, convert
+
+INPUTS = "int8[8,8] i, int8[8,8] j, float[8,8] x"
+HELD = "float s = {0.1}, int8 z = {0}, float[8,8] w, int8[8,8] c"
+HEAD = '<ir_version: 10, opset_import: ["": 21]>'
+
+
+def model(text: str, results: str = "int8[8,8] y") -> onnx.ModelProto:
+    """A model of this text; `i` and `j` are codes, `x` is float32, `w` and `c` are weights, `s` and `z` quantize."""
+    proto = onnx.parser.parse_model(
+        f"{HEAD} g ({INPUTS}) => ({results}) <float s = {{0.1}}, int8 z = {{0}}> {{ {text} }}"
+    )
+    for name, dtype in (("w", onnx.TensorProto.FLOAT), ("c", onnx.TensorProto.INT8)):
+        proto.graph.initializer.append(onnx.helper.make_tensor(name, dtype, [8, 8], [1] * 64))
+    return proto
+
+
+def pinned(text: str, results: str = "int8[8,8] y") -> dict[str, str | None]:
+    """The pinned ops by their results, each with the one that it serves."""
+    view = View.of(Model.load(model(text, results)))
+    names = {op.id: op.node.output[0] for op in view.ops}
+    pins = list(quantized(view, DType.FLOAT16))
+    assert {pin.op for pin in pins} == set(integer_ops(view))
+    return {names[pin.op]: names[pin.because] if pin.because is not None else None for pin in pins}
+
+
+def typed(text: str, results: str = "int8[8,8] y", **options: str) -> tuple[Converted, dict[str, str]]:
+    result = convert(model(text, results), **options)
+    return result, {
+        row.outputs and result.view.ops[i].node.output[0]: row.dtype for i, row in enumerate(result.report.rows)
+    }
+
+
+def test_an_op_between_quantizers_is_pinned_with_the_copies_around_it() -> None:
+    text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (j, s, z)  t = Transpose (b)
+        p = MatMul (a, t)  r = Relu (p)  f = Identity (r)  y = QuantizeLinear (f, s, z)"""
+    assert pinned(text) == {"t": "p", "p": None, "r": "p", "f": "p"}
+
+
+@pytest.mark.parametrize("kind", ["Sigmoid", "Softmax", "Transpose", "Tanh"])
+def test_any_op_of_dequantized_numbers_whose_result_is_quantized_counts(kind: str) -> None:
+    assert pinned(f"a = DequantizeLinear (i, s, z)  r = {kind} (a)  y = QuantizeLinear (r, s, z)").keys() == {"r"}
+
+
+def test_constants_beside_dequantized_numbers_do_not_matter() -> None:
+    assert pinned("a = DequantizeLinear (i, s, z)  r = Mul (a, w)  y = QuantizeLinear (r, s, z)").keys() == {"r"}
+
+
+def test_a_product_ends_a_region_and_other_ops_do_not() -> None:
+    text = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)  y = Softmax (p)"
+    assert pinned(text, "float[8,8] y") == {"p": None}
+    assert pinned("a = DequantizeLinear (i, s, z)  y = Softmax (a)", "float[8,8] y") == {}
+
+
+def test_floats_among_the_operands_take_an_op_out() -> None:
+    for op in ("MatMul (a, w)", "MatMul (a, x)", "Add (a, x)", "MatMul (x, b)"):
+        text = f"a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  r = {op}  y = QuantizeLinear (r, s, z)"
+        assert pinned(text) == {}, op
+
+
+def test_a_result_that_is_read_in_floats_as_well_is_not_quantized() -> None:
+    text = "a = DequantizeLinear (i, s, z)  r = Sigmoid (a)  q = Neg (r)  y = QuantizeLinear (r, s, z)"
+    assert pinned(text, "int8[8,8] y, float[8,8] q") == {}
+    text = "a = DequantizeLinear (i, s, z)  r = Sigmoid (a)  y = QuantizeLinear (r, s, z)"
+    assert pinned(text, "int8[8,8] y, float[8,8] r") == {}
+
+
+def test_no_cast_lands_between_a_quantizer_and_its_op_beside_lowered_ones() -> None:
+    text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)
+        m = MatMul (x, w)  d = Add (p, m)  e = MatMul (d, w)  q = QuantizeLinear (e, s, z)
+        f = DequantizeLinear (q, s, z)  g = DequantizeLinear (c, s, z)  h = MatMul (f, g)
+        y = QuantizeLinear (h, s, z)"""
+    result, types = typed(text)
+    assert {name for name, dtype in types.items() if dtype == "float16"} == {"m", "d", "e"}
+    assert {cast.value for cast in result.report.casts} == {"x", "p", "e"}
+    totals = result.report.totals
+    assert (totals.integer_ops, totals.compute_ops, totals.compute_lowered) == (2, 2, 2)
+    assert "integer ops  2 run on integers and keep their types" in result.report.text()
+
+
+def test_a_weight_that_a_float32_op_reads_as_well_is_dequantized_in_float32() -> None:
+    text = "b = DequantizeLinear (c, s, z)  m = MatMul (x, b)  e = Exp (b)  y = Add (m, e)"
+    _, types = typed(text, "float[8,8] y")
+    assert (types["b"], types["m"], types["e"]) == ("float32", "float16", "float32")
+
+
+def test_a_weight_that_is_quantized_in_the_graph_follows_its_readers_too() -> None:
+    text = "q = QuantizeLinear (w, s, z)  b = DequantizeLinear (q, s, z)  y = MatMul (x, b)"
+    result, types = typed(text, "float[8,8] y")
+    assert types["b"] == "float16"
+    assert {row.rule for row in result.report.rows if row.op == "DequantizeLinear"} == {reasons.WEIGHT_FOLLOWS}
+
+
+def test_a_weight_whose_scale_does_not_fit_stays_float32() -> None:
+    proto = model("b = DequantizeLinear (c, s, z)  y = MatMul (x, b)", "float[8,8] y")
+    proto.graph.initializer[0].CopyFrom(onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [1e-6]))
+    rows = {row.op: row for row in convert(proto).report.rows}
+    assert (rows["DequantizeLinear"].dtype, rows["DequantizeLinear"].rule) == ("float32", reasons.CONSTANT_RANGE)
+
+
+def test_rescaled_quantizers_and_the_ops_between_them_take_the_low_type() -> None:
+    text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)
+        y = QuantizeLinear (p, s, z)"""
+    result, types = typed(text, quantized="rescale")
+    assert types == {"a": "float16", "b": "float16", "p": "float16", "y": "float16"}
+    assert result.report.casts == ()
+    assert {init.name: init.data_type for init in result.model.graph.initializer}["s"] == onnx.TensorProto.FLOAT16
+    assert result.report.model.quantized == "rescale"
+    assert result.report.totals.integer_ops == 0

@@ -1,0 +1,127 @@
+"""Models of one low type that are converted to the other: through float32, under the same rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PatternError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import is_stub
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.rewrite.emulate import emulate
+from support import objections
+from support.corpus import exported
+from support.paths import ROOT
+
+OTHER = {"float16": "bfloat16", "bfloat16": "float16"}
+NAMES = ("examples/models/digits_cnn.onnx", "tests/models/bert_dynamo20.onnx", "tests/models/gpt2_ts17.onnx")
+
+
+def text(body: str, *, low: str = "bfloat16", held: str = "", opset: int = 22) -> ModelProto:
+    """A model of a low type; `w` and `v` are its weights."""
+    head = f'<ir_version: 10, opset_import: ["": {opset}]>'
+    proto = onnx.parser.parse_model(f"{head} g ({low}[4,4] x) => ({low}[4,4] y) <{held}> {{ {body} }}")
+    code = DType.parse(low).code
+    for name, top in (("w", 1.0), ("v", 1e5)):
+        values = np.linspace(-top, top, 16, dtype=np.float32)
+        proto.graph.initializer.append(onnx.helper.make_tensor(name, code, (4, 4), values.tolist()))
+    return proto
+
+
+def types(model: object) -> Counter[str]:
+    """How many values have each floating type."""
+    dtypes = (stated.dtype for stated in View.of(Model.load(model)).types if stated is not None)
+    return Counter(dtype.spelling for dtype in dtypes if dtype is not None and dtype.floating)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("to", OTHER)
+def test_it_is_lowered_as_far_as_the_float32_model(name: str, to: str) -> None:
+    source = exported(name)
+    half = convert(source, to=OTHER[to], opset=22).model
+    result, direct = convert(half, to=to), convert(source, to=to, opset=22)
+    assert result.report.totals.compute_lowered == result.report.totals.compute_ops
+    assert result.report.totals.compute_lowered == direct.report.totals.compute_lowered > 0
+    assert OTHER[to] not in types(result.model)
+    assert f"in {to} (100 %)" in result.report.text()
+    (finding,) = (finding for finding in result.report.findings if finding.kind == "widened")
+    assert f"ops compute in {OTHER[to]}" in finding.message
+
+
+def test_weights_beyond_the_range_of_float16_stay_float32() -> None:
+    result = convert(text("a = MatMul (x, w)  b = MatMul (a, v)  y = MatMul (b, w)"), to="float16")
+    rows = {row.outputs and result.view.ops[i].node.output[0]: row for i, row in enumerate(result.report.rows)}
+    assert (rows["a"].dtype, rows["b"].dtype) == ("float16", "float32")
+    assert rows["b"].rule == reasons.CONSTANT_RANGE
+
+
+def test_inputs_and_outputs_keep_their_type_unless_asked_otherwise() -> None:
+    model = text("a = MatMul (x, w)  y = MatMul (a, w)")
+    kept, low = (convert(model, to="float16", io=io).model.graph for io in (None, "low"))
+    edges = [[v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)] for graph in (kept, low)]
+    assert edges == [[TensorProto.BFLOAT16] * 2, [TensorProto.FLOAT16] * 2]
+    assert [sum(node.op_type == "Cast" for node in graph.node) for graph in (kept, low)] == [2, 0]
+    wide = convert(model, to="float16", io=["x=float32", "out:low"]).model.graph
+    assert [v.type.tensor_type.elem_type for v in (*wide.input, *wide.output)] == [
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+    ]
+    unchanged = convert(model, to="float16", io=["low", "keep"]).model.graph
+    assert unchanged.input[0].type.tensor_type.elem_type == TensorProto.BFLOAT16
+
+
+def test_a_type_of_the_target_is_not_asked_for_at_an_edge_that_has_it() -> None:
+    with pytest.raises(PatternError, match="no float32 input or output"):
+        convert(text("y = MatMul (x, w)"), to="bfloat16", io="x=float32")
+
+
+def test_what_is_not_lowered_becomes_float32() -> None:
+    result = convert(text("a = Softmax (x)  y = Exp (a)"), to="float16")
+    assert types(result.model) == {"bfloat16": 2, "float32": 5}  # two of them weights that are not read
+    assert [finding.kind for finding in result.report.findings] == ["widened"]
+    assert {row.dtype for row in result.report.rows if row.op == "Exp"} == {"float32"}
+
+
+def test_a_second_conversion_changes_nothing() -> None:
+    once = convert(text("a = MatMul (x, w)  b = Softmax (a)  y = MatMul (b, w)"), to="float16")
+    twice = convert(once.model, to="float16")
+    assert twice.plan.empty
+    assert twice.model == once.model
+    assert "widened" not in {finding.kind for finding in twice.report.findings}
+
+
+def test_weights_stay_in_their_file_until_they_are_written(tmp_path: Path) -> None:
+    model = text("a = MatMul (x, w)  y = MatMul (a, w)")
+    big = np.random.default_rng(1).normal(size=(4, 4096)).astype(np.float32)
+    wide = numpy_helper.from_array(big.astype(ml_dtypes.bfloat16), "u")
+    model.graph.initializer.append(wide)
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["a", "u"], ["z"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", TensorProto.BFLOAT16, (4, 4096)))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=1024)
+    result = convert(tmp_path / "m.onnx", to="float16")
+    (tensor,) = (tensor for tensor in result.result.proto.graph.initializer if tensor.name == "u")
+    assert is_stub(tensor) and tensor.data_type == TensorProto.FLOAT16
+    result.save(tmp_path / "out.onnx")
+    (stored,) = (t for t in onnx.load(tmp_path / "out.onnx").graph.initializer if t.name == "u")
+    rounded = numpy_helper.to_array(wide).astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(numpy_helper.to_array(stored), rounded)
+
+
+def test_the_twin_of_the_result_is_near_the_float32_model() -> None:
+    path = ROOT / "examples" / "models" / "digits_cnn.onnx"
+    half = convert(path, to="bfloat16", opset=22).model
+    digits = np.load(ROOT / "examples" / "models" / "digits_test.npz")
+    images = next(digits[key] for key in digits.files if digits[key].ndim > 1).astype(np.float32)[:32]
+    feeds = {onnx.load(path).graph.input[0].name: images}
+    twin = emulate(convert(half, to="float16").model).to_proto()
+    assert objections.of_outputs(objections.run(onnx.load(path), feeds), objections.run(twin, feeds), bound=0.05) == []

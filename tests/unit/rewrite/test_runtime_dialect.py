@@ -1,0 +1,114 @@
+"""Operators that onnxruntime registers in ai.onnx and onnx does not know: what its optimizers write goes through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.errors import ModelError
+from amp_rewrite.pipeline.convert import convert
+from support.paths import TESTS
+
+TARGETS = ("ort-cuda", "onnx", "tensorrt")
+
+
+def model(op: str, *, opset: int = 13) -> ModelProto:
+    """A product, this op, and a product."""
+    return _parsed(f"a = MatMul (x, w)  n = {op}  y = MatMul (n, w)", opset)
+
+
+def _parsed(body: str, opset: int = 13, functions: str = "") -> ModelProto:
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "own": 1]>'
+    held = "float[4] s = {1, 2, 3, 4}, float[4] b = {0, 1, 0, 1}, bool yes = {1}"
+    text = f"{head} g (float[N,4] x) => (float[N,4] y) <{held}> {{ {body} }} {functions}"
+    proto = onnx.parser.parse_model(text)
+    weight = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return proto
+
+
+def outputs(proto: ModelProto) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4)})[0]
+
+
+OPS = ["SimplifiedLayerNormalization (a, s)", "LayerNormalization (a, s, b)", "LayerNormalization <axis = -1> (a, s)"]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_norms_of_the_runtime_are_lowered_and_open(op: str, target: str) -> None:
+    proto = model(op)
+    result = convert(proto, target=target)
+    assert {row.dtype for row in result.report.rows} == {"float16"}
+    np.testing.assert_allclose(outputs(result.model), outputs(proto), rtol=1e-2, atol=1e-2)
+    told = [finding.subject for finding in result.report.findings if finding.kind == "runtime_only"]
+    assert told == ([op.partition(" ")[0]] if target != "ort-cuda" else [])
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+def test_a_model_with_nothing_to_lower_is_returned_as_it_is(to: str) -> None:
+    proto = _parsed("n = SimplifiedLayerNormalization (x, s)  y = Identity (n)")
+    assert convert(proto, to=to, target="onnx").report.findings[0].kind == "runtime_only"
+    assert convert(proto, to=to).model == proto
+
+
+NORM = '<domain: "own", opset_import: ["": 13]> norm (a, b) => (n) { n = SimplifiedLayerNormalization (a, b) }'
+BRANCHES = """m = MatMul (x, w)  y = If (yes) <
+    then_branch = t () => (float[N,4] p) { p = SimplifiedLayerNormalization (m, s) },
+    else_branch = e () => (float[N,4] q) { q = LayerNormalization (m, s) }>"""
+
+
+@pytest.mark.parametrize("fuse", ["basic", "none"])
+def test_they_may_stand_in_bodies_and_functions(fuse: str) -> None:
+    """onnxruntime 1.31.1 dies of such a function; converted, it is inlined."""
+    called, plain = (f"n = {norm} (x, s)  y = MatMul (n, w)" for norm in ("own.norm", "SimplifiedLayerNormalization"))
+    for proto, same in ((_parsed(called, functions=NORM), _parsed(plain)), (_parsed(BRANCHES), _parsed(BRANCHES))):
+        result = convert(proto, fuse=fuse)
+        assert result.report.totals.compute_lowered == 1
+        np.testing.assert_allclose(outputs(result.model), outputs(same), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "op", ["SimplifiedLayerNorm (a, s)", "LayerNormalisation (a, s, b)", "RMSNormalization (a, s)"]
+)
+def test_a_name_that_nobody_registers_is_refused(op: str) -> None:
+    with pytest.raises(ModelError, match="opset 13 has no operator"):
+        convert(model(op))
+
+
+def test_the_second_result_of_a_simplified_norm_is_float32() -> None:
+    proto = _parsed("a = MatMul (x, w)  n, i = SimplifiedLayerNormalization (a, s)  m = Mul (n, i)  y = MatMul (m, w)")
+    assert convert(proto).report.totals.compute_lowered == 2
+
+
+def test_the_opset_of_such_a_model_can_be_moved() -> None:
+    for op in OPS:
+        result = convert(model(op), opset="auto")
+        np.testing.assert_allclose(outputs(result.model), outputs(model(op)), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["bert_ts13", "llama_ts16", "t5_ts14"])
+def test_a_file_of_the_runtimes_optimizer_is_converted_and_verified(name: str, tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    source = TESTS / "models" / f"{name}.onnx"
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    assert {"LayerNormalization", "SimplifiedLayerNormalization"} & {node.op_type for node in optimized.graph.node}
+    result = convert(tmp_path / "optimized.onnx")
+    assert result.report.totals.compute_lowered > 0
+    arrays = np.load(source.with_suffix(".npz"))
+    feeds = {key[6:]: arrays[key] for key in arrays.files if key.startswith("input/")}
+    assert amp_rewrite.verify(optimized, result.model, data=[feeds], rtol=0.1, atol=0.1).ok
