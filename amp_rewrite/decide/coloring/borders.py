@@ -105,24 +105,19 @@ def tiny_products(state: State) -> None:
     How to override: `--lower 'op=MatMul'` or the name of the product.
     Source: NVIDIA, "Deep Learning Performance Documentation", requirements to use tensor cores.
     """
+    products = [v for v in state.low if state.op(v).kind in HEAVY]
+    large = [v for v in products if not _is_tiny(state, state.op(v))]
+    if len(large) == len(products):
+        return
     sets = UnionFind(state.low)
     for v in state.low:
         sets.join((v, *(source for source in state.vertices.sources[v] if source in state.low)))
-    tiny: dict[int, OpId] = {}
-    other = set[int]()
-    products = (v for v in state.low if state.op(v).kind in HEAVY | SOFTMAXES)
-    for v in products:
-        root, op = sets.root(v), state.op(v)
-        if root in other:
-            continue
-        if op.kind in SOFTMAXES or not _is_tiny(state, op):
-            other.add(root)
-        else:
-            tiny.setdefault(root, op.id)
-    softmaxes = (op for cluster in state.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
-    other.update(sets.root(v) for v in state.of_ops(softmaxes) if v in state.low)
-    for v in _movable(state) if tiny.keys() - other else ():
-        if (root := sets.root(v)) in tiny and root not in other:
+    clustered = (op for cluster in state.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
+    softmaxes = [*state.of_ops(clustered), *(v for v in state.low if state.op(v).kind in SOFTMAXES)]
+    other = {sets.root(v) for v in (*large, *softmaxes) if v in state.low}
+    tiny = {sets.root(v) for v in products} - other
+    for v in _movable(state) if tiny else ():
+        if sets.root(v) in tiny:
             note = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
             _to_float32(state, v, reasons.TINY_PRODUCT, note)
 
@@ -211,26 +206,20 @@ def _before_products(state: State) -> set[OpId]:
     """Return the ops on whose results a low product depends, and ops with bodies that hold one."""
     view = state.view
     products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY}
-    queue = [value for op_id in products for value in view.ops[op_id].inputs]
-    owners = [view.scopes[view.ops[op_id].scope].owner for op_id in products]
     before = set[OpId]()
-    ops = [view.ops[owner] for owner in owners if owner is not None]
-    while queue or ops:
-        op = ops.pop() if ops else None
-        if op is None:
-            value = queue.pop()
-            if value is None:
-                continue
-            owner = view.scopes[view.values[value].scope].owner
-            op = view.producer(value) or (view.ops[owner] if owner is not None else None)
-        if op is None or op.id in before:
+    for op_id in products:
+        while (owner := view.scopes[view.ops[op_id].scope].owner) is not None and owner not in before:
+            before.add(owner)
+            op_id = owner
+    wanted = set[ValueId | None]()
+    for op in reversed(view.ops):  # a body's ops come before the op that owns it
+        if op.id in before or not wanted.isdisjoint(op.outputs):
+            before.add(op.id)
+            for body in op.bodies:
+                wanted.update(view.scopes[body].outputs)
+        elif op.id not in products:
             continue
-        before.add(op.id)
-        queue += op.inputs
-        queue += (out for body in op.bodies for out in view.scopes[body].outputs)
-        owner = view.scopes[op.scope].owner
-        if owner is not None:
-            ops.append(view.ops[owner])
+        wanted.update(op.inputs)
     return before
 
 
