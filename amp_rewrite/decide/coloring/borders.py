@@ -106,24 +106,20 @@ def tiny_products(state: State) -> None:
     How to override: `--lower 'op=MatMul'` or the name of the product.
     Source: NVIDIA, "Deep Learning Performance Documentation", requirements to use tensor cores.
     """
+    products = [v for v in state.low if state.op(v).kind in HEAVY]
+    large = [v for v in products if not _is_tiny(state, state.op(v))]
+    if len(large) == len(products):
+        return
     sets = UnionFind(state.low)
     for v in state.low:
         sets.join((v, *(source for source in state.vertices.sources[v] if source in state.low)))
-    tiny: dict[int, OpId] = {}
-    other = {sets.root(v) for cluster in state.vertices.clusters for v in cluster if v in state.low}
-    products = (v for v in state.low if state.op(v).kind in HEAVY | SOFTMAXES)
-    for v in products:
-        root, op = sets.root(v), state.op(v)
-        if root in other:
-            continue
-        if op.kind in SOFTMAXES or not _is_tiny(state, op):
-            other.add(root)
-        else:
-            tiny.setdefault(root, op.id)
-    softmaxes = (op for cluster in state.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
-    other.update(sets.root(v) for v in state.of_ops(softmaxes) if v in state.low)
-    for v in _movable(state) if tiny.keys() - other else ():
-        if (root := sets.root(v)) in tiny and root not in other:
+    clustered = (op for cluster in state.hazards.clusters if cluster.kind == "softmax" for op in cluster.ops)
+    softmaxes = [*state.of_ops(clustered), *(v for v in state.low if state.op(v).kind in SOFTMAXES)]
+    sequences = (v for cluster in state.vertices.clusters for v in cluster)
+    other = {sets.root(v) for v in (*large, *softmaxes, *sequences) if v in state.low}
+    tiny = {sets.root(v) for v in products} - other
+    for v in _movable(state) if tiny else ():
+        if sets.root(v) in tiny:
             note = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
             _to_float32(state, v, reasons.TINY_PRODUCT, note)
 
@@ -160,7 +156,7 @@ def raw_values(state: State) -> None:
         sources, op = state.vertices.sources[v], state.op(v)
         if (op.kind != "Concat" and any(s in state.low and s not in raw for s in sources)) or op.kind in HEAVY:
             continue
-        if not state.clear(v) and op.kind not in ("Add", "Sub", "Mul"):
+        if not state.clear(v) and op.kind not in PAIR_SUMS | {"Mul"}:
             continue
         read, _ = _ports(state, v)
         of_raw = [_maker(state, value) in raw or not _low(state, value) for value in read]
@@ -215,27 +211,21 @@ def _before_products(state: State) -> set[OpId]:
     What the user lowers, ops and outputs, counts as a product.
     """
     view = state.view
-    ends = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY} | state.options.lower.keys()
-    queue = [*state.options.low_inputs, *(value for op_id in ends for value in view.ops[op_id].inputs)]
-    owners = [view.scopes[view.ops[op_id].scope].owner for op_id in ends]
+    products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY} | state.options.lower.keys()
     before = set[OpId]()
-    ops = [view.ops[owner] for owner in owners if owner is not None]
-    while queue or ops:
-        op = ops.pop() if ops else None
-        if op is None:
-            value = queue.pop()
-            if value is None:
-                continue
-            owner = view.scopes[view.values[value].scope].owner
-            op = view.producer(value) or (view.ops[owner] if owner is not None else None)
-        if op is None or op.id in before:
+    for op_id in products:
+        while (owner := view.scopes[view.ops[op_id].scope].owner) is not None and owner not in before:
+            before.add(owner)
+            op_id = owner
+    wanted: set[ValueId | None] = {*state.options.low_inputs}
+    for op in reversed(view.ops):  # a body's ops come before the op that owns it
+        if op.id in before or not wanted.isdisjoint(op.outputs):
+            before.add(op.id)
+            for body in op.bodies:
+                wanted.update(view.scopes[body].outputs)
+        elif op.id not in products:
             continue
-        before.add(op.id)
-        queue += op.inputs
-        queue += (out for body in op.bodies for out in view.scopes[body].outputs)
-        owner = view.scopes[op.scope].owner
-        if owner is not None:
-            ops.append(view.ops[owner])
+        wanted.update(op.inputs)
     return before
 
 

@@ -10,13 +10,14 @@ from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, float32, makers, squared
-from amp_rewrite.ir.op_classes import CARRIERS, COPIES, LAYERS, PAIR_SUMS, PRODUCTS, SCALINGS, SQUEEZES
+from amp_rewrite.ir.op_classes import CARRIERS, COPIES, LAYERS, PAIR_SUMS, PRODUCTS, SCALINGS, SELECTIONS, SQUEEZES
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _LOGARITHMS = ("Log", "Atanh")
 _ENDS = {**dict.fromkeys((*_LOGARITHMS, "Acos", "Acosh", "Reciprocal", "Sqrt"), 0), "Div": 1, "Pow": 0}
 """Ops that magnify small differences of this input."""
+_BOUNDING = SELECTIONS.keys() - {"Where"}
 _LENGTHS = ("LpNormalization", "ReduceL2")
 
 
@@ -85,7 +86,7 @@ def _behind_affine(view: View, value: ValueId | None) -> tuple[list[OpId], Value
     while (op := view.producer(value)) is not None:
         if op.kind in COPIES:
             varying: list[ValueId | None] = [op.inputs[0]]
-        elif op.kind in PAIR_SUMS | SCALINGS | {"Clip", "Max", "Min"}:
+        elif op.kind in PAIR_SUMS | SCALINGS | _BOUNDING:
             varying = [v for v in op.operands if view.constant(v) is None]
         else:
             break

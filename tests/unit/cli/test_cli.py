@@ -273,7 +273,7 @@ def test_a_model_with_nothing_to_lower_is_written_as_it_is_and_that_is_said(fold
 
 
 def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Path) -> None:
-    onnx.save(onnx.parser.parse_model(TEXT.replace("0.5", "1e6").replace("0.25", "-1e6")), folder / "big.onnx")
+    onnx.save(onnx.parser.parse_model(TEXT.replace("0.5", "1e6").replace("0.125", "-1e6")), folder / "big.onnx")
     words = ["big.onnx", "--dry-run", "--json", "--safety", "none"]
 
     done = run(*words)

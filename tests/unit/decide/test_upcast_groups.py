@@ -26,7 +26,7 @@ from support.half_models import HALF, half, raised, raised_ops, rules, told, wei
 
 LOOP = """trips = Constant <value = int64 {3}> ()
     yes = Constant <value = bool {1}> ()
-    y = Loop (trips, yes, x) <body = b (int64 n, bool go, float16[4,4] s) => (bool on, float16[4,4] t) {
+    y = Loop (trips, yes, x) <body = b (int64 n, bool go, float16[8,8] s) => (bool on, float16[8,8] t) {
         on = Identity (go)
         a = Exp (s)
         c = MatMul (a, w)
@@ -72,7 +72,7 @@ def test_a_sequence_is_raised_with_all_that_touches_it() -> None:
 
 def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
     body = "p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
-    result = raised(half(body, "seq(float16[4,4]) s"), "op=SequenceAt", "op=Exp")
+    result = raised(half(body, "seq(float16[8,8]) s"), "op=SequenceAt", "op=Exp")
     assert rules(result) == {
         "Constant_0": ("int64", None),
         "SequenceAt_1": ("float16", "unraised"),
@@ -83,7 +83,7 @@ def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
 def test_an_op_in_a_local_function_can_be_named() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18, "own": 1]>
-        g (float16[4,4] x) => (float16[4,4] y) { y = own.F (x) }
+        g (float16[8,8] x) => (float16[8,8] y) { y = own.F (x) }
         <domain: "own", opset_import: ["": 18]> F (u) => (v) { m = Exp (u) v = Relu (m) }"""
     )
     result = raised(model, "op=Exp")
@@ -95,7 +95,8 @@ def test_an_op_in_a_local_function_can_be_named() -> None:
 # -- what cannot be in two types ------------------------------------------------------------------------
 
 HELD = """<float16 two = {16384}, float16 eps = {1024},
-    float16[4] gain = {15360, 15360, 15360, 15360}, float16[4] shift = {0, 0, 0, 0}>"""
+    float16[8] gain = {15360, 15360, 15360, 15360, 15360, 15360, 15360, 15360},
+    float16[8] shift = {0, 0, 0, 0, 0, 0, 0, 0}>"""
 NORM = """m = ReduceMean <axes = [-1]> (x)
     d = Sub (x, m)
     p = Pow (d, two)
@@ -152,7 +153,7 @@ def test_a_scale_that_must_stay_low_says_why() -> None:
 
 def test_an_op_that_knows_no_float32_is_left_and_the_report_says_why() -> None:
     body = "c, y = com.microsoft.GemmaRotaryEmbedding (e, x, x, x, x)"
-    model = half(body, f"float[4,4] e, {HALF} x", f"{HALF} y, {HALF} c")
+    model = half(body, f"float[8,8] e, {HALF} x", f"{HALF} y, {HALF} c")
     result = raised(model, "op=com.microsoft::GemmaRotaryEmbedding")
     assert written(result.model) == written(model)
     note = "com.microsoft::GemmaRotaryEmbedding version 1 does not admit float32 for T"
@@ -215,7 +216,7 @@ def test_a_pin_from_data_raises_and_one_from_a_rule_does_not() -> None:
 
 
 def test_a_pin_that_raises_holds_float32_ops_as_any_other() -> None:
-    model = half("a = MatMul (x, x)  y = MatMul (a, a)", "float[4,4] x", "float[4,4] y")
+    model = half("a = MatMul (x, x)  y = MatMul (a, a)", "float[8,8] x", "float[8,8] y")
     _, found = coloring(model, Pin(0, "overflow", None, "absmax 1e5", raises=True))  # type: ignore[arg-type]
     assert {op: p.rule for (op, _), p in found.paints.items()} == {0: "overflow", 1: "allow_root"}
 

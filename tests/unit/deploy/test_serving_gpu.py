@@ -19,7 +19,7 @@ IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h) => (bfloat16[2] c, float16[2] i)
     { c = Add (b, b)  i = Add (h, h) }"""
 MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 2] x) => (float[2, 2] y)
-    <float[2, 2] w = {1, 2, 3, 4}> { m = MatMul (x, w)  y = Relu (m) }"""
+    <float[8, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}> { m = MatMul (x, w)  y = Relu (m) }"""
 
 
 def test_a_converted_model_runs_on_the_gpu_and_agrees_with_float32() -> None:
