@@ -36,8 +36,9 @@ class Case:
     `text`: the graph in ONNX text; a line that starts with `* ` stands there `repeat` times, with the numbers of this
     and the next repetition for `@t` and `@n`. `weights`: initializers that the text does not spell out, `feeds`: the
     inputs; both are expressions over `np` and `rng`, a generator seeded by the name. `lowers`, `stays`: first outputs
-    of ops that must be low, or must not be. `types`: low types that the case tries. `tolerance`: another one than `TOLERANCE`, as
-    a factor, with its `reason`. `free`: the lengths of inputs and outputs are unknown, but for axes in `fixed`.
+    of ops that must be low, or must not be. `types`: low types that the case tries. `tolerance`: another one than
+    `TOLERANCE`, as a factor, with its `reason`. `free`: the lengths of inputs and outputs are unknown, but for axes in
+    `fixed`.
     """
 
     principle: str

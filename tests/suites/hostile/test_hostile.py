@@ -383,7 +383,7 @@ def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes:
 
 
 def test_before_opset_6_a_cast_states_its_type_in_words() -> None:
-    text = """<ir_version: 3, opset_import: ["" : 5]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }"""
+    text = """<ir_version: 3, opset_import: ["" : 5]> g (float[8,8] x) => (float[8,8] y) { y = MatMul (x, x) }"""
     made = convert(onnx.parser.parse_model(text)).model
     assert [a.s for node in made.graph.node if node.op_type == "Cast" for a in node.attribute] == [b"FLOAT16", b"FLOAT"]
 

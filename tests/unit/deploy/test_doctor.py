@@ -250,13 +250,13 @@ def dense(k: int, n: int, m: int | str = 8) -> onnx.ModelProto:
             ],
         ),
         (
-            7,
+            20,
             9,
             [
                 (
                     "advice",
-                    "1 MatMul with k = 7, no multiple of 8 (product)",
-                    "tensor cores run best on multiples of 8: pad k to 8",
+                    "1 MatMul with k = 20, no multiple of 8 (product)",
+                    "tensor cores run best on multiples of 8: pad k to 24",
                 ),
                 (
                     "advice",

@@ -32,8 +32,8 @@ from support.paths import ROOT
 
 CNN = ROOT / "examples" / "models" / "digits_cnn.onnx"
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
-MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 2] x) => (float[2, 2] y)
-    <float[2, 2] w = {1, 2, 3, 4}> { m = MatMul (x, w)  y = Relu (m) }"""
+MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 8] x) => (float[2, 2] y)
+    <float[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}> { m = MatMul (x, w)  y = Relu (m) }"""
 NO_GPU = Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
 T4 = Hardware((Gpu("Tesla T4", (7, 5)),), (13, 0))
 P100 = Hardware((Gpu("Tesla P100", (6, 0)),), (12, 8))
@@ -81,7 +81,7 @@ def test_without_a_policy_a_model_runs_as_it_is_and_nothing_is_said() -> None:
     session = quietly(mlp())
     assert (session.notes, session.converted, session.report) == ((), False, None)
     assert session.get_providers() == [CPU]
-    np.testing.assert_array_equal(session.run({"x": np.eye(2, dtype=np.float32)})["y"], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(session.run({"x": np.eye(2, 8, dtype=np.float32)})["y"], [[1, 2], [3, 4]])
 
 
 def test_a_converted_model_gives_what_convert_gives() -> None:
@@ -169,7 +169,7 @@ def test_a_conversion_that_fails_its_own_check_leaves_the_model_as_it_is(machine
     assert session.notes == (
         f"the model is not converted and runs as it is, on {CPU}: the converted model is wrong; please report it",
     )
-    session.run({"x": np.eye(2, dtype=np.float32)})
+    session.run({"x": np.eye(2, 8, dtype=np.float32)})
 
 
 def test_a_converted_model_that_does_not_open_is_replaced_by_the_one_given() -> None:
@@ -455,23 +455,23 @@ def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: 
 
 def test_a_session_runs_as_onnxruntimes_own_does() -> None:
     session = Session(mlp())
-    x = np.eye(2, dtype=np.float32)
+    x = np.eye(2, 8, dtype=np.float32)
     (listed,) = session.run(None, {"x": x})
     (named,) = session.run(["y"], {"x": x})
     np.testing.assert_array_equal(listed, session.run({"x": x})["y"])
     np.testing.assert_array_equal(named, listed)
-    assert [(port.name, port.type, port.shape) for port in session.get_inputs()] == [("x", "tensor(float)", [2, 2])]
+    assert [(port.name, port.type, port.shape) for port in session.get_inputs()] == [("x", "tensor(float)", [2, 8])]
     assert [port.name for port in session.get_outputs()] == ["y"]
     np.testing.assert_array_equal(session.inner.run(None, {"x": x})[0], listed)
 
 
 def test_what_is_bound_can_be_fed_again_and_does_not_change_what_was_given() -> None:
-    x = np.eye(2, dtype=np.float32)
+    x = np.eye(2, 8, dtype=np.float32)
     binding = Session(mlp()).bind({"x": x})
     first = binding.arrays()["y"]
     binding.feed({"x": 2 * x})
     np.testing.assert_array_equal(binding.arrays()["y"], 2 * first)
-    np.testing.assert_array_equal(x, np.eye(2))
+    np.testing.assert_array_equal(x, np.eye(2, 8))
     np.testing.assert_array_equal(first, [[1, 2], [3, 4]])
 
 
@@ -492,7 +492,7 @@ def test_results_are_written_into_what_is_given() -> None:
     import onnxruntime
 
     room = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32))
-    session.bind({"x": np.eye(2, dtype=np.float32)}, {"y": room}).run()
+    session.bind({"x": np.eye(2, 8, dtype=np.float32)}, {"y": room}).run()
     np.testing.assert_array_equal(room.numpy(), [[1, 2], [3, 4]])
 
 
@@ -505,9 +505,9 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
     found = binding.run()
     assert torch.equal(torch.from_dlpack(found["c"]), torch.tensor([2, 3.5], dtype=torch.bfloat16))
     with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; pass tensor\.detach\(\)\.contiguous\(\)$"):
-        Session(mlp()).bind({"x": torch.eye(2, requires_grad=True)})
+        Session(mlp()).bind({"x": torch.eye(2, 8, requires_grad=True)})
     with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*contiguous"):
-        Session(mlp()).bind({"x": torch.arange(4.0).reshape(2, 2).T})
+        Session(mlp()).bind({"x": torch.arange(16.0).reshape(8, 2).T})
 
 
 @pytest.mark.parametrize(
@@ -518,9 +518,9 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
         ({}, None, "input 'x' is missing; pass an array for each of ['x']"),
         ([IMAGES], None, "inputs must be a mapping, not list; pass {name: array}"),
         (
-            {"x": np.zeros((2, 2), np.float16)},
+            {"x": np.zeros((2, 8), np.float16)},
             None,
-            "input 'x' is float32, not float16[2, 2]; cast the tensor",
+            "input 'x' is float32, not float16[2, 8]; cast the tensor",
         ),
     ],
 )
@@ -531,12 +531,12 @@ def test_what_cannot_be_bound_is_told(feeds: Any, outputs: list[str] | None, mes
 
 
 def test_what_is_fed_again_must_have_the_shape_and_type_that_was_bound() -> None:
-    binding = Session(mlp()).bind({"x": np.eye(2, dtype=np.float32)})
+    binding = Session(mlp()).bind({"x": np.eye(2, 8, dtype=np.float32)})
     with pytest.raises(ModelError) as error:
         binding.feed({"x": np.eye(3, dtype=np.float32)})
-    assert str(error.value) == ("input 'x' is bound as float32[2, 2], not float32[3, 3]; bind again for another shape")
+    assert str(error.value) == ("input 'x' is bound as float32[2, 8], not float32[3, 3]; bind again for another shape")
     with pytest.raises(ModelError, match=r"^input 'z' is not bound; bound are 'x'$"):
-        binding.feed({"z": np.eye(2, dtype=np.float32)})
+        binding.feed({"z": np.eye(2, 8, dtype=np.float32)})
 
 
 def test_a_cuda_graph_needs_cuda() -> None:
@@ -563,7 +563,7 @@ binding.feed({"b": b + b})
 print(binding.arrays()["c"].tolist(), b.tolist())
 session = Session(mlp, policy="mixed_float16", ignore_performance=True, cache=None, cuda_graph=True)
 print(session.notes, session.converted, session.get_providers())
-print(list(session.bind({"x": np.eye(2, dtype=np.float32)}).given_outputs))
+print(list(session.bind({"x": np.eye(2, 8, dtype=np.float32)}).given_outputs))
 for attempt in (lambda: session.run({}), lambda: Session(free, cuda_graph=True).bind({"x": np.zeros(2, np.float32)})):
     try:
         attempt()
@@ -613,12 +613,12 @@ class Foreign:
 
 
 def test_tensors_of_other_libraries_are_bound_without_a_copy() -> None:
-    x, y = np.eye(2, dtype=np.float32), np.zeros((2, 2), np.float32)
+    x, y = np.eye(2, 8, dtype=np.float32), np.zeros((2, 2), np.float32)
     binding = Session(mlp()).bind({"x": Foreign(x)}, {"y": Foreign(y)})
     x *= 2
     binding.run()
     np.testing.assert_array_equal(y, [[2, 4], [6, 8]])
-    binding.feed({"x": Foreign(np.eye(2, dtype=np.float32))})
+    binding.feed({"x": Foreign(np.eye(2, 8, dtype=np.float32))})
     binding.run()
     np.testing.assert_array_equal(y, [[1, 2], [3, 4]])
     with pytest.raises(ModelError) as error:
@@ -628,16 +628,16 @@ def test_tensors_of_other_libraries_are_bound_without_a_copy() -> None:
 
 def test_outputs_of_known_shape_keep_their_address_where_a_graph_wants_it() -> None:
     runner = Runner.open(Model(mlp()))
-    binding = runner.bind({"x": np.eye(2, dtype=np.float32)}, fixed=True)
+    binding = runner.bind({"x": np.eye(2, 8, dtype=np.float32)}, fixed=True)
     first = binding.run()["y"]
-    binding.feed({"x": 2 * np.eye(2, dtype=np.float32)})
+    binding.feed({"x": 2 * np.eye(2, 8, dtype=np.float32)})
     again = binding.run()["y"]
     assert first.data_ptr() == again.data_ptr()
     np.testing.assert_array_equal(again.numpy(), [[2, 4], [6, 8]])
     free = mlp()
     free.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
     with pytest.raises(ModelError) as error:
-        Runner.open(Model(free)).bind({"x": np.eye(2, dtype=np.float32)}, fixed=True)
+        Runner.open(Model(free)).bind({"x": np.eye(2, 8, dtype=np.float32)}, fixed=True)
     assert str(error.value) == (
         "the shape of output 'y' is unknown before the run, but a CUDA graph writes to fixed addresses;"
         " pass outputs={'y': tensor}"

@@ -18,8 +18,8 @@ CNN = ROOT / "examples" / "models" / "digits_cnn.onnx"
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h) => (bfloat16[2] c, float16[2] i)
     { c = Add (b, b)  i = Add (h, h) }"""
-MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 2] x) => (float[2, 2] y)
-    <float[8, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}> { m = MatMul (x, w)  y = Relu (m) }"""
+MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 8] x) => (float[2, 2] y)
+    <float[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}> { m = MatMul (x, w)  y = Relu (m) }"""
 
 
 def test_a_converted_model_runs_on_the_gpu_and_agrees_with_float32() -> None:
@@ -46,7 +46,7 @@ def test_low_types_travel_to_the_gpu_and_back() -> None:
 
 def test_a_recorded_graph_computes_with_what_is_fed() -> None:
     session = Session(onnx.parser.parse_model(MLP), policy="mixed_float16", cache=None, cuda_graph=True)
-    eye = np.eye(2, dtype=np.float32)
+    eye = np.eye(2, 8, dtype=np.float32)
     binding = session.bind({"x": eye})
     for factor in (1, 2, 3):
         binding.feed({"x": factor * eye})
@@ -58,7 +58,7 @@ def test_a_tensor_of_torch_on_the_gpu_is_not_copied() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
-    x, y = torch.eye(2, device="cuda"), torch.zeros(2, 2, device="cuda")
+    x, y = torch.eye(2, 8, device="cuda"), torch.zeros(2, 2, device="cuda")
     binding = Session(onnx.parser.parse_model(MLP)).bind({"x": x}, {"y": y})
     assert binding.inputs["x"].data_ptr() == x.data_ptr()
     binding.run()

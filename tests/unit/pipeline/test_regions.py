@@ -29,7 +29,8 @@ g (float[2,8] x, int64[2] ids) => (float[4,2] y, float[2,4] z)
 }""".replace("WEIGHTS", WEIGHTS)
 GELU = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,8] x) => (float[2,4] y)
-<float[8,4] w = {WEIGHTS}, float[4,4] v = {1,2,3,4,5,6,7,8,9,8,7,6,5,4,3,2}, float root = {1.4142135}, float one = {1}, float half = {0.5}>
+<float[8,4] w = {WEIGHTS}, float[4,4] v = {1,2,3,4,5,6,7,8,9,8,7,6,5,4,3,2},
+ float root = {1.4142135}, float one = {1}, float half = {0.5}>
 {
   [product] p = MatMul (x, w)
   [scaled] a = Div (p, root)  [bell] e = Erf (a)  [shifted] o = Add (e, one)
