@@ -43,9 +43,10 @@ _copied = first_input_of(COPIES)
 
 
 def _movable(state: State) -> list[int]:
-    """Return the low vertices that no user asked for and no sequence ties to others, in order."""
+    """Return the low vertices that no user asked for, no sequence ties to others, and that read elements, in order."""
     tied = {v for cluster in state.vertices.clusters for v in cluster}
-    return [v for v in sorted(state.low) if v not in tied and state.vertices.all[v].op not in state.options.lower]
+    low = [v for v in sorted(state.low) if v not in tied and state.vertices.all[v].op not in state.options.lower]
+    return [v for v in low if state.op(v).kind not in ELEMENTLESS]
 
 
 def _ports(state: State, v: int) -> tuple[list[ValueId], list[ValueId]]:
@@ -151,7 +152,7 @@ def raw_values(state: State) -> None:
     How to override: `--io 'NAME=float16'` for an input and output that shall be low.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.
     """
-    raw = set[int]()
+    raw, computed = set[int](), _behind_products(state)
     for v in _movable(state):
         sources, op = state.vertices.sources[v], state.op(v)
         if (op.kind != "Concat" and any(s in state.low and s not in raw for s in sources)) or op.kind in HEAVY:
@@ -159,12 +160,23 @@ def raw_values(state: State) -> None:
         if not state.clear(v) and op.kind not in PAIR_SUMS | {"Mul"}:
             continue
         read, _ = _ports(state, v)
-        of_raw = [_maker(state, value) in raw or not _low(state, value) for value in read]
+        of_raw = [_maker(state, r) in raw or not (_low(state, r) or r in computed) for r in read]
         if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
             raw.add(v)
     for v in sorted(raw, reverse=True):
         if _leaves_floats(state, state.op(v)) or any(_needed_in_float32(state, made) for made in _ports(state, v)[1]):
             _to_float32(state, v, reasons.RAW, "no product made what it reads, and not all its readers are low")
+
+
+def _behind_products(state: State) -> set[ValueId]:
+    """Return the values that are computed from the result of a low product, in either type."""
+    products = {state.vertices.all[v].op for v in state.low if state.op(v).kind in HEAVY}
+    behind = set[ValueId]()
+    for op in state.view.ops:
+        inner = (value for body in op.bodies for value in state.view.scopes[body].outputs)
+        if op.id in products or not behind.isdisjoint((*op.operands, *inner)):
+            behind.update(op.results)
+    return behind
 
 
 # -- behind the last product -------------------------------------------------------------------------------------------
