@@ -248,7 +248,10 @@ def _image_attention(draft: _Drafting, x: str, channels: int, size: int) -> str:
 def offset_norm(layers: int = 11, channels: int = 4, size: int = 8) -> Hard:
     draft = _Drafting(4)
     batch = {"x": draft.rng.standard_normal((1, channels, size, size)).astype(np.float32)}
-    x = draft.conv("x", "offset", channels, channels, gain=0.5, bias=3000.0)
+    batch["x"][:, 0] = 1
+    weight = draft.weights(channels, channels, 3, 3, gain=0.5)
+    weight[:, 0], weight[:, 0, 1, 1] = 0, 3000  # an offset of its channel, not a bias that a rule could drop
+    x = draft.op(f"Conv[pads=1 1 1 1](x,{draft.constant(weight)})", "offset")
     x = draft.instance_norm(x, channels)
     for layer in range(layers):
         x = draft.op(f"Relu({draft.conv(x, f'conv{layer}', channels, channels, gain=1.7)})")
