@@ -43,7 +43,8 @@ def test_a_part_whose_products_sum_a_few_terms_is_float32_without_casts(to: str)
 
 
 @pytest.mark.parametrize(
-    "product", ["Gemm <transB = 1> (x, w)", 'Einsum <equation = "ij,kj->ik"> (x, w)', 'Einsum <equation = "ij,jk"> (x, v)']
+    "product",
+    ["Gemm <transB = 1> (x, w)", 'Einsum <equation = "ij,kj->ik"> (x, w)', 'Einsum <equation = "ij,jk"> (x, v)'],
 )
 def test_other_products_of_a_few_terms_count_as_well(product: str) -> None:
     head = '<ir_version: 8, opset_import: ["": 18]> g (float[8,4] x, float[6,4] w, float[4,6] v) => (float[8,6] y)'

@@ -192,3 +192,30 @@ def test_without_safety_rules_paths_start_at_products_alone() -> None:
         constants={"table": np.ones((5, 8)), "scale": np.ones(8)},
     )
     assert dtype(amp_rewrite.convert(proto, safety="none"), "e") == "float32"
+
+
+SQUARE = "a=MatMul(x,w);p=Pow(a,two);"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("y=MatMul(p,w)", "float16"),  # a squared ReLU, but for the Relu
+        ("r=Relu(p);y=MatMul(r,w)", "float16"),
+        ("s=ReduceSum(p);y=Mul(w,s)", "float32"),
+        ("s=ReduceMean(p);y=Mul(w,s)", "float32"),
+        ("t=Transpose[perm=1 0](p);s=ReduceSum(t);y=Mul(w,s)", "float32"),
+        ("s=Sqrt(p);y=MatMul(s,w)", "float32"),
+        ("s=Div(x,p);y=MatMul(s,w)", "float32"),
+    ],
+)
+def test_a_square_is_lowered_unless_a_sum_root_or_divisor_reads_it(text: str, held: str) -> None:
+    proto = cases.build(SQUARE + text, ["y"], constants={"two": 2.0})
+    assert dtype(amp_rewrite.convert(proto), "p") == held
+
+
+def test_a_square_that_no_sum_reads_has_one_answer_however_it_is_spelled() -> None:
+    text = SQUARE + "y=MatMul(p,w)"
+    power = cases.build(text, ["y"], constants={"two": 2.0})
+    product = cases.build(text.replace("Pow(a,two)", "Mul(a,a)"), ["y"])
+    assert [dtype(amp_rewrite.convert(proto), "p") for proto in (power, product)] == ["float16"] * 2

@@ -379,3 +379,55 @@ def test_a_sine_beside_a_residual_stream_leaves_the_stream_alone() -> None:
 def test_nothing_is_pinned_where_no_sine_is() -> None:
     text = "g (int64[N] i, float[1,4] w) => (float[N,4] y) { f = Cast <to = 1> (i)  y = Mul (f, w) }"
     assert pinned(angle, text.replace("float[1,4] w", "float[N,4] w")) == []
+
+
+# -- numbers that count or point ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("birth", ["b = Sign (x)", "b = Floor (x)", "c = Greater (x, half)  b = Cast <to = 1> (c)"])
+def test_a_sum_or_product_of_whole_numbers_is_pinned_up_to_its_index(birth: str) -> None:
+    text = f"""g (float[N,8] x) => (int64[N,1] y)
+    <float half = {{0.5}}, float[8,1] powers = {{1, 2, 4, 8, 16, 32, 64, 128}}> {{
+        {birth}
+        h = MatMul (b, powers)
+        y = Cast <to = 7> (h)
+    }}"""
+    assert "h" in pinned(index_taint, text)
+
+
+def test_a_count_times_a_real_number_is_no_longer_a_count() -> None:
+    text = """g (float[N,8] x, float[8,1] w) => (int64[N,1] y) {
+        b = Sign (x)
+        h = MatMul (b, w)
+        y = Cast <to = 7> (h)
+    }"""
+    assert "h" not in pinned(index_taint, text)
+
+
+def test_a_whole_number_that_nothing_uses_as_one_is_left_alone() -> None:
+    text = """g (float[N,8] x, float[8,8] w) => (float[N,8] y) <float two = {2}> {
+        b = Sign (x)
+        s = Mul (b, two)
+        y = MatMul (s, w)
+    }"""
+    assert pinned(index_taint, text) == []
+
+
+def test_a_running_count_that_is_compared_is_pinned() -> None:
+    text = """g (bool[N] m, float[N] limit, int64 axis) => (bool[N] y) {
+        f = Cast <to = 1> (m)
+        c = CumSum (f, axis)
+        y = Less (c, limit)
+    }"""
+    assert "c" in pinned(index_taint, text)
+
+
+def test_one_hot_rows_times_whole_numbers_are_ids_up_to_the_gather() -> None:
+    text = """g (int64[N] n, float[8,4] table) => (float[N,1,4] y)
+    <int64 depth = {8}, float[2] values = {0, 1}, float[8,1] ids = {0, 1, 2, 3, 4, 5, 6, 7}> {
+        o = OneHot (n, depth, values)
+        i = MatMul (o, ids)
+        at = Cast <to = 7> (i)
+        y = Gather (table, at)
+    }"""
+    assert "i" in pinned(index_taint, text)
