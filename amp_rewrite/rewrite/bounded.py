@@ -17,13 +17,11 @@ import onnx.shape_inference
 from onnx import NodeProto
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE
+from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
 
 MOST_ELEMENTS = 1 << 25
 """Elements of all results of a run; in float64, 256 MB."""
-_MOST_READ = 1 << 12
-"""Elements of an operand whose numbers the inference of a shape may need."""
 
 
 def evaluate(evaluator: Any, feed: Mapping[str, Array], result: str, opsets: Mapping[str, int], most: int) -> Array:
@@ -56,15 +54,18 @@ def _elements(node: NodeProto, operands: Sequence[Any], opsets: Mapping[str, int
     schema = onnx_schema(domain, node.op_type, opsets.get(domain, 1))
     if schema is None:
         raise ValueError(f"the size of what {node.op_type} computes is not known before")
+    if node.op_type == "Conv":
+        return _convolved(node, *operands[:2])
     named = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
+    read = {node.input[slot] for slot in SHAPE_SLOTS.get(node.op_type, ()) if slot < len(operands)}
     inferred = onnx.shape_inference.infer_node_outputs(
         schema,
         node,
         {name: _type(x) for name, x in named.items()},
-        {name: onnx.numpy_helper.from_array(x, name) for name, x in named.items() if x.size <= _MOST_READ},
+        {name: onnx.numpy_helper.from_array(x, name) for name, x in named.items() if name in read},
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
-    return sum(_size(node, type_) for name, type_ in inferred.items() if name) + _window(node, operands)
+    return sum(_size(node, type_) for name, type_ in inferred.items() if name) + _kernel(node, operands)
 
 
 def _type(array: Array) -> onnx.TypeProto:
@@ -78,8 +79,15 @@ def _size(node: NodeProto, type_: onnx.TypeProto) -> int:
     return math.prod(dims)
 
 
-def _window(node: NodeProto, operands: Sequence[Any]) -> int:
+def _convolved(node: NodeProto, x: Array, weight: Array) -> int:
+    """Return at least the elements of a convolution and of its kernel: one result for each place, padding included."""
+    pads = next((a.ints for a in node.attribute if a.name == "pads"), ())
+    padded = (size + sum(map(abs, pads[axis :: x.ndim - 2])) for axis, size in enumerate(x.shape[2:]))
+    return math.prod((x.shape[0], weight.shape[0], *padded)) + _kernel(node, (x, weight))
+
+
+def _kernel(node: NodeProto, operands: Sequence[Any]) -> int:
     """Return the elements of a kernel with its dilations, which the reference writes out."""
     steps = next((a.ints for a in node.attribute if a.name == "dilations"), ())
-    shape = operands[1].shape if len(operands) > 1 and operands[1] is not None else ()
+    shape = operands[1].shape if steps and len(operands) > 1 and operands[1] is not None else ()
     return math.prod((*shape[:2], *(k * max(1, abs(d)) for k, d in zip(shape[2:], steps, strict=False))))

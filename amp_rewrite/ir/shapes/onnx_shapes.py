@@ -105,5 +105,10 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
 
 def _possible(dims: StatedDims) -> bool:
     """True if a value can have the dimensions: at most 64, none negative, and an addressable number of elements."""
-    sizes = [d for d in dims if isinstance(d, int)]
-    return len(dims) <= _MOST_AXES and min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST_ELEMENTS
+    count = 1
+    for size in dims:
+        if isinstance(size, int):
+            count *= size or 1
+            if size < 0:
+                return False
+    return count <= MOST_ELEMENTS and len(dims) <= _MOST_AXES
