@@ -129,9 +129,10 @@ MOST_ELEMENTS = 1 << 60
 
 def elements(tensor: onnx.TensorProto) -> int:
     """Return the number of elements from the tensor's dims. ModelError for a negative dim, or impossible ones."""
-    if min(tensor.dims, default=0) < 0:
-        raise ModelError(f"tensor {tensor.name!r} has negative dims {list(tensor.dims)}; export it again")
-    count: int = math.prod(tensor.dims)
+    dims = tensor.dims[:]  # a list, read once
+    if dims and min(dims) < 0:
+        raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export it again")
+    count: int = math.prod(dims)
     if count > MOST_ELEMENTS:
         raise ModelError(f"tensor {tensor.name!r} has dims of more elements than any file holds; export it again")
     return count

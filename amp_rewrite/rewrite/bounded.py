@@ -20,6 +20,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
 
+Shape = tuple[int, ...]
 MOST_ELEMENTS = 1 << 25
 """Elements of all results of a run; in float64, 256 MB."""
 
@@ -33,7 +34,7 @@ def evaluate(evaluator: Any, feed: Mapping[str, Array], result: str, opsets: Map
     left = most
     for node in evaluator.rt_nodes_:
         operands = [known[name] for name in node.input]
-        left -= _elements(node.onnx_node, operands, opsets)
+        left -= _elements(node, operands, opsets)
         if left < 0:
             raise ValueError(f"{node.op_type} would compute more than {most} elements")
         more = {"context": known} if node.need_context() else {}
@@ -41,23 +42,23 @@ def evaluate(evaluator: Any, feed: Mapping[str, Array], result: str, opsets: Map
     return np.asarray(known[result])
 
 
-def _elements(node: NodeProto, operands: Sequence[Any], opsets: Mapping[str, int]) -> int:
-    """Return the elements of a node's results, and of what it computes on the way."""
+def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> int:
+    """Return the elements of an op's results, and of what the reference computes on the way."""
+    kind, domain = op.op_type, normal_domain(op.domain)
     shapes = [x.shape for x in operands if x is not None]
-    if node.op_type in SAME_SHAPE | RELABELS and shapes:
+    if kind in SAME_SHAPE | RELABELS and shapes:
         return math.prod(shapes[0])
-    if node.op_type in BROADCASTS:
+    if kind in BROADCASTS:
         return math.prod(np.broadcast_shapes(*shapes))
-    domain = normal_domain(node.domain)
     if domain:  # a formula of ours, whose results are no larger than its operands
         return sum(map(math.prod, shapes))
-    schema = onnx_schema(domain, node.op_type, opsets.get(domain, 1))
+    if kind == "Conv":
+        return _convolved(op, *shapes[:2])
+    node, schema = op.onnx_node, onnx_schema(domain, kind, opsets.get(domain, 1))
     if schema is None:
-        raise ValueError(f"the size of what {node.op_type} computes is not known before")
-    if node.op_type == "Conv":
-        return _convolved(node, *operands[:2])
+        raise ValueError(f"the size of what {kind} computes is not known before")
     named = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
-    read = {node.input[slot] for slot in SHAPE_SLOTS.get(node.op_type, ()) if slot < len(operands)}
+    read = {node.input[slot] for slot in SHAPE_SLOTS.get(kind, ()) if slot < len(operands)}
     inferred = onnx.shape_inference.infer_node_outputs(
         schema,
         node,
@@ -65,7 +66,7 @@ def _elements(node: NodeProto, operands: Sequence[Any], opsets: Mapping[str, int
         {name: onnx.numpy_helper.from_array(x, name) for name, x in named.items() if name in read},
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
-    return sum(_size(node, type_) for name, type_ in inferred.items() if name) + _kernel(node, operands)
+    return sum(_size(node, type_) for name, type_ in inferred.items() if name) + _kernel(op, *shapes[1:2])
 
 
 def _type(array: Array) -> onnx.TypeProto:
@@ -79,15 +80,15 @@ def _size(node: NodeProto, type_: onnx.TypeProto) -> int:
     return math.prod(dims)
 
 
-def _convolved(node: NodeProto, x: Array, weight: Array) -> int:
+def _convolved(op: Any, x: Shape, weight: Shape) -> int:
     """Return at least the elements of a convolution and of its kernel: one result for each place, padding included."""
-    pads = next((a.ints for a in node.attribute if a.name == "pads"), ())
-    padded = (size + sum(map(abs, pads[axis :: x.ndim - 2])) for axis, size in enumerate(x.shape[2:]))
-    return math.prod((x.shape[0], weight.shape[0], *padded)) + _kernel(node, (x, weight))
+    padded = [size + sum(map(abs, (op.pads or ())[axis :: len(x) - 2])) for axis, size in enumerate(x[2:])]
+    return math.prod((x[0], weight[0], *padded)) + _kernel(op, weight)
 
 
-def _kernel(node: NodeProto, operands: Sequence[Any]) -> int:
-    """Return the elements of a kernel with its dilations, which the reference writes out."""
-    steps = next((a.ints for a in node.attribute if a.name == "dilations"), ())
-    shape = operands[1].shape if steps and len(operands) > 1 and operands[1] is not None else ()
-    return math.prod((*shape[:2], *(k * max(1, abs(d)) for k, d in zip(shape[2:], steps, strict=False))))
+def _kernel(op: Any, weight: Shape = ()) -> int:
+    """Return the elements of a kernel with its dilations, if the reference writes it out."""
+    steps = getattr(op, "dilations", None) or ()
+    if max(steps, default=1) <= 1:
+        return 0
+    return math.prod((*weight[:2], *(k * max(1, d) for k, d in zip(weight[2:], steps, strict=False))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import TypeVar
 
 import onnx.checker
@@ -103,6 +104,7 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
     return dims if _possible(dims) else None
 
 
+@lru_cache(1 << 12)
 def _possible(dims: StatedDims) -> bool:
     """True if a value can have the dimensions: at most 64, none negative, and an addressable number of elements."""
     count = 1
