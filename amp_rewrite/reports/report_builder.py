@@ -24,8 +24,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
-from amp_rewrite.ir.shapes import onnx_shapes
-from amp_rewrite.ir.shapes.onnx_shapes import declared_dims, fixed
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, plain, spell_type
 from amp_rewrite.reports.key import key_of
@@ -478,4 +477,5 @@ def _floating(row: Row) -> bool:
 
 def _count(stated: ValueInfoProto) -> int | None:
     dims = declared_dims(stated)
-    return onnx_shapes.elements(fixed(dims)) if dims is not None else None
+    sizes = [d for d in dims or () if isinstance(d, int)]
+    return prod(sizes) if dims is not None and len(sizes) == len(dims) else None
