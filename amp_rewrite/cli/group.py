@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from amp_rewrite.cli import terminal
 from amp_rewrite.errors import AmpRewriteError, advice
 from amp_rewrite.reports.render import plain
 from amp_rewrite.version import VERSION
@@ -91,6 +91,7 @@ class Program(click.Group):
 
     def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
         extra.pop("standalone_mode", None)
+        _hold_streams()
         _print_anything()
         try:
             with self.make_context("amp-rewrite", args, **extra) as ctx:
@@ -109,14 +110,15 @@ class Program(click.Group):
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
-            return _hang_up()
+            terminal.silence(sys.stdout)
+            return PIPE_CLOSED
         except RecursionError:
             return _fail("an expression, a file or a model is nested too deeply; make it flatter")
         except MemoryError:
             return _fail("out of memory; give the process more, or a smaller model")
         except OSError as error:
             if not error.filename:
-                _hang_up()  # a full disk behind stdout would fail again at the last flush
+                terminal.silence(sys.stdout)  # a full disk behind stdout would fail again at the last flush
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001 a bug of ours: shown whole; Python's exit code 1 would be "a difference"
@@ -143,7 +145,7 @@ def _of_runtime(error: ImportError) -> bool:
 
 def _fail(message: str) -> int:
     line = plain(" ".join(message[:_LONGEST].split("\n")))
-    click.echo(f"error: {line}{' …' if len(message) > _LONGEST else ''}", err=True)
+    terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
     return USAGE
 
 
@@ -171,11 +173,18 @@ def _print_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _hang_up() -> int:
-    """Silence stdout, whose reader is gone, also for the interpreter's last flush."""
-    with contextlib.suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return PIPE_CLOSED
+def _hold_streams() -> None:
+    """Give closed standard streams a file: else the next one opened, such as a model, would get what is printed.
+
+    Writing to a closed stdout fails, as to a full disk; what goes to a closed stderr is lost.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # gets the least free number
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from amp_rewrite.reports.render import plain
+from amp_rewrite.reports.render import harmless, plain
 
 if TYPE_CHECKING:
     from amp_rewrite.errors import Finding
@@ -26,15 +29,25 @@ _STYLES = {
 }
 
 
-def show(text: str) -> None:
-    """Print a result to stdout."""
-    _write(text, sys.stdout)
+def show(text: str, *, commands: bool = False) -> None:
+    """Print a result to stdout. `commands`: its lines may be commands of a CI runner."""
+    _write(text if commands else harmless(text), sys.stdout)
 
 
 def talk(text: str, *, quiet: bool) -> None:
-    """Print a remark to stderr, unless `quiet`."""
-    if not quiet:
-        _write(plain(text), sys.stderr)
+    """Print a remark to stderr, unless `quiet`. A stderr that cannot be written changes no outcome."""
+    if quiet:
+        return
+    try:
+        _write(harmless(plain(text)), sys.stderr)
+    except OSError:
+        silence(sys.stderr)
+
+
+def silence(stream: TextIO) -> None:
+    """Let a stream write to nowhere: its reader is gone or its disk full, also for the interpreter's last flush."""
+    with suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 _FACTS = frozenset({"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected"})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.check import misdeclared
+from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.ort_errors import NO_KERNEL
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 
 
@@ -53,6 +57,22 @@ def session_on(
     """Return the options of a session on a provider, with options of that provider."""
     providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
     return SessionOptions(providers=providers, provider_options=own, threads=threads, profile=profile)
+
+
+def check_as_is(model: Model, name: str, provider: str) -> None:
+    """Raise ModelError, naming the model, if it is not sound as it stands: its emulation might be.
+
+    It must open on the provider, and its outputs must have the types that they declare. A kernel may be missing, since
+    the emulation stands for it.
+    """
+    wrong = misdeclared(View.of(inlined(model)))
+    if wrong is not None:
+        raise ModelError(f"{name}: {wrong}")
+    try:
+        open_on(model, name, replace(session_on(provider), optimized=False, planned=False, spinning=False))
+    except ModelError as error:
+        if NO_KERNEL not in str(error):
+            raise
 
 
 def open_on(model: Model, name: str, options: SessionOptions) -> Runner:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.conditions import Conditions, check_as_is
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
@@ -16,6 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.rewrite.passes.inline import inlined
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -122,7 +123,9 @@ def locate(
     """
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
     first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
-    reference, candidate = Model.load(a), Model.load(b)
+    reference, candidate = (inlined(Model.load(model)) for model in (a, b))
+    if low_types(candidate):
+        check_as_is(candidate, second, conditions.chosen_provider)
     random = (*drawing(reference, first), *drawing(candidate, second))
     widened = low_types(reference)
     if widened:

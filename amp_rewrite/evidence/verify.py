@@ -12,7 +12,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.conditions import Conditions, open_on, session_on
+from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
@@ -22,6 +22,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 
@@ -116,6 +117,7 @@ class _Side:
                 f"{name}: onnxruntime's CPU provider computes most {spelled} ops in float32 and does not round"
             )
         if emulates:
+            check_as_is(model, name, provider)
             model = opening(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
         how = f"{spelled or 'float32'}{' emulated' if emulates else ''} on {runner.provider}"
@@ -137,8 +139,8 @@ def name_of(model: object, default: str) -> str:
 
 
 def low_types(model: Model) -> tuple[str, ...]:
-    """Return the names of the low types in a model."""
-    return tuple(sorted(dtype.spelling for dtype in View.of(model).low_types))
+    """Return the names of the low types in a model and in its local functions."""
+    return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
 
 
 def drawing(model: Model, name: str) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,9 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
+from amp_rewrite.files.functions import check_expansion
 from amp_rewrite.files.protos import clone
+from amp_rewrite.files.regular import open_regular
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.skeleton import skeleton
 from amp_rewrite.files.tensors import Source, Sources, is_stub
@@ -175,16 +176,13 @@ def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Mod
 def _of_path(path: Path, folder: Path | None) -> ModelProto:
     own: dict[str, Source] = {}
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
+        if path.is_dir():
             raise ModelError(f"cannot read {path}: it is a folder; name the model file in it")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"cannot read {path}: it is not a regular file")
         format_ = registry.get_format_from_file_extension(path.suffix.lower())
         if format_ not in (None, "protobuf"):
             proto = _of_text(path, format_)
         else:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 proto, own = _lazily(file, path)
     except OSError as cause:
         raise ModelError(f"cannot read {path}: {cause.strerror or cause}") from cause
@@ -234,11 +232,13 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
 def _of_text(path: Path, format_: str) -> ModelProto:
     try:
         if format_ == "onnxtxt":
-            text = path.read_text(encoding="utf-8")
+            with open_regular(path) as file:
+                text = file.read().decode()
             if _deepest(text) > _DEEPEST_TEXT:
                 raise ModelError(f"{path} is nested deeper than {_DEEPEST_TEXT} brackets; no model is, write it again")
             return onnx.parser.parse_model(text)
-        return onnx.load_model(path, format=format_, load_external_data=False)
+        with open_regular(path) as file:
+            return onnx.load_model(file, format=format_, load_external_data=False)
     except (
         onnx.parser.ParseError,
         text_format.ParseError,
@@ -253,13 +253,17 @@ def _of_text(path: Path, format_: str) -> ModelProto:
 def _deepest(text: str) -> int:
     """Return the nesting depth of brackets in ONNX text; onnx's parser recurses without a limit."""
     deepest = depth = 0
-    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[(\[{<>}\])]', text):
-        if bracket in "([{<":
+    for token in _BRACKETS.finditer(text):
+        if text[token.start()] in "([{<":
             depth += 1
             deepest = max(deepest, depth)
-        elif bracket in ")]}>":
-            depth -= 1
+        elif text[token.start()] in ")]}>":
+            depth = max(0, depth - 1)
     return deepest
+
+
+# Text in quotes and comments, in which brackets count for nothing; the arrow of a graph, which closes nothing.
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
 
 
 def _parsed(content: bytes, name: str) -> ModelProto:
@@ -308,6 +312,7 @@ def _check(proto: ModelProto, name: str) -> None:
                 f"{name} imports ai.onnx opset {imported.version}, but onnx {onnx.__version__} knows 1 to {newest};"
                 " upgrade onnx or correct the import"
             )
+    check_expansion(proto, name)
     if not proto.graph.output:
         raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
 

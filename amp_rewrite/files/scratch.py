@@ -17,29 +17,44 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from amp_rewrite.files.regular import open_regular
+
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
 _PATTERN = ".amp-rewrite.*.tmp"
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # errors of an unsupported call
 _YOUNG = 60  # seconds; an upper bound for the time between creation and lock
 
 
-def scratch(folder: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """Create a file in the folder, with default permissions; closing `undo` removes it."""
-    path = folder / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
-    file = path.open("xb", buffering=_BUFFER)
+def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
+    """Create a file beside a target, with the permissions of a file there, else the default ones; closing `undo`
+    removes it."""
+    path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
+    mode = _mode(target)
+    file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
     undo.callback(path.unlink, missing_ok=True)
     undo.callback(_close, file)
     _lock(file.fileno(), wait=False)
+    if mode is not None and hasattr(os, "fchmod"):
+        with suppress(OSError):  # not every file system has permissions
+            os.fchmod(file.fileno(), mode)
     return path, file
+
+
+def _mode(target: Path) -> int | None:
+    """Return the permissions of a regular file; None if there is none, or a link, which is replaced itself."""
+    with suppress(OSError):
+        status = target.lstat()
+        return stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None
+    return None
 
 
 def sweep(folder: Path) -> None:
     """Remove the scratch files in the folder whose process was killed."""
     for path in folder.glob(_PATTERN):
         with suppress(OSError):
-            if path.is_symlink() or time.time() - path.stat().st_mtime < _YOUNG:
+            if time.time() - path.lstat().st_mtime < _YOUNG:
                 continue
-            with path.open("rb") as file:
+            with open_regular(path, follow=False) as file:
                 if _lock(file.fileno(), wait=False):
                     path.unlink()
 
@@ -49,7 +64,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that replaces the one at `path` once all of it is on disk; OSError if that fails."""
     sweep(path.parent)
     with ExitStack() as undo:
-        temporary, file = scratch(path.parent, undo)
+        temporary, file = scratch(path, undo)
         yield file
         file.flush()
         sync(file.fileno())
@@ -59,8 +74,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def write_whole(path: Path, content: bytes) -> None:
     """Replace the content of a file atomically and keep its permissions; OSError if that fails."""
     with replacing(path) as file:
-        with suppress(FileNotFoundError):
-            Path(file.name).chmod(stat.S_IMODE(path.stat().st_mode))
         file.write(content)
 
 

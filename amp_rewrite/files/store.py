@@ -24,6 +24,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
+from amp_rewrite.files.regular import open_regular
 from amp_rewrite.files.scratch import alone, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
@@ -77,7 +78,7 @@ class Saving:
         written = _Counter(total, progress)
         data: tuple[Path, Path] | None = None
         if layout:
-            temporary, file = scratch(self.path.parent, undo)
+            temporary, file = scratch(self.path, undo)
             digest = _write_data(_Output(file, written), layout, sources)
             data = temporary, self.path.parent / f"{self.path.stem}.{digest}.data"
             body = _located(body, data[1].name)
@@ -86,7 +87,7 @@ class Saving:
                 f"cannot write {self.path}: {wire.total(body)} bytes are more than protobuf can read"
                 + ("" if self.external else "; use external data")
             )
-        model, model_file = scratch(self.path.parent, undo)
+        model, model_file = scratch(self.path, undo)
         _write_model(_Output(model_file, written), body, sources)
         sources.confirm()
         with alone(self.path.parent):
@@ -114,7 +115,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
         path.name.encode()
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
-    if read is not None and any(replaces(path, data) for data in _data_files(read)):
+    if read is not None and any(replaces(path, data) for data in data_files(read)):
         raise ModelError(f"cannot write {path}: it holds the weights of {read}, which is being read; name another")
 
 
@@ -157,12 +158,12 @@ def _outdated(path: Path, kept: Collection[str]) -> list[Path]:
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
-    own = [file for file in _data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
+    own = [file for file in data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
     if not own:
         return []
     near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
     others = [other for other in near if other.is_file()]
-    shared = {file for other in others for file in _data_files(other)}
+    shared = {file for other in others for file in data_files(other)}
     return [file for file in own if file not in shared]
 
 
@@ -345,18 +346,18 @@ def _sync_folder(folder: Path) -> None:
 
 def foreign_data(path: Path) -> list[Path]:
     """Return data files of the model at `path` that `save` did not write; other models may read them."""
-    return [file for file in _data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
+    return [file for file in data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
 
 
 def _own(path: Path) -> re.Pattern[str]:
     return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
 
 
-def _data_files(path: Path) -> list[Path]:
-    """Data files named in the model at `path`; empty for a file that is not a model."""
+def data_files(path: Path) -> list[Path]:
+    """Return the data files that the model at `path` names; none for a file that is not a model."""
     names: set[str] = set()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             light = wire.lightened(file, size, _LARGEST_SHAPE, lambda *_: True, str(path))
         if b"location" not in light:

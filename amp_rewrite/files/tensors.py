@@ -24,6 +24,7 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array, cast
+from amp_rewrite.files.regular import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
@@ -122,11 +123,19 @@ def dtype(tensor: onnx.TensorProto) -> DType:
     return kind
 
 
+MOST_ELEMENTS = 1 << 60
+"""Elements of a tensor or a shape; more cannot be addressed, so that sizes fit 64 bits, and floats."""
+
+
 def elements(tensor: onnx.TensorProto) -> int:
-    """Return the number of elements from the tensor's dims. ModelError for a negative dim."""
-    if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"tensor {tensor.name!r} has negative dims {list(tensor.dims)}; export it again")
-    return math.prod(tensor.dims)
+    """Return the number of elements from the tensor's dims. ModelError for a negative dim, or impossible ones."""
+    dims = tensor.dims[:]  # a list, read once
+    if dims and min(dims) < 0:
+        raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export it again")
+    count: int = math.prod(dims)
+    if count > MOST_ELEMENTS:
+        raise ModelError(f"tensor {tensor.name!r} has dims of more elements than any file holds; export it again")
+    return count
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:
@@ -210,10 +219,8 @@ class Sources:
 
 
 def _opened(source: Source) -> BinaryIO:
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        file = open(os.open(source.path, flags), "rb", buffering=0)  # noqa: PTH123, SIM115
+        file = open_regular(source.path, follow=False, buffering=0)
     except OSError as cause:
         raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
     try:

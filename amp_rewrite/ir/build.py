@@ -13,6 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import FIRST_IR_WITH_OPSET_IMPORTS
+from amp_rewrite.files.tensors import elements
 from amp_rewrite.ir.node_check import missing_value, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
@@ -214,6 +215,7 @@ class _Build:
     def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
         if not tensor.data_type:
             raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
+        elements(tensor)  # raises for dims that no tensor has
         vtype = ValueType(TENSOR, DType.of(tensor.data_type))
         held = Value(self._next, frame.scope, tensor.name, Role.INITIALIZER, None, public, overridable, tensor)
         return self._define(frame, held, vtype)
@@ -355,6 +357,7 @@ def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:
     for a in stated:
         if a.name == "value":
             tensor: TensorProto = a.t
+            elements(tensor)  # raises for dims that no tensor has
             return tensor
         dtype, field_name = PLAIN_CONSTANTS.get(a.name, (DType.STRING, ""))
         if dtype is not DType.STRING:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import ConfigError
+from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.settings.list_entry import Color
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[P
     """Write `NAME.before.json`, `NAME.after.json` and `NAME.paintbuckets.txt`; return their paths.
 
     NAME is the stem of the model's name, "model" without one. The function creates the folder if needed; it
-    replaces files of an earlier run with the same name. ConfigError if the folder cannot be written.
+    replaces files of an earlier run with the same name, and a link there, never its target. ConfigError if the folder
+    cannot be written.
     """
     stem = Path(after.model.name).stem or "model"
     texts = {
@@ -28,7 +30,7 @@ def dump(folder: Path, before: Report, after: Report, lists: OpLists) -> tuple[P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+            write_whole(folder / name, text.encode())
     except OSError as error:
         advice = "name a folder that can be written in AMP_REWRITE_LOG_PATH, or unset it"
         raise ConfigError(f"{folder}: cannot be written ({error.strerror}); {advice}") from error

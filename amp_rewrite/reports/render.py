@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -13,6 +14,17 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def harmless(text: str) -> str:
+    """Return lines in which no CI runner sees a command: GitHub reads `::` at the start, Azure `##…[` anywhere.
+
+    Names come out of model files. JSON stays the same JSON.
+    """
+    return _COMMAND.sub(lambda found: found[0].replace(":", "\\x3a", 1).replace("#", "\\u0023", 1), text)
+
+
+_COMMAND = re.compile(r"^[^\S\n]*::|##(?=[A-Za-z]*\[)", re.MULTILINE)
 
 
 def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2) -> list[str]:

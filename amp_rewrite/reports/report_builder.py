@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from zlib import crc32
 
-from onnx import TypeProto
+from onnx import TypeProto, ValueInfoProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan
@@ -24,6 +24,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, Signature, ValueType
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, plain, spell_type
 from amp_rewrite.reports.key import key_of
@@ -373,7 +374,7 @@ class _Stock:
         """Element counts that graphs state, for values whose whole shape is known."""
         graphs = ((scope.id, scope.graph) for scope in self.view.scopes)
         stated = ((at, v) for at, graph in graphs for v in (*graph.value_info, *graph.input, *graph.output))
-        return {(at, v.name): elements for at, v in stated if (elements := _count(v.type)) is not None}
+        return {(at, v.name): elements for at, v in stated if (elements := _count(v)) is not None}
 
     def bakes(self) -> Iterator[BakeRow]:
         for bake in self.plan.bakes if self.plan else ():
@@ -474,8 +475,7 @@ def _floating(row: Row) -> bool:
     return bool(row.variables) or row.dtype in _FLOATING or row.rule == reasons.UNKNOWN_TYPE
 
 
-def _count(stated: TypeProto) -> int | None:
-    shape = stated.tensor_type.shape
-    if not stated.tensor_type.HasField("shape") or any(not d.HasField("dim_value") for d in shape.dim):
-        return None
-    return int(prod(d.dim_value for d in shape.dim))
+def _count(stated: ValueInfoProto) -> int | None:
+    dims = declared_dims(stated)
+    sizes = [d for d in dims or () if isinstance(d, int)]
+    return prod(sizes) if dims is not None and len(sizes) == len(dims) else None

@@ -35,14 +35,14 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     try:
         _compare(planned, told if known else _told_by_view(View.of(result)))
     except ConversionError as unplanned:
-        wrong = _misdeclared(view) if fault is None else _invalid(source, fault)
+        wrong = misdeclared(view) if fault is None else _invalid(source, fault)
         if wrong is None:
             raise
         raise ModelError(wrong) from unplanned  # of what onnx refuses, or believes, nothing can be said
     return doubts
 
 
-def _misdeclared(view: View) -> str | None:
+def misdeclared(view: View) -> str | None:
     """Return which output declares another type than it has: for ops that onnx does not infer, it believes that."""
     for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
         ends = {type_of_proto(stated.type), view.types[value]}

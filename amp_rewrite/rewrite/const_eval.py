@@ -7,13 +7,19 @@ from collections.abc import Collection, Iterator
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import behind, first_input_of
-from amp_rewrite.ir.op_classes import MOVES, UNREPEATABLE
+from amp_rewrite.ir.op_classes import BROADCASTS, CARRIERS, ELEMENTLESS, MOVES, SAME_SHAPE, SCATTERS, UNREPEATABLE
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import Arrays, runs_of
 
 TRACED_MOVES = MOVES - {"Flatten"}
 """The moves that attentions are looked for through."""
+_EVALUATED = frozenset(
+    (CARRIERS.keys() | BROADCASTS | SAME_SHAPE | ELEMENTLESS | {"ConstantOfShape", "EyeLike", "OneHot", "Range"})
+    - UNREPEATABLE
+    - SCATTERS
+)
+"""Ops that take a moment per element; onnx's reference runs windows, cells and scatters in loops of Python."""
 _MOST_OPS = 64
 _MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is computed from constants
 
@@ -32,7 +38,7 @@ def permutation(op: Op) -> tuple[int, ...]:
 def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
     """Return the ops that make a value of the entries and of constants, in order; None if they read anything else.
 
-    None also if there are more than 64, one has bodies or is not a function, or a constant is a large weight.
+    None also if there are more than 64, one is not cheap to evaluate, or a constant is a large weight.
     """
     ops: set[OpId] = set()
     pending = [value]
@@ -45,7 +51,7 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
                 return None
             continue
         op = view.producer(read)
-        if op is None or op.bodies or op.kind in UNREPEATABLE or len(ops) >= _MOST_OPS:
+        if op is None or op.kind not in _EVALUATED or len(ops) >= _MOST_OPS:
             return None
         if op.id not in ops:
             ops.add(op.id)

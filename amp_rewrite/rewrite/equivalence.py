@@ -23,6 +23,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.rewrite.bounded import MOST_ELEMENTS, evaluate
 from amp_rewrite.rewrite.movement import moved
 from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed
 from amp_rewrite.rewrite.replacement import outside
@@ -39,9 +40,6 @@ SPREADS = (1.0, 1e-3, 30.0)
 Arrays = Mapping[str, Array]
 Magnitude = Callable[[Arrays, Array], Array]
 """The magnitude of a result, by what was fed and the result itself."""
-
-# What numpy and onnx's reference raise for shapes or attributes that they cannot take.
-_FAULTS = (ValueError, TypeError, IndexError, KeyError, RuntimeError)
 
 
 def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
@@ -115,15 +113,22 @@ def runs_of(view: View, ops: Iterable[OpId], result: str, feeds: Sequence[Arrays
 
 
 def run(
-    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
+    nodes: Sequence[NodeProto],
+    result: str,
+    feeds: Sequence[Arrays],
+    opsets: Mapping[str, int],
+    most: int = MOST_ELEMENTS,
 ) -> list[Array] | str:
-    """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them."""
-    arrays = [array for feed in feeds if (array := moved(nodes, result, feed)) is not None]
-    return arrays if len(arrays) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets)
+    """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them.
+
+    `most`: elements of all that is computed for one feed.
+    """
+    arrays = [array for feed in feeds if (array := moved(nodes, result, feed, most)) is not None]
+    return arrays if len(arrays) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets, most)
 
 
 def _run_by_reference(
-    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int]
+    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int], most: int
 ) -> list[Array] | str:
     from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
 
@@ -135,8 +140,8 @@ def _run_by_reference(
     try:
         evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports), new_ops=_formulas())
         with np.errstate(all="ignore"):
-            return [np.asarray(evaluator.run(None, dict(feed))[0]) for feed in feeds]  # type: ignore[index]
-    except _FAULTS as cause:
+            return [evaluate(evaluator, feed, result, opsets, most) for feed in feeds]
+    except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise anything on what does not go together
         return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
 
 

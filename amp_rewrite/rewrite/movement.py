@@ -14,6 +14,7 @@ from onnx import NodeProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import normal_domain
+from amp_rewrite.rewrite.bounded import MOST_ELEMENTS
 
 Attributes = Mapping[str, Any]
 
@@ -21,9 +22,11 @@ Attributes = Mapping[str, Any]
 _FAULTS = (ValueError, TypeError, IndexError, KeyError)
 
 
-def moved(nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array]) -> Array | None:
-    """Run nodes on a feed of their inputs; return `result`. None where one does more than move its input,
-    or cannot be run: onnx's reference may tell why."""
+def moved(
+    nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array], most: int = MOST_ELEMENTS
+) -> Array | None:
+    """Run nodes on a feed of their inputs; return `result`. None where one does more than move its input, would give
+    more than `most` elements together, or cannot be run: onnx's reference may tell why."""
     known = dict(feed)
     try:
         for node in nodes:
@@ -31,7 +34,13 @@ def moved(nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array]) ->
             if row is None or len(node.output) != 1:
                 return None
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            known[node.output[0]] = row(attributes, *(known[name] for name in node.input))
+            operands = [known[name] for name in node.input]
+            if node.op_type == "Concat" and sum(x.size for x in operands) > most:
+                return None
+            result_array = known[node.output[0]] = row(attributes, *operands)
+            most -= result_array.size
+            if most < 0:
+                return None
         return known[result]
     except _FAULTS:
         return None

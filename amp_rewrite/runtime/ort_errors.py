@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from amp_rewrite.errors import ModelError
 
+NO_KERNEL = "Could not find an implementation"
+"""onnxruntime's words for a sound op in a type that it has no kernel for."""
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
 
@@ -56,7 +58,7 @@ _KNOWN = (
         "give each a name of its own, or none",
     ),
     (r"Duplicate definition of name \((.*)\)", "two of its nodes make {0!r}", "rename what one of them makes"),
-    (r"Could not find an implementation", "", "emulate(model) runs what no kernel of the CPU does"),
+    (NO_KERNEL, "", "emulate(model) runs what no kernel of the CPU does"),
     (
         r"official support for domain (\S+) is till opset (\d+)",
         "it knows the opsets of {0} up to {1}",

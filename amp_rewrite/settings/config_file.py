@@ -87,9 +87,17 @@ def from_file(file: Path) -> Mapping[str, object]:
 _SHARED = "pyproject.toml"
 
 
+_LARGEST = 1 << 20  # bytes
+_KEY = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_LONG_KEY = re.compile(rf"""(?<![\w"'-])(?:{_KEY}){{32}}""")
+"""A key of many parts, for which Python's parser takes a time quadratic in their number."""
+
+
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        with file.open("rb") as stream:
+            content = stream.read(_LARGEST + 1)
+        return content.decode("utf-8-sig", "ignore" if len(content) > _LARGEST else "strict")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a TOML file") from error
     except UnicodeDecodeError as error:
@@ -97,6 +105,12 @@ def _read(file: Path) -> str:
 
 
 def _table(file: Path, text: str) -> Mapping[str, object] | None:
+    if file.name == _SHARED and "amp-rewrite" not in text:
+        return None
+    if len(text) > _LARGEST or _LONG_KEY.search(text):
+        raise ConfigError(
+            f"{file}: larger than 1 MiB, or with a key of more than 32 parts, as no settings are; mend it"
+        )
     import tomllib  # late: most runs have no file
 
     try:
@@ -118,9 +132,12 @@ def _line(text: str, key: str, shared: bool) -> str:
     """Return ":LINE" of a key, below our table's header in a shared file; "" for a key that is not written plainly."""
     start = 0
     if shared:
-        header = re.search(r"^\s*\[\s*tool\s*\.\s*[\"']?amp-rewrite[\"']?\s*\]", text, re.MULTILINE)
+        blank = r"[ \t]*"
+        header = re.search(
+            rf"^{blank}\[{blank}tool{blank}\.{blank}[\"']?amp-rewrite[\"']?{blank}\]", text, re.MULTILINE
+        )
         start = header.end() if header else len(text)
-    match = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?\s*[=.]", re.MULTILINE).search(text, start)
+    match = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*[=.]", re.MULTILINE).search(text, start)
     return f":{text.count(chr(10), 0, match.start()) + 1}" if match else ""
 
 

@@ -31,7 +31,7 @@ from amp_rewrite.train.update.optimizers import SGD
 FIT = dict.fromkeys(("count", "nonfinite", "overflow", "flushed", "subnormal"), 0)
 DEFAULTS: dict[type, dict[str, object]] = {
     Cast: {"saturates": False},
-    PaintOptions: {"shapes_follow": False, "spare_casts": False},
+    PaintOptions: {"shapes_follow": False, "spare_casts": False, "rescale": False},
     Pin: {"raises": False},
     Conditions: {"allow_nonfinite": False, "threads": 0},
     Difference: {"compared": 0},
@@ -39,7 +39,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     Range: FIT,
     Fit: FIT,
     Row: {"named": True, "because_row": -1},
-    CastRow: {"readers": 0, "after": -1, "slot": 0},
+    CastRow: {"readers": 0, "after": -1, "slot": 0, "dead": False},
     BakeRow: {"keeps_original": False},
     Totals: dict.fromkeys(Totals.__annotations__, 0),
     Port: {"required": True},

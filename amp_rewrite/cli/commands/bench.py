@@ -25,6 +25,7 @@ _TIMING = (
     parameters.option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", default=True),
     parameters.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", default=True),
     parameters.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", type=parameters.FILE),
+    parameters.flag("--overwrite", "Replace the file of the plot."),
 )
 
 
@@ -35,7 +36,9 @@ _TIMING = (
     parameters.as_json,
     parameters.quiet(),
 )
-def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def bench(
+    models: tuple[Path, ...], plot: Path | None, overwrite: bool, as_json: bool, quiet: bool, **given: Any
+) -> None:
     """Time models side by side: latency, throughput, memory, ops.
 
     All run on the same batch, and the first is the baseline: it is shown which op got slower. On a CPU half precision
@@ -45,7 +48,7 @@ def bench(models: tuple[Path, ...], plot: Path | None, as_json: bool, quiet: boo
     if plot is not None:
         from amp_rewrite.deploy.bench.plot import check_plot
 
-        check_plot(plot)  # before the work, not after it
+        check_plot(plot, overwrite=overwrite)  # before the work, not after it
     benchmark = _benchmark(models, feeding, given, quiet=quiet)
     if as_json or not quiet:
         terminal.show(benchmark.to_json() if as_json else benchmark.text())

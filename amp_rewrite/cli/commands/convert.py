@@ -60,7 +60,7 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
     measuring = measuring.completed(settings)
     output = output or model.parent / f"{model.stem}.{low_type(settings.to).spelling}.onnx"
     if report_file:
-        _check_report_file(report_file, model, output)
+        _check_report_file(report_file, model, output, overwrite=settings.overwrite)
     if not dry_run:
         lost = f"what its weights have beyond {settings.to}"
         parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
@@ -76,7 +76,13 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
             save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if report_file and solved:
         _write_report(report_file, converted.report.to_json(), None if dry_run else output)
-    talk.outcome(converted, repaired, asked=talk.as_json or dry_run)
+    try:
+        talk.outcome(converted, repaired, asked=talk.as_json or dry_run)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # stdout is closed, or its disk is full
+        fate = f"; {output} is written" if solved and not dry_run else ""
+        raise OSError(error.errno, f"{error.strerror}{fate}, the report is not printed") from error
     if converted.plan.empty and solved:
         terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=talk.quiet)
     if not dry_run:
@@ -120,16 +126,20 @@ class _Talk:
         return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
 
 
-def _check_report_file(file: Path, model: Path, output: Path) -> None:
+def _check_report_file(file: Path, model: Path, output: Path, *, overwrite: bool) -> None:
     """Raise ReportError if a report cannot be written to `file`, and say why."""
+    from amp_rewrite.files.store import data_files
+
     if file.exists() and not file.is_file() and not file.is_dir():
         return  # a pipe or a device
     if not file.parent.is_dir():
         raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if file.suffix != ".json" or file.is_dir():
         raise ReportError(f"cannot write a report to {file}: reports are known by their suffix; name a .json file")
-    if file.resolve() in (model.resolve(), output.resolve()):
+    if file.resolve() in (path.resolve() for path in (model, output, *data_files(model))):
         raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
+    if file.exists() and not overwrite:
+        raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
 
 
 def _write_report(file: Path, text: str, written: Path | None) -> None:

@@ -39,5 +39,6 @@ def diff(a: Path, b: Path, form: str, verbose: bool, **given: Any) -> int:
     delta = diff(reports.report_in(a), reports.report_in(b))
     failed = delta.fails(settings.fail_on)
     brief = sys.stdout.isatty() and not verbose
-    terminal.show(delta.to(form, settings.fail_on, verbose=False if brief else verbose or None))
+    text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)
+    terminal.show(text, commands=form == "github")
     return FINDING if failed else 0

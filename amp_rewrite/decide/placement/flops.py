@@ -15,6 +15,7 @@ from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.schema import attribute, int_attribute
 from amp_rewrite.ir.view import Op, ValueId
 
+_MOST = 1e60  # operations; more are no measure of an op, but of hostile dims
 UNKNOWN_DIMENSION = 128
 """The size that stands for a free dimension: in most exported models a length of text, or a batch."""
 
@@ -32,9 +33,14 @@ class Sizes(Protocol):
 
 
 def flops_of(sizes: Sizes, op: Op) -> float:
-    """Return the operations of an op, exact for known shapes; 0 for ops that are not in the table."""
+    """Return the operations of an op, exact for known shapes; 0 for ops that are not in the table, and where attributes
+    contradict shapes."""
     count = _COUNTS.get(op.kind)
-    return count(sizes, op) if count is not None else 0.0
+    try:
+        flops = count(sizes, op) if count is not None else 0.0
+    except (ArithmeticError, IndexError):  # a stride or a group of 0, sizes beyond all floats
+        return 0.0
+    return flops if 0 <= flops < _MOST else 0.0
 
 
 def _input(op: Op, slot: int) -> ValueId | None:

@@ -12,8 +12,10 @@ from amp_rewrite.errors import ReportError
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
-def check_plot(file: Path) -> None:
+def check_plot(file: Path, *, overwrite: bool = True) -> None:
     """Raise ReportError if a plot cannot be written to this file, and say why."""
+    if file.exists() and not overwrite:
+        raise ReportError(f"{file} exists; name another file, or replace it with --overwrite")
     if file.suffix.lower() not in SUFFIXES:
         raise ReportError(f"cannot draw to {file}: the suffix selects the format; use {', '.join(SUFFIXES)}")
     if file.is_dir():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import hmac
 import json
 import os
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite.deploy.session.digest import Digests, digest_of
+from amp_rewrite.deploy.session.trust import Seal, make_private, private
 from amp_rewrite.errors import ConfigError, ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.regular import read_regular
 from amp_rewrite.files.scratch import alone
 from amp_rewrite.reports.report import MAX_CHARACTERS
 
@@ -24,7 +27,7 @@ LIMIT = 20 << 30
 """Default limit of a cache in bytes."""
 
 # Version of the layout and of the keys.
-_FORM = 1
+_FORM = 2
 _MODEL, _REPORT, _SEAL, _SCRATCH = "model.onnx", "report.json", "seal", "scratch-"
 _LARGEST_SEAL = 1 << 10  # bytes of a file that holds one digest
 _IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
@@ -43,9 +46,9 @@ class Kept:
 class Cache:
     """A folder of converted models, at most `limit` bytes; the least recently used entries are evicted first.
 
-    Any number of processes may use it at once. An entry appears atomically, with a seal: the digest of its model and
-    report, without which it is not used. Entries used in the last ten minutes are not evicted, so the limit may be
-    exceeded for that long.
+    Any number of processes of one user may use it at once. An entry appears atomically, with a seal of the digest of
+    its model and of its report, without which it is not used: only this user has the key. A folder in which others may
+    write is not used. Entries used in the last ten minutes are not evicted, so the limit may be exceeded for that long.
     """
 
     folder: Path
@@ -71,7 +74,7 @@ class Cache:
     @property
     def digests(self) -> Digests:
         """Remembered digests of source models."""
-        return Digests(self.folder / f"digests-{_FORM}")
+        return Digests(self._home / "digests", self._seal)
 
     def load(self, key: str) -> Kept | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
@@ -79,17 +82,20 @@ class Cache:
         O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
         """
         entry = self._root / key
+        if not private(self._home):
+            return None
         try:
             seal, report = _text(entry / _SEAL, _LARGEST_SEAL), _text(entry / _REPORT, MAX_CHARACTERS)
             kept = Kept(Model.load(entry / _MODEL), report)
-            if seal == _sealed(self.digests.of(kept.model), report):
+            if hmac.compare_digest(seal, self._seal.of(self.digests.of(kept.model), report)):
                 with suppress(OSError):  # the cache may be read-only
                     os.utime(entry / _REPORT)
                 return kept
-        except (ModelError, UnicodeDecodeError, FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError:
-            return None
+        except (ModelError, UnicodeDecodeError, TypeError, FileNotFoundError, NotADirectoryError):
+            pass  # TypeError: a seal that is not ASCII
+        except OSError as cause:
+            if cause.errno != errno.EINVAL:  # not a regular file
+                return None
         self._remove(entry)
         return None
 
@@ -103,11 +109,12 @@ class Cache:
         entry = self._root / key
         scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
         try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._home)
+            self._root.mkdir(mode=0o700, exist_ok=True)
             scratch.mkdir(mode=0o700)
             model.save(scratch / _MODEL)
             (scratch / _REPORT).write_text(report, encoding="utf-8", newline="\n")
-            seal = _sealed(digest_of(Model.load(scratch / _MODEL)), report)  # of the files as read back
+            seal = self._seal.of(digest_of(Model.load(scratch / _MODEL)), report)  # of the files as read back
             (scratch / _SEAL).write_text(seal, encoding="utf-8")
             with suppress(OSError):  # another process stored the same entry first
                 scratch.rename(entry)
@@ -136,7 +143,15 @@ class Cache:
 
     @property
     def _root(self) -> Path:
-        return self.folder / f"models-{_FORM}"
+        return self._home / "models"
+
+    @property
+    def _home(self) -> Path:
+        return self.folder / f"v{_FORM}"
+
+    @property
+    def _seal(self) -> Seal:
+        return Seal(self._home)
 
     def _remove(self, entry: Path) -> None:
         """Rename an entry, then delete it, so that no process reads part of it."""
@@ -156,16 +171,12 @@ def key_of(model: Model, settings: Mapping[str, object], digests: Digests | None
     return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{content}".encode()).hexdigest()
 
 
-def _sealed(content: str, report: str) -> str:
-    return hashlib.sha256(f"{content}{report}".encode()).hexdigest()
-
-
 def _text(file: Path, most: int) -> str:
-    """Return the text in a file of the cache; FileNotFoundError for another kind of file or an oversized one."""
-    status = file.stat()
-    if not stat.S_ISREG(status.st_mode) or status.st_size > most:  # reading a pipe would block
-        raise FileNotFoundError(file)
-    return file.read_text(encoding="utf-8")
+    """Return the text in a file of the cache. OSError for another kind of file, ModelError for an oversized one."""
+    content = read_regular(file, most)
+    if len(content) > most:
+        raise ModelError(f"{file} is larger than {most} bytes")
+    return content.decode()
 
 
 def _delete(path: Path) -> None:

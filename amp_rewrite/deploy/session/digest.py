@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
 import time
@@ -13,9 +14,12 @@ from pathlib import Path
 
 import onnx
 
+from amp_rewrite.deploy.session.trust import Seal, make_private, private
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.regular import read_regular
 from amp_rewrite.files.tensors import Sources, is_stub, source
 
 _RACY = 2_000_000_000  # nanoseconds: the coarsest resolution of times on file systems in use (FAT)
@@ -38,10 +42,12 @@ class Digests:
 
     A file is identified by path, device, inode, size, and times of writing and of change in nanoseconds. As in git's
     index, a file changed so recently that another change could have the same time is hashed again. Any number of
-    processes may use the folder; it has up to a thousand digests, and the oldest are removed first.
+    processes may use the folder; it has up to a thousand digests, and the oldest are removed first. `seal`: the seal
+    without which a digest is not believed.
     """
 
     folder: Path
+    seal: Seal
 
     def of(self, model: Model) -> str:
         """Return `digest_of(model)`, from the folder if the model has not changed."""
@@ -56,17 +62,21 @@ class Digests:
 
     def _known(self, identity: str) -> str | None:
         try:
-            text = (self.folder / identity).read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError):
+            text = read_regular(self.folder / identity, 2 * _DIGITS).decode("ascii")
+            digest, seal = text[:_DIGITS], text[_DIGITS:]
+            return (
+                digest if private(self.folder) and hmac.compare_digest(seal, self.seal.of(identity, digest)) else None
+            )
+        except (OSError, ModelError, UnicodeDecodeError):
             return None
-        return text if len(text) == _DIGITS and set(text) <= set("0123456789abcdef") else None
 
     def _remember(self, identity: str, digest: str) -> None:
         """Store a digest, ignoring errors, since a cache may be read-only."""
-        with suppress(OSError):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError, ModelError):
+            sealed = self.seal.of(identity, digest)
+            make_private(self.folder)
             scratch = self.folder / f"scratch-{secrets.token_hex(8)}"
-            scratch.write_text(digest, encoding="ascii")
+            scratch.write_text(digest + sealed, encoding="ascii")
             scratch.replace(self.folder / identity)
             every = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
             for path in every[:-_MOST]:

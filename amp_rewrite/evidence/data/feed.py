@@ -270,10 +270,16 @@ def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) 
             raise FeedError(f"input {port.name!r} has {stated}; give one with --shape {port.name}={_example(port)}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if math.prod(sizes) * 8 > LIMIT:
+        if len(sizes) > _MOST_AXES:
+            raise FeedError(f"input {port.name!r} has {len(sizes)} dimensions; arrays have at most {_MOST_AXES}")
+        if math.prod(max(1, size) for size in sizes) * 8 > LIMIT:
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
         shapes[port.name] = sizes
     return shapes
+
+
+_MOST_AXES = 64
+"""Dimensions of a numpy array, at most."""
 
 
 def _drawable(dtype: DType | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -70,12 +71,32 @@ class Npz:
         if total > limit:
             raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
         arrays = {}
-        with _opened(self.path) as file, zipfile.ZipFile(file) as archive:
+        with _checked(self.path):
+            archive = _recent.opened(self)
             for key, name in keys.items():
                 member = self._members[name]
                 with archive.open(member) as stream:
                     arrays[key] = _array(stream, member.file_size, limit, f"{self.path}: {short(name)}")
         return arrays
+
+
+class _Recent(threading.local):
+    """The archive that a thread read last, kept open: opening one takes a time linear in its members."""
+
+    file: Npz | None = None
+    archive: zipfile.ZipFile | None = None
+
+    def opened(self, file: Npz) -> zipfile.ZipFile:
+        """Return the open archive of a file; close that of another."""
+        if self.file is not file or self.archive is None:
+            if self.archive is not None:
+                self.archive.close()
+            self.file, self.archive = None, zipfile.ZipFile(file.path)
+            self.file = file
+        return self.archive
+
+
+_recent = _Recent()
 
 
 _SMALLER = "give smaller batches"
@@ -88,12 +109,18 @@ def short(name: str) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with _checked(path), path.open("rb") as file:
+        yield file
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[None]:
+    """Raise FeedError for a path that is not a regular file, and for what reading it in the body raises."""
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             why = "it is not a regular file" if path.exists() else "there is no such file"
             raise FeedError(f"cannot read {path}: {why}; name a .npz file, a .npy file or a folder of them")
-        with path.open("rb") as file:
-            yield file
+        yield
     except OSError as cause:
         raise FeedError(f"cannot read {path}: {cause.strerror or cause}") from cause
     except _DAMAGE as cause:

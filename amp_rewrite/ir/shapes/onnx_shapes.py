@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import TypeVar
 
 import onnx.checker
@@ -12,6 +13,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from amp_rewrite.files.protos import clone
+from amp_rewrite.files.tensors import MOST_ELEMENTS
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.shapes.inference import infer_shapes
@@ -29,7 +31,8 @@ StatedDims = tuple[int | str | None, ...]
 AllDims = Mapping[tuple[ScopeId, str], Dims]
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
-_FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, UnicodeDecodeError)
+_FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
+_MOST_AXES = 64  # numpy's bound
 
 
 def elements(sizes: Sequence[int | None]) -> int | None:
@@ -91,9 +94,22 @@ def _inferred(skeleton: ModelProto, through_values: bool) -> ModelProto:
 
 
 def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
-    """Return the dimensions that a declaration states; None if it states no rank."""
+    """Return the dimensions that a declaration states; None if it states no rank, or one that no value can have."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None
     # Iterating over a slice takes half as long.
-    return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim[:]])
+    dims = tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim[:]])
+    return dims if _possible(dims) else None
+
+
+@lru_cache(1 << 12)
+def _possible(dims: StatedDims) -> bool:
+    """True if a value can have the dimensions: at most 64, none negative, and an addressable number of elements."""
+    count = 1
+    for size in dims:
+        if isinstance(size, int):
+            count *= size or 1
+            if size < 0:
+                return False
+    return count <= MOST_ELEMENTS and len(dims) <= _MOST_AXES

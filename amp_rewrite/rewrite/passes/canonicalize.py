@@ -79,6 +79,8 @@ def _through_float32(view: View, request: Request) -> tuple[View, tuple[Finding,
     ops = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
     if not ops or (DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST):
         return view, ()
+    if not request.lower and not any(request.lists.entries_of(op.domain, op.op_type) for op in ops):
+        return view, ()
     from amp_rewrite.rewrite.emulate import widened  # late: few models are half already
 
     edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}

@@ -7,6 +7,7 @@ CVPR 2018, section 3.2). Computed in float64 and rounded once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,7 @@ from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
+from amp_rewrite.rewrite.bounded import MOST_ELEMENTS
 from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement
 
@@ -50,8 +52,8 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     if old.ndim < 2 or old.shape[axis] != channels:
         return "its channels are not those of the weights before it"
     offset = rest[0] if rest else np.zeros(channels)
-    if offset.shape != (channels,):
-        return "its bias is not one number per channel"
+    if any(array.shape != (channels,) for array in (beta, mean, variance, offset)):
+        return "its bias or its statistics are not one number per channel"
     with np.errstate(all="ignore"):
         factor = gamma / np.sqrt(variance + np.float64(np.float32(float_attribute(norm.node, "epsilon", 1e-5))))
         weight = old * factor.reshape([-1 if a == axis else 1 for a in range(old.ndim)])
@@ -141,6 +143,8 @@ def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Array
     few = _channels_tried(linear, written[fusion.node.input[1]])
     old, new = (_cut(linear, arrays, few) for arrays in (read, written))
     shape = _input_shape(linear, new[fusion.node.input[1]])
+    if shape is None:
+        return "its attributes do not fit its weights"
     x = {linear.node.input[0]: np.random.default_rng(0).standard_normal(shape)}
     opsets = {**view.opsets, "": max(_TRIED, view.opsets.get("", 1))}
     result = norm.node.output[0]
@@ -171,14 +175,18 @@ def _cut(linear: Op, arrays: Arrays, few: int | None) -> dict[str, Array]:
     }
 
 
-def _input_shape(linear: Op, weight: Array) -> tuple[int, ...]:
-    """Return the least input on which every element of a kernel is used more than once."""
+def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:
+    """Return the least input on which every element of a kernel is used more than once; None for attributes that do
+    not fit the weight."""
     if linear.kind == "Gemm":
         inner = weight.shape[1 - _channel_axis(linear)]
         return (inner, 2) if int_attribute(linear.node, "transA", 0) else (2, inner)
     spatial, dilations = weight.shape[2:], attribute(linear.node, "dilations")
     steps = dilations.ints if dilations is not None else (1,) * len(spatial)
+    groups = int_attribute(linear.node, "group", 1)
+    if len(steps) != len(spatial) or min((groups, *steps)) < 1:
+        return None
     extent = tuple((k - 1) * d + 2 for k, d in zip(spatial, steps, strict=True))
     transposed = linear.kind == "ConvTranspose"
-    inner = weight.shape[0] if transposed else weight.shape[1] * int_attribute(linear.node, "group", 1)
-    return (1, inner, *extent)
+    inner = weight.shape[0] if transposed else weight.shape[1] * groups
+    return (1, inner, *extent) if inner * math.prod(extent) <= MOST_ELEMENTS else None

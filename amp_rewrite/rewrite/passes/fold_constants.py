@@ -112,7 +112,7 @@ def _small(view: View, value: ValueId) -> TensorProto | None:
 def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
     """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
     feed = dict(zip([name for name in op.node.input if name], operands, strict=True))
-    results = run([op.node], op.node.output[0], [feed], view.opsets)
+    results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
     dtype = view.dtype(op.outputs[0])
     if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:
         return None

@@ -1,0 +1,407 @@
+"""Hostile surroundings: files of others, pipes, links, permissions, streams that fail, and a cache of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite.deploy.session.cache import Cache
+from amp_rewrite.deploy.session.digest import digest_of
+from amp_rewrite.deploy.session.trust import Seal
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.regular import open_regular
+from amp_rewrite.files.scratch import write_whole
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.reports.render import harmless
+from suites.fuzz.cage import Cage
+from support.paths import TESTS
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pipes and permissions are those of Linux")
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+TEXT = f"{HEAD} net (float[2,2] x) => (float[2,2] y) <float[2,2] w = {{1,2,3,4}}> {{ h = MatMul (x, w) y = Relu (h) }}"
+
+
+def sound() -> ModelProto:
+    return onnx.parser.parse_model(TEXT)
+
+
+@pytest.fixture(scope="module")
+def cage() -> Iterator[Cage]:
+    with Cage() as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(sound(), tmp_path / "m.onnx")
+    return tmp_path
+
+
+def shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a shell, `amp` being the program; what goes to stderr is the result's."""
+    script = f'amp() {{ "{sys.executable}" -m amp_rewrite "$@"; }}\n{words}'
+    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+# -- files of others --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",), ("--json",)])
+def test_a_report_replaces_no_file_unasked(cage: Cage, folder: Path, words: tuple[str, ...]) -> None:
+    (folder / "package.json").write_text("{}")
+    outcome = cage.run("m.onnx", "-o", "out.onnx", "--report", "package.json", *words, folder=folder)
+
+    assert outcome.refused and "--overwrite" in outcome.err
+    assert (folder / "package.json").read_text() == "{}" and not (folder / "out.onnx").exists()
+    again = cage.run("m.onnx", "-o", "out.onnx", "--report", "package.json", "--overwrite", *words, folder=folder)
+    assert again.code == 0 and json.loads((folder / "package.json").read_text())["schema"]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_report_never_replaces_the_weights_that_are_read(cage: Cage, tmp_path: Path, linked: bool) -> None:
+    model = sound()
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.json", size_threshold=0)
+    before = (tmp_path / "w.json").read_bytes()
+    name = "r.json" if linked else "w.json"
+    if linked:
+        (tmp_path / name).symlink_to("w.json")
+    outcome = cage.run("m.onnx", "-o", "out.onnx", "--report", name, "--overwrite", folder=tmp_path)
+
+    assert outcome.refused and (tmp_path / "w.json").read_bytes() == before
+
+
+def test_a_plot_replaces_no_file_unasked(cage: Cage, folder: Path) -> None:
+    (folder / "photo.png").write_bytes(b"mine")
+    words = ("bench", "m.onnx", "--random", "--rounds", "1", "--runs", "1", "--no-memory", "--no-profile", "-q")
+    outcome = cage.run(*words, "--plot", "photo.png", folder=folder)
+
+    assert outcome.refused and (folder / "photo.png").read_bytes() == b"mine"
+
+
+# -- pipes ------------------------------------------------------------------------------------------------------
+
+
+def old(path: Path) -> None:
+    os.utime(path, (1, 1))
+
+
+PIPES = {
+    "a scratch file": (".amp-rewrite.0123456789abcdef.tmp", ("m.onnx", "-o", "out.onnx")),
+    "a data file": ("w.bin", ("m.onnx", "-o", "out.onnx")),
+    "a neighbour": ("near.onnx", ("m.onnx", "-o", "out.onnx", "--overwrite")),
+    "the model": ("pipe.onnx", ("pipe.onnx", "-o", "out.onnx")),
+    "a model as text": ("pipe.onnxtxt", ("pipe.onnxtxt", "-o", "out.onnx")),
+    "settings": ("amp.toml", ("m.onnx", "-o", "out.onnx")),
+    "a log file": ("log/m.before.json", ("m.onnx", "-o", "out.onnx")),
+    "batches": ("data.npz", ("calibrate", "m.onnx", "--data", "data.npz", "-o", "r.json")),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_a_files_place_is_not_waited_for(cage: Cage, folder: Path, name: str, monkeypatch) -> None:
+    file, words = PIPES[name]
+    (folder / "log").mkdir()
+    os.mkfifo(folder / file)
+    old(folder / file)
+    if name == "a log file":
+        done = shell(
+            folder, f"AMP_REWRITE_LOG_PATH=log timeout 20 {sys.executable} -m amp_rewrite {' '.join(words)} -q"
+        )
+        assert done.returncode == 0 and json.loads((folder / file).read_text())
+        return
+    outcome = cage.run(*words, "-q", folder=folder)
+    assert outcome.code in (0, 2) and outcome.code != -9, outcome
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link"])
+def test_only_a_regular_file_is_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "f"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "target")
+    (tmp_path / "target").write_bytes(b"x")
+
+    with pytest.raises(OSError):
+        open_regular(path, follow=kind == "device")
+    with open_regular(tmp_path / "target") as file:
+        assert file.read() == b"x"
+
+
+# -- links and permissions --------------------------------------------------------------------------------------
+
+
+def test_a_log_replaces_links_and_never_their_targets(folder: Path) -> None:
+    log, victim = folder / "log", folder / "victim"
+    log.mkdir()
+    victim.write_text("mine")
+    for name in ("m.before.json", "m.after.json", "m.paintbuckets.txt"):
+        (log / name).symlink_to(victim)
+    done = shell(folder, f"AMP_REWRITE_LOG_PATH={log} amp m.onnx -o out.onnx -q")
+
+    assert done.returncode == 0, done
+    assert victim.read_text() == "mine" and not any(file.is_symlink() for file in log.iterdir())
+
+
+def test_the_kernel_dump_replaces_no_link(cage: Cage, folder: Path) -> None:
+    (folder / "victim").write_text("mine")
+    for target in ("victim", "nowhere"):
+        (folder / "k.json").symlink_to(target)
+        assert cage.run("doctor", "--dump-kernels", "k.json", folder=folder).refused
+        (folder / "k.json").unlink()
+    assert (folder / "victim").read_text() == "mine" and not (folder / "nowhere").exists()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664])
+@pytest.mark.parametrize("external", [False, True])
+def test_what_is_replaced_keeps_its_permissions(folder: Path, mode: int, external: bool) -> None:
+    out, model = folder / "out.onnx", Model.load(weighted())
+    model.save(out)
+    out.chmod(mode)
+    model.save(out, overwrite=True, external_data=external)
+    write_whole(folder / "new.json", b"{}")
+    written = [file for file in folder.iterdir() if file.name.startswith("out")]
+
+    assert len(written) == 1 + external
+    assert {stat.S_IMODE(file.stat().st_mode) for file in written} == {mode}
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert stat.S_IMODE((folder / "new.json").stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_private_model_is_never_readable_by_others_while_written(tmp_path: Path, monkeypatch) -> None:
+    out, model, seen = tmp_path / "out.onnx", Model.load(weighted()), []
+    model.save(out)
+    out.chmod(0o600)
+    opened = os.open
+
+    def watched(path, *words, **more):
+        descriptor = opened(path, *words, **more)
+        seen.append((Path(os.fspath(path)).suffix, stat.S_IMODE(os.fstat(descriptor).st_mode)))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", watched)
+    model.save(out, overwrite=True, external_data=True)
+    assert [mode for suffix, mode in seen if suffix == ".tmp"] == [0o600, 0o600]
+
+
+def weighted() -> ModelProto:
+    model = sound()
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 600), np.float32), "w"))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 600
+    return model
+
+
+# -- streams ----------------------------------------------------------------------------------------------------
+
+STREAMS = {
+    "amp convert m.onnx -o out.onnx >/dev/full": (2, True),
+    "amp convert m.onnx -o out.onnx >&-": (2, True),
+    "amp convert m.onnx -o out.onnx --json >/dev/full": (2, True),
+    "amp convert m.onnx -o out.onnx 2>&- >/dev/null": (0, True),
+    "amp convert m.onnx -o out.onnx 2>/dev/full >/dev/null": (0, True),
+    "amp convert m.onnx -q -o out.onnx >&- 2>&- <&-": (0, True),
+    "amp convert nowhere.onnx -o out.onnx 2>/dev/full": (2, False),
+    "amp convert nowhere.onnx -o out.onnx 2>&-": (2, False),
+    "amp convert --nothing 2>/dev/full": (2, False),
+    "amp report m.onnx >&-": (2, False),
+    "amp diff m.onnx m.onnx >/dev/full": (2, False),
+    "amp diff m.onnx m.onnx >/dev/null 2>&-": (0, False),
+    "amp --help >/dev/full": (2, False),
+}
+
+
+@pytest.mark.parametrize("words", STREAMS)
+def test_a_stream_that_fails_leaves_nothing_half_done(folder: Path, words: str) -> None:
+    code, written = STREAMS[words]
+    done = shell(folder, words)
+
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    assert (folder / "out.onnx").exists() == written
+    if written:
+        onnx.checker.check_model(str(folder / "out.onnx"))
+        assert code == 0 or "out.onnx is written, the report is not printed" in done.stderr
+    assert not list(folder.glob(".amp-rewrite.*"))
+
+
+def test_what_is_printed_never_lands_in_a_model(folder: Path) -> None:
+    """With stdout and stderr closed, the next file that is opened would get their numbers."""
+    plain = shell(folder, "amp convert m.onnx -o plain.onnx -q")
+    closed = shell(folder, "amp convert m.onnx -o out.onnx <&- >&- 2>&-; true")
+
+    assert (plain.returncode, closed.returncode) == (0, 0)
+    assert (folder / "out.onnx").read_bytes() == (folder / "plain.onnx").read_bytes()
+
+
+# -- commands of CI runners -------------------------------------------------------------------------------------
+
+NAMES = ("::error::no", "  ::set-env name=PATH::x", "##[command]rm", "a ##vso[task.setvariable]x", "##teamcity[x")
+
+
+def commanding() -> ModelProto:
+    """A model in which every name is a command of a CI runner."""
+    model, names = sound(), iter(NAMES)
+    model.graph.node[0].name, model.graph.node[1].name, model.graph.name = next(names), next(names), next(names)
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = next(names)
+    model.graph.node[1].output[0] = model.graph.output[0].name = next(names)
+    return model
+
+
+def commands_in(text: str) -> list[str]:
+    """Lines that a runner of GitHub, Azure or TeamCity takes for a command."""
+    marks = ("##[", "##vso[", "##teamcity[")
+    return [line for line in text.splitlines() if line.strip().startswith("::") or any(m in line for m in marks)]
+
+
+def test_no_name_is_a_command_of_a_ci_runner(cage: Cage, tmp_path: Path) -> None:
+    onnx.save(commanding(), tmp_path / "m.onnx")
+    lines = [
+        ("convert", "m.onnx", "-o", "out.onnx", "-v", "--check-weights"),
+        ("convert", "m.onnx", "--dry-run", "--json"),
+        ("report", "out.onnx", "-v"),
+        ("report", "out.onnx", "--json"),
+        ("diff", "m.onnx", "out.onnx"),
+        ("diff", "m.onnx", "out.onnx", "--format", "json"),
+        ("diff", "m.onnx", "out.onnx", "--format", "markdown"),
+        ("explain", "m.onnx", NAMES[0]),
+        ("explain", "m.onnx", NAMES[2]),
+        ("verify", "m.onnx", "out.onnx", "--random", "--rtol", "1"),
+        ("locate", "m.onnx", "out.onnx", "--random"),
+        ("doctor", "m.onnx"),
+        ("convert", "m.onnx", "--keep", NAMES[4], "-o", "x.onnx"),
+        ("verify", "m.onnx", "out.onnx", "--random", "--rtol", "1", "--only", NAMES[3]),
+    ]
+    for words in lines:
+        outcome = cage.run(*words, folder=tmp_path)
+        assert not commands_in(outcome.out) and not commands_in(outcome.err), (words, outcome)
+        if "json" in words or "--json" in words:
+            assert any(mark in json.dumps(json.loads(outcome.out)) for mark in NAMES)
+
+
+def test_annotations_stay_commands_and_hold_no_other(cage: Cage, tmp_path: Path) -> None:
+    onnx.save(commanding(), tmp_path / "m.onnx")
+    convert(Model.load(tmp_path / "m.onnx")).save(tmp_path / "out.onnx")
+    outcome = cage.run("diff", "m.onnx", "out.onnx", "--format", "github", folder=tmp_path)
+
+    lines = [line for line in outcome.out.splitlines() if line.strip().startswith("::")]
+    assert lines and all(line.startswith(("::warning", "::error", "::notice")) for line in lines)
+
+
+def test_harmless_text_stays_as_it_is() -> None:
+    text = "a::b\n# head\n## head\n ##x y\n#[x]\nvalue: 1\n"
+    assert harmless(text) == text
+    assert json.loads(harmless(json.dumps([*NAMES, "\\##[x", "###[x"]))) == [*NAMES, "\\##[x", "###[x"]
+
+
+# -- the cache of sessions --------------------------------------------------------------------------------------
+
+KEY = "0" * 64
+
+
+def stored(folder: Path) -> Cache:
+    cache = Cache(folder)
+    cache.store(KEY, Model.load(sound()), "report")
+    assert cache.load(KEY) is not None
+    return cache
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_cache_that_others_may_write_is_not_used(tmp_path: Path, mode: int) -> None:
+    cache = stored(tmp_path)
+    (tmp_path / "v2").chmod(mode)
+
+    assert cache.load(KEY) is None
+    with pytest.raises(ModelError, match="others may write"):
+        cache.store("1" * 64, Model.load(sound()), "report")
+    (tmp_path / "v2").chmod(0o700)
+    assert cache.load(KEY) is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0 if hasattr(os, "geteuid") else True, reason="only root gives files away")
+def test_a_cache_of_another_user_is_not_used(tmp_path: Path) -> None:
+    cache = stored(tmp_path)
+    os.chown(tmp_path / "v2", 12345, 12345)
+
+    assert cache.load(KEY) is None
+    with pytest.raises(ModelError, match="belongs to another user"):
+        cache.store("1" * 64, Model.load(sound()), "report")
+
+
+def test_a_link_to_a_cache_is_not_used(tmp_path: Path) -> None:
+    stored(tmp_path / "real")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "v2").symlink_to(tmp_path / "real" / "v2")
+
+    assert Cache(tmp_path / "cache").load(KEY) is None
+
+
+@pytest.mark.parametrize("seal", ["", "hash", "another's"])
+def test_an_entry_that_somebody_else_sealed_is_not_used(tmp_path: Path, seal: str) -> None:
+    cache = stored(tmp_path)
+    entry, planted = tmp_path / "v2" / "models" / KEY, Model.load(weighted())
+    planted.save(entry / "model.onnx", overwrite=True)
+    other = Seal(tmp_path / "other").of(digest_of(planted), "report")
+    (entry / "seal").write_text({"": "", "hash": digest_of(planted), "another's": other}[seal])
+
+    assert cache.load(KEY) is None and not entry.exists()
+
+
+def test_a_remembered_digest_that_somebody_else_wrote_is_not_believed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("amp_rewrite.deploy.session.digest._RACY", 0)
+    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache").digests
+    big = weighted()
+    big.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 6000), np.float32), "w"))
+    onnx.save(big, file)
+    right = digests.of(Model.load(file))
+    for known in digests.folder.iterdir():
+        known.write_text("0" * 64 + Seal(tmp_path / "other").of(known.name, "0" * 64))
+
+    assert digests.of(Model.load(file)) == right
+
+
+@pytest.mark.parametrize("damage", ["readable", "short", "link", "two names", "pipe"])
+def test_a_key_that_others_may_know_is_replaced(tmp_path: Path, damage: str) -> None:
+    stored(tmp_path)
+    key = tmp_path / "v2" / "key"
+    before = key.read_bytes()
+    if damage == "readable":
+        key.chmod(0o644)
+    elif damage == "short":
+        key.write_bytes(b"x")
+    elif damage == "two names":
+        os.link(key, tmp_path / "beside")
+    else:
+        shutil.move(key, tmp_path / "moved")
+        os.mkfifo(key) if damage == "pipe" else key.symlink_to(tmp_path / "moved")
+    Seal(tmp_path / "v2").of("x")
+
+    assert key.read_bytes() != before and len(key.read_bytes()) == 32
+    assert stat.S_IMODE(key.lstat().st_mode) == 0o600 and not key.is_symlink()
+
+
+# -- the sound ---------------------------------------------------------------------------------------------------
+
+
+def test_a_shipped_model_stands_in_for_all(cage: Cage, tmp_path: Path) -> None:
+    """The whole way, on a model of an exporter, in the surroundings above: nothing is in the way of the sound."""
+    shutil.copy(TESTS / "models" / "if_ts13.onnx", tmp_path / "m.onnx")
+    (tmp_path / "m.onnx").chmod(0o600)
+    assert cage.run("m.onnx", "-o", "m.onnx", "--overwrite", "--report", "r.json", folder=tmp_path).code == 0
+    assert stat.S_IMODE((tmp_path / "m.onnx").stat().st_mode) == 0o600

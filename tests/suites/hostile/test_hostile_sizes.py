@@ -1,0 +1,301 @@
+"""Models of a few bytes that ask for much: deep text, functions that double, constants, dims, and kernels."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto
+
+from amp_rewrite.errors import ConfigError, ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.settings.config_file import from_file
+from suites.fuzz.cage import Cage, Outcome
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]>'
+
+
+@pytest.fixture(scope="module")
+def cage() -> Iterator[Cage]:
+    with Cage() as opened:
+        yield opened
+
+
+def attempt(cage: Cage, folder: Path, model: ModelProto | str, *words: str, command: str = "convert") -> Outcome:
+    """What a command comes to on a model: success or one line, in little memory, and no scratch file."""
+    name = "m.onnxtxt" if isinstance(model, str) else "m.onnx"
+    (folder / name).write_bytes(model.encode() if isinstance(model, str) else model.SerializeToString())
+    output = ("-q", "-o", "out.onnx", "--overwrite") if command == "convert" else ()
+    outcome = cage.run(command, name, *output, *words, folder=folder)
+    assert outcome.code in (0, 1) or outcome.refused, outcome
+    assert "Traceback" not in outcome.err and "out of memory" not in outcome.err, outcome
+    assert outcome.peak < 600e6
+    assert not list(folder.glob(".amp-rewrite.*"))
+    return outcome
+
+
+# -- text -------------------------------------------------------------------------------------------------------
+
+NEST = "y = If (x) <a = g () => (z) {" * 3000
+TEXTS = {
+    "behind arrows": " y = Foo <a = g () => () {}> (x)\n" * 3000 + NEST,
+    "behind other graphs": f"y = Foo <{','.join(f'a{i} = g () => () {{}}' for i in range(3000))}> (x) {NEST}",
+    "between quotes in comments": f'# "\n{NEST}\n# "\n',
+    "behind closing brackets in a comment": f"# {'}' * 10_000}\n{NEST}",
+    "behind a quote that a line break escapes": f'y = Foo <a = "\\\n"> (x) {NEST} "',
+    "behind closing brackets that close nothing": "}" * 10_000 + NEST,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_nested_without_end_is_refused_wherever_it_hides(cage: Cage, tmp_path: Path, name: str) -> None:
+    outcome = attempt(cage, tmp_path, f"{HEAD} net (float[2,4] x) => (float[2,4] y) {{\n{TEXTS[name]}\n}}")
+
+    assert outcome.refused and "nested deeper than 200 brackets" in outcome.err
+
+
+def test_a_quote_escaped_a_million_times_takes_a_linear_time(cage: Cage, tmp_path: Path) -> None:
+    assert attempt(
+        cage, tmp_path, f"{HEAD} net (float[2,4] x) => (float[2,4] y) {{ {chr(92)}{chr(34)} ".rstrip() * 300_000
+    ).refused
+
+
+def test_flat_text_with_many_graphs_is_no_deeper_for_it(tmp_path: Path) -> None:
+    branch = "g () => (z) { z = Identity (x) }"
+    nodes = "".join(f"y{i} = If (b) <then_branch = {branch}, else_branch = {branch}>\n" for i in range(300))
+    (tmp_path / "m.onnxtxt").write_text(
+        f'{HEAD} net (float[2] x, bool b) => (float[2] y) {{ {nodes} y = Identity (y299) }} # {{{{{{ " {"{" * 300}'
+    )
+
+    assert len(Model.load(tmp_path / "m.onnxtxt").proto.graph.node) == 301
+
+
+# -- functions --------------------------------------------------------------------------------------------------
+
+
+def calling(levels: int, calls: int, body: str = "c = Relu (a)") -> ModelProto:
+    """A model of functions that each call the next one so many times."""
+    chain = [" ".join(f"b{k} = l.f{i + 1} (a)" for k in range(calls)) + " c = Identity (b0)" for i in range(levels)]
+    chain.append(body)
+    functions = "".join(
+        f'<opset_import: ["" : 21, "l" : 1], domain: "l"> f{i} (a) => (c) {{ {b} }}\n' for i, b in enumerate(chain)
+    )
+    return onnx.parser.parse_model(f"{HEAD} g (float[2,4] x) => (float[2,4] y) {{ y = l.f0 (x) }}\n{functions}")
+
+
+@pytest.mark.parametrize("command", ["convert", "report", "doctor"])
+def test_functions_that_double_thirty_times_are_refused(cage: Cage, tmp_path: Path, command: str) -> None:
+    model = calling(30, 2)
+    assert model.ByteSize() < 5000
+
+    outcome = attempt(cage, tmp_path, model, command=command)
+    assert outcome.refused and "inlined, are" in outcome.err and outcome.seconds < 5
+
+
+def test_a_large_constant_in_a_function_called_often_is_refused() -> None:
+    model = calling(4, 20)
+    constant = model.functions[-1].node.add(op_type="Constant", output=["k"]).attribute.add(name="value", type=4)
+    constant.t.CopyFrom(TensorProto(data_type=1, dims=[3000], raw_data=bytes(12_000)))
+
+    with pytest.raises(ModelError, match="inlined, are"):
+        Model.load(model)
+    Model.load(calling(3, 20))
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_functions_in_a_circle_are_refused(calls: int) -> None:
+    model = calling(3, calls)
+    model.functions[-1].node[0].CopyFrom(onnx.helper.make_node("f0", ["a"], ["c"], domain="l"))
+
+    with pytest.raises(ModelError, match="in a circle"):
+        Model.load(model)
+
+
+# -- constants --------------------------------------------------------------------------------------------------
+
+VAST = "{1000000, 64000}"
+FOLDED = {
+    "ConstantOfShape": f"s = Constant <value = int64[2] {VAST}> () h = ConstantOfShape (s)",
+    "Tile": f"r = Constant <value = int64[2] {VAST}> () h = Tile (w, r)",
+    "Expand": f"r = Constant <value = int64[2] {VAST}> () h = Expand (w, r)",
+    "EyeLike": f"s = Constant <value = int64[2] {VAST}> () e = ConstantOfShape (s) h = EyeLike (e)",
+    "Pad": "p = Constant <value = int64[4] {1000000, 0, 0, 64000}> () h = Pad (w, p)",
+    "Range": "a = Constant <value_float = 0.0> () b = Constant <value_float = 1e10> () h = Range (a, b, one)",
+    "OneHot": "d = Constant <value_int = 1000000000> () v = Constant <value_floats = [0., 1.]> () h = OneHot (i, d, v)",
+    "Concat": f"h = Concat <axis = 0> ({', '.join(['big'] * 2000)})",
+    "Concat, doubling": "c0 = Concat <axis = 0> (w, w)"
+    + "".join(f" c{k + 1} = Concat <axis = 0> (c{k}, c{k})" for k in range(40))
+    + " h = Identity (c40)",
+    "Gather": "h = Gather (big, i)",
+    "a product of columns and rows": "a = Add (col, row) h = Add (a, deep)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["default", "lower-all"])
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_constants_would_make_is_computed_only_if_it_is_small(
+    cage: Cage, tmp_path: Path, name: str, level: str
+) -> None:
+    weights = "float one = {1}, float[1,1] w = {1}, int64[3] i = {0, 0, 0}, float[64,64] big"
+    weights += ", float[64,1,1] col, float[1,64,1] row, float[1,1,64] deep"
+    model = onnx.parser.parse_model(
+        f"{HEAD} g (float[?,?] x) => (float[?,?] y) <{weights}> {{ {FOLDED[name]} k = Add (h, w) y = Add (x, k) }}"
+    )
+    for stated in model.graph.value_info:
+        dims = [d.dim_value for d in stated.type.tensor_type.shape.dim]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), stated.name))
+    del model.graph.value_info[:]
+    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--level", level)
+
+    assert outcome.seconds < 8
+
+
+WINDOWS = {
+    "pads": "Conv <pads = [100000, 100000, 100000, 100000]>",
+    "dilations": "Conv <dilations = [100000, 100000]>",
+    "negative dilations": "Conv <dilations = [-5, 1]>",
+    "dilations of another rank": "Conv <dilations = [1, 1, 1]>",
+    "too few dilations": "Conv <dilations = [1]>",
+    "strides": "ConvTranspose <strides = [100000, 100000]>",
+    "strides of 0": "Conv <strides = [0, 0]>",
+    "output padding": "ConvTranspose <output_padding = [100000, 100000], strides = [100001, 100001]>",
+    "no groups": "Conv <group = 0>",
+    "a hundred million groups": "Conv <group = 100000000>",
+    "negative groups": "Conv <group = -4>",
+    "pads that leave nothing": "Conv <pads = [-1000, 0, 0, 0]>",
+}
+
+
+@pytest.mark.parametrize("placement", ["none", "mincut:a100"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_of_any_size_before_a_batch_normalization_is_not_tried(
+    cage: Cage, tmp_path: Path, name: str, placement: str
+) -> None:
+    model = onnx.parser.parse_model(
+        f"{HEAD} n (float[?,4,?,?] x) => (float[?,4,?,?] y) <float[4] g = {{1, 1, 1, 1}}>"
+        f" {{ c = {WINDOWS[name]} (x, w) b = BatchNormalization (c, g, g, g, g) y = Relu (b) }}"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 2, 2), np.float32), "w"))
+    attempt(cage, tmp_path, model, "--placement", placement)
+
+
+@pytest.mark.parametrize("slot", [1, 2, 3, 4])
+def test_statistics_of_other_channels_are_not_folded(cage: Cage, tmp_path: Path, slot: int) -> None:
+    names = ["c", "g", "g", "g", "g"]
+    names[slot] = "h"
+    nodes = f"c = Gemm (x, w, g) y = BatchNormalization ({', '.join(names)})"
+    model = onnx.parser.parse_model(
+        f"{HEAD} n (float[?,4] x) => (float[?,4] y) <float[4] g = {{1, 1, 1, 1}}, float[3] h = {{1, 1, 1}},"
+        f" float[4,4] w = {{1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}}> {{ {nodes} }}"
+    )
+    attempt(cage, tmp_path, model)
+
+
+# -- dims -------------------------------------------------------------------------------------------------------
+
+
+def with_dims(dims: list[int], place: str) -> ModelProto:
+    """A small model in which one value states these dims."""
+    model = onnx.parser.parse_model(
+        f"{HEAD} g (float[2,2] x) => (float[2,2] y) <float[2,2] w = {{1,2,3,4}}> {{ h = MatMul (x, w) y = Relu (h) }}"
+    )
+    if place == "weight":
+        del model.graph.initializer[0].dims[:]
+        model.graph.initializer[0].dims.extend(dims)
+    elif place == "large weight":
+        model.graph.initializer[0].CopyFrom(TensorProto(name="w", data_type=1, dims=dims, raw_data=bytes(20_000)))
+    else:
+        formal = model.graph.input[0] if place == "input" else model.graph.output[0] if place == "output" else None
+        if formal is None:
+            formal = model.graph.value_info.add(name="h")
+            formal.type.tensor_type.elem_type = 1
+        formal.type.tensor_type.ClearField("shape")
+        formal.type.tensor_type.shape.SetInParent()
+        for dim in dims:
+            formal.type.tensor_type.shape.dim.add(dim_value=dim)
+    return model
+
+
+DIMS = {
+    "300 of 2^62": [2**62] * 300,
+    "17 of 2^62": [2**62] * 17,
+    "200 of 1": [1] * 200,
+    "65 of 1": [1] * 65,
+    "none between huge ones": [2**62, 0, 2**62],
+    "negative": [-1, 2],
+    "least": [-(2**63), 2],
+}
+WAYS = ((), ("--placement", "mincut"), ("--opset", "auto"), ("--fuse", "contrib", "--target", "tensorrt"))
+
+
+@pytest.mark.parametrize("place", ["input", "output", "value", "weight", "large weight"])
+@pytest.mark.parametrize("name", DIMS)
+def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path: Path, name: str, place: str) -> None:
+    model = with_dims(DIMS[name], place)
+    for words in WAYS:
+        attempt(cage, tmp_path, model, *words)
+    for words in ((), ("--json",)):
+        attempt(cage, tmp_path, model, *words, command="report")
+    attempt(cage, tmp_path, model, command="doctor")
+    outcome = cage.run("verify", "m.onnx", "m.onnx", "--random", "--rtol", "1", folder=tmp_path)
+    assert "Traceback" not in outcome.err and outcome.code in (0, 1, 2), outcome
+
+
+# -- settings and data ------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "a key of 200 000 parts": "a." * 200_000 + "a = 1\n",
+    "keys of 2000 parts": "\n".join(f"{'a.' * 2000}b{i} = 1" for i in range(100)),
+    "quoted keys of 2000 parts": "\n".join(f"{'a . ' * 2000}b{i} = 1".replace("a", '"a"') for i in range(100)),
+    "a table of 100 000 parts": "[" + "a." * 100_000 + "a]\n",
+    "four million line breaks": "\n" * 4_000_000 + "[tool.amp-rewrite]\n",
+    "four million blanks": " " * 4_000_000 + "[tool.amp-rewrite]\n",
+    "blank lines": "[tool.x]\n" + "\n \n" * 300_000 + "[tool.amp-rewrite]\nto = 3\n",
+}
+
+
+@pytest.mark.parametrize("file", ["amp.toml", "pyproject.toml"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_take_a_time_linear_in_their_size(cage: Cage, tmp_path: Path, name: str, file: str) -> None:
+    (tmp_path / file).write_text(SETTINGS[name])
+    onnx.save(calling(1, 1), tmp_path / "m.onnx")
+    outcome = cage.run("m.onnx", "-o", "out.onnx", "--config", file, folder=tmp_path)
+
+    assert outcome.refused and file in outcome.err and outcome.seconds < 5, outcome
+
+
+def test_a_pyproject_without_a_table_of_ours_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("a." * 200_000)
+    with pytest.raises(ConfigError, match=r"has no table \[tool.amp-rewrite\]"):
+        from_file(tmp_path / "pyproject.toml")
+
+
+def test_a_key_of_a_few_parts_is_fine(tmp_path: Path) -> None:
+    words = "one.two.three " * 10_000
+    (tmp_path / "pyproject.toml").write_text(
+        f'[project]\ntext = """{words}"""\n[tool.a.b.c.d.e]\nx.y.z = 1\n[tool . "amp-rewrite"]\nto = "float16"\n'
+    )
+    assert from_file(tmp_path / "pyproject.toml") == {"to": "float16"}
+
+
+def test_twenty_thousand_batches_in_one_file_take_a_linear_time(cage: Cage, tmp_path: Path) -> None:
+    array = BytesIO()
+    np.save(array, np.zeros((1, 1), np.float32))
+    with zipfile.ZipFile(tmp_path / "batches.npz", "w") as archive:
+        for number in range(20_000):
+            archive.writestr(f"{number}/x.npy", array.getvalue())
+    onnx.save(
+        onnx.parser.parse_model(f"{HEAD} g (float[1,1] x) => (float[1,1] y) {{ y = Relu (x) }}"), tmp_path / "m.onnx"
+    )
+    words = ("calibrate", "m.onnx", "--data", "batches.npz", "-o", "ranges.json", "-q")
+    outcome = cage.run(*words, folder=tmp_path, seconds=120)
+
+    assert outcome.code == 0, outcome
