@@ -67,7 +67,7 @@ def test_a_bias_outweighs_weights_by_its_norm(bias: float, heavier: bool) -> Non
     assert outweighs(view, op.inputs[2], op.inputs[1], DType.FLOAT16) is heavier
 
 
-def test_a_sum_with_a_bias_that_outweighs_its_product_and_the_norm_behind_it_are_pinned() -> None:
+def test_a_bias_that_outweighs_its_product_is_added_in_float32_up_to_the_norm() -> None:
     text = "a=MatMul(x,w);h=Add(a,b);y=LayerNormalization(h,g)"
     numbers = {"w": WEIGHTS / 30, "g": np.ones(8)}
     assert pinned(large_biases, view_of(text, b=np.full(8, 4000.0), **numbers)) == "h y"
