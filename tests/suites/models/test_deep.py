@@ -13,7 +13,7 @@ DEEP = 2 * sys.getrecursionlimit()
 
 def test_casts_that_do_nothing_are_read_past_however_many_follow_each_other() -> None:
     chain = [f"c{i + 1} = Cast <to = 1> (c{i})" for i in range(DEEP)]
-    head = '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] c0, float[4,4] w) => (float[4,4] y)'
+    head = '<ir_version: 10, opset_import: ["" : 21]> g (float[8,8] c0, float[8,8] w) => (float[8,8] y)'
     result = convert(onnx.parser.parse_model(f"{head} {{ {' '.join(chain)} y = MatMul (c{DEEP}, w) }}")).model
     assert [(node.op_type, list(node.input)) for node in result.graph.node] == [
         ("Cast", ["w"]),
