@@ -188,8 +188,8 @@ def last_product(state: State) -> None:
 
     What it protects: Ends of models: scores that are summed up over many steps, differences of large heads, heads that
         undo a normalization. Exact ops, such as Relu and Reshape, stay low. So does a single op that joins two low
-        values or reduces one, and the norm behind it: float32 would cost more Casts, or larger ones. So does what leads
-        to an op or output that the user lowers.
+        values or reduces one, the norm behind it, and a quantizer: float32 would cost more Casts, or larger ones. So
+        does what leads to an op or output that the user lowers.
     Why: Low types make products faster. Behind the last product nothing is left to gain, and each op rounds again.
     Example: Viterbi scores of a tagger: hundreds of Adds, after which the float16 spacing is as large as a score.
     How to override: `--io low` for outputs that shall be low.
@@ -259,6 +259,8 @@ def _is_bias(state: State, op: Op) -> bool:
 def _spares_casts(state: State, op: Op, group: Cluster | None, operands: int, steps: int) -> bool:
     """True if an op would take more Casts, or larger ones, in float32; or is the norm behind such a sum."""
     if steps == 0 and group is None and (operands > 1 or op.kind in REDUCTIONS or op.kind in POOLS):
+        return True
+    if not any((dtype := state.view.dtype(value)) is not None and dtype.floating for value in op.results):
         return True
     norm = group.kind.endswith("normalization") if group is not None else op.kind.endswith("Normalization")
     summed = state.view.producer(group.entry if group is not None else op.inputs[0])

@@ -170,6 +170,12 @@ def test_what_leads_to_an_output_or_op_that_the_user_lowers_stays_low() -> None:
     assert "last_product" not in painted(SUMS + "c=MatMul(x,u);y=Add(s,c)", io=["y=float16"]).values()
 
 
+def test_a_quantizer_at_the_end_needs_no_cast_in_front() -> None:
+    text = "a=MatMul(x,w);q=QuantizeLinear(a,scale,zero);y=DequantizeLinear(q,scale,zero)"
+    model = cases.build(text, ["y"], constants={"scale": 0.5, "zero": np.array(0, np.int8)}, opset=21)
+    assert types(model, quantized="rescale")["q"][1] != "last_product"
+
+
 def test_the_type_of_a_shape_at_the_end_is_that_of_its_input() -> None:
     found = types(cases.build("a=MatMul(x,w);y=Relu(a);s=Shape(a)", ["y", "s"]))
     assert found["s"] == ("float16", "shape_follows")
