@@ -16,7 +16,8 @@ OUT ?= build/gpu
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
-	--ignore=tests/suites/conformance --ignore=tests/unit/rewrite/test_emulate_ops.py --ignore=tests/suites/gpu \
+	--ignore=tests/suites/clients --ignore=tests/suites/conformance --ignore=tests/suites/gpu \
+	--ignore=tests/unit/rewrite/test_emulate_ops.py \
 	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
 	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/train/test_vjp_*' \
 	--ignore=tests/unit/train/test_gradients_of_models.py \
@@ -24,7 +25,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance lint format types dev extras wheel lowest gpu fuzz clean rules-docs
+.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu fuzz clean rules-docs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -43,6 +44,10 @@ check: lint types test ## lint, types and tests: what has to be green before a c
 
 conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m suites.conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
+
+clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
+	$(PIP) -e '.[clients]' onnxsim
+	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
 
 rules-docs: $(DEV) ## write docs/rules/ from the records of the safety rules
 	$(BIN)/python tools/build_rules.py

@@ -32,6 +32,13 @@ def batches(path: Path, count: int = 2) -> list[Feeds]:
 
 def quantize_static(path: Path, folder: Path, **options: object) -> ModelProto:
     """The model with quantizers around its ops, as `onnxruntime.quantization.quantize_static` writes it."""
+    out = folder / f"{path.stem}.onnx"
+    quantize_to(path, out, batches(path), **options)
+    return onnx.load(out)
+
+
+def quantize_to(path: Path, out: Path, feeds: list[Feeds], **options: object) -> None:
+    """Write a model with quantizers around its ops, calibrated on feeds."""
     from onnxruntime import quantization
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
@@ -41,9 +48,7 @@ def quantize_static(path: Path, folder: Path, **options: object) -> ModelProto:
         def get_next(self) -> Feeds | None:
             return next(self.feeds, None)
 
-    out = folder / f"{path.stem}.onnx"
-    quantization.quantize_static(path, out, Reader(iter(batches(path))), **options)
-    return onnx.load(out)
+    quantization.quantize_static(path, out, Reader(iter(feeds)), **options)
 
 
 def run_and_count(model: ModelProto, feeds: Feeds, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
