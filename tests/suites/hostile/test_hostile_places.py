@@ -31,7 +31,11 @@ from support.paths import TESTS
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pipes and permissions are those of Linux")
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
-TEXT = f"{HEAD} net (float[2,2] x) => (float[2,2] y) <float[2,2] w = {{1,2,3,4}}> {{ h = MatMul (x, w) y = Relu (h) }}"
+WEIGHTS = ", ".join(map(str, range(64)))
+TEXT = f"""{HEAD} net (float[2,8] x) => (float[2,8] y) <float[8,8] w = {{{WEIGHTS}}}> {{
+    h = MatMul (x, w)
+    y = Relu (h)
+}}"""
 
 
 def sound() -> ModelProto:
@@ -73,7 +77,7 @@ def test_a_report_replaces_no_file_unasked(cage: Cage, folder: Path, words: tupl
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_report_never_replaces_the_weights_that_are_read(cage: Cage, tmp_path: Path, linked: bool) -> None:
     model = sound()
-    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), "w"))
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.json", size_threshold=0)
     before = (tmp_path / "w.json").read_bytes()
     name = "r.json" if linked else "w.json"
