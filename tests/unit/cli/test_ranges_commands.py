@@ -13,7 +13,17 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Ranges
-from unit.cli.test_cli import TEXT, files, run
+from unit.cli.test_cli import files, run
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 21]>
+net (float[2,4] x) => (float[2,3] y) <float[4,8] w1 = {HALVES}, float[8,3] w2 = {QUARTERS}> {
+  [first] h = MatMul (x, w1)
+  [act] a = Relu (h)
+  [second] z = MatMul (a, w2)
+  [last] y = Exp (z)
+}
+""".replace("HALVES", ",".join(["0.5"] * 32)).replace("QUARTERS", ",".join(["0.25"] * 24))
 
 SHOWN = """\
 net.onnx: ranges for float16

@@ -438,7 +438,7 @@ def test_a_dimension_that_cannot_be_is_refused() -> None:
             checked(model=model, dimensions={"n": number})
         said = f"dimension 'n' cannot be {number}; give a number from 1 to 9223372036854775807"
         assert str(error.value) == said
-    assert about(checked(model=model, dimensions={"n": (1 << 63) - 1}), "speed")[0].state == "ok"
+    assert about(checked(model=model, dimensions={"n": 1 << 31}), "speed")[0].state == "ok"
 
 
 @pytest.mark.parametrize(
