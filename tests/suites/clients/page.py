@@ -24,8 +24,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
             [o for o in outcomes if (o.tool, o.order) == (tool.name, order) and o.verdict != "tool"] for order in ORDERS
         )
         if before or after:
-            rows.append((tool.name, metadata.version(tool.package), *_cells(before, after)))
+            rows.append((tool.name, _version(tool.package), *_cells(before, after)))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "–"
 
 
 def _cells(before: Sequence[Outcome], after: Sequence[Outcome]) -> Iterator[str]:
