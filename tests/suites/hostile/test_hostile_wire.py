@@ -30,14 +30,11 @@ def test_the_wire_format_is_read_and_written_back(name: str) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_mutations_end_in_success_or_one_line(block: int, tmp_path: Path) -> None:
-    wire.prepared()
-    outcomes = []
-    for number in range(block * 50, block * 50 + 50):
-        name, content, way = wire.case(*divmod(number * STEP, wire.SHARD))
-        outcomes.append((number, wire.judged(name, content, way, tmp_path / "case")))
+    seeds = [divmod(number * STEP, wire.SHARD) for number in range(block * 50, block * 50 + 50)]
+    outcomes = wire.judged_apart(seeds, tmp_path / "case")
 
-    assert [(number, outcome) for number, outcome in outcomes if outcome.failed] == []
-    assert {outcome.name for _, outcome in outcomes} >= {"accepted", "refused"}
+    assert [pair for pair in zip(seeds, outcomes, strict=True) if pair[1].failed] == []
+    assert {outcome.name for outcome in outcomes} >= {"accepted", "refused"}
 
 
 # Mutations that ended otherwise once, by the seed "shard:number" (see `wire_mutations.py show`).
@@ -60,9 +57,8 @@ FOUND = (
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_mutations_found_stays_mended(seed: str, tmp_path: Path) -> None:
-    wire.prepared()
-    name, content, way = wire.case(*map(int, seed.split(":")))
-    outcome = wire.judged(name, content, way, tmp_path / "case")
+    shard, number = map(int, seed.split(":"))
+    (outcome,) = wire.judged_apart([(shard, number)], tmp_path / "case")
 
     assert not outcome.failed, outcome
 

@@ -14,6 +14,7 @@ import faulthandler
 import gc
 import io
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -417,6 +419,17 @@ def case(shard: int, number: int) -> tuple[str, bytes, Sequence[str]]:
     rng = random.Random(f"{shard}:{number}")
     name = MODELS[(shard * SHARD + number) % len(MODELS)]
     return name, mutated((TESTS / "models" / f"{name}.onnx").read_bytes(), rng), rng.choice(WAYS)
+
+
+def judged_apart(seeds: Sequence[tuple[int, int]], folder: Path) -> list[Judgment]:
+    """Judge mutations by shard and number, in a process of its own: a fork of a large one has little memory left."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_judge, seeds, folder).result()
+
+
+def _judge(seeds: Sequence[tuple[int, int]], folder: Path) -> list[Judgment]:
+    prepared()
+    return [judged(*case(*seed), folder) for seed in seeds]
 
 
 def run_shard(number: int, size: int = SHARD) -> Shard:
