@@ -30,11 +30,11 @@ NAMES = ("examples/models/digits_cnn.onnx", "tests/models/bert_dynamo20.onnx", "
 def text(body: str, *, low: str = "bfloat16", held: str = "", opset: int = 22) -> ModelProto:
     """A model of a low type; `w` and `v` are its weights."""
     head = f'<ir_version: 10, opset_import: ["": {opset}]>'
-    proto = onnx.parser.parse_model(f"{head} g ({low}[4,4] x) => ({low}[4,4] y) <{held}> {{ {body} }}")
+    proto = onnx.parser.parse_model(f"{head} g ({low}[8,8] x) => ({low}[8,8] y) <{held}> {{ {body} }}")
     code = DType.parse(low).code
     for name, top in (("w", 1.0), ("v", 1e5)):
-        values = np.linspace(-top, top, 16, dtype=np.float32)
-        proto.graph.initializer.append(onnx.helper.make_tensor(name, code, (4, 4), values.tolist()))
+        values = np.linspace(-top, top, 64, dtype=np.float32)
+        proto.graph.initializer.append(onnx.helper.make_tensor(name, code, (8, 8), values.tolist()))
     return proto
 
 
@@ -102,11 +102,11 @@ def test_a_second_conversion_changes_nothing() -> None:
 
 def test_weights_stay_in_their_file_until_they_are_written(tmp_path: Path) -> None:
     model = text("a = MatMul (x, w)  y = MatMul (a, w)")
-    big = np.random.default_rng(1).normal(size=(4, 4096)).astype(np.float32)
+    big = np.random.default_rng(1).normal(size=(8, 4096)).astype(np.float32)
     wide = numpy_helper.from_array(big.astype(ml_dtypes.bfloat16), "u")
     model.graph.initializer.append(wide)
     model.graph.node.append(onnx.helper.make_node("MatMul", ["a", "u"], ["z"]))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("z", TensorProto.BFLOAT16, (4, 4096)))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", TensorProto.BFLOAT16, (8, 4096)))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=1024)
     result = convert(tmp_path / "m.onnx", to="float16")
     (tensor,) = (tensor for tensor in result.result.proto.graph.initializer if tensor.name == "u")

@@ -26,10 +26,10 @@ def model(op: str, *, opset: int = 13) -> ModelProto:
 
 def _parsed(body: str, opset: int = 13, functions: str = "") -> ModelProto:
     head = f'<ir_version: 8, opset_import: ["": {opset}, "own": 1]>'
-    held = "float[4] s = {1, 2, 3, 4}, float[4] b = {0, 1, 0, 1}, bool yes = {1}"
-    text = f"{head} g (float[N,4] x) => (float[N,4] y) <{held}> {{ {body} }} {functions}"
+    held = "float[8] s = {1, 2, 3, 4, 1, 2, 3, 4}, float[8] b = {0, 1, 0, 1, 0, 1, 0, 1}, bool yes = {1}"
+    text = f"{head} g (float[N,8] x) => (float[N,8] y) <{held}> {{ {body} }} {functions}"
     proto = onnx.parser.parse_model(text)
-    weight = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    weight = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     return proto
 
@@ -38,7 +38,7 @@ def outputs(proto: ModelProto) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4)})[0]
+    return session.run(None, {"x": np.linspace(-1, 2, 24, dtype=np.float32).reshape(3, 8)})[0]
 
 
 OPS = ["SimplifiedLayerNormalization (a, s)", "LayerNormalization (a, s, b)", "LayerNormalization <axis = -1> (a, s)"]
@@ -64,8 +64,8 @@ def test_a_model_with_nothing_to_lower_is_returned_as_it_is(to: str) -> None:
 
 NORM = '<domain: "own", opset_import: ["": 13]> norm (a, b) => (n) { n = SimplifiedLayerNormalization (a, b) }'
 BRANCHES = """m = MatMul (x, w)  y = If (yes) <
-    then_branch = t () => (float[N,4] p) { p = SimplifiedLayerNormalization (m, s) },
-    else_branch = e () => (float[N,4] q) { q = LayerNormalization (m, s) }>"""
+    then_branch = t () => (float[N,8] p) { p = SimplifiedLayerNormalization (m, s) },
+    else_branch = e () => (float[N,8] q) { q = LayerNormalization (m, s) }>"""
 
 
 @pytest.mark.parametrize("fuse", ["basic", "none"])

@@ -115,12 +115,12 @@ def test_sessions_of_this_package_take_the_way_round(tmp_path: Path) -> None:
 
 
 TAGGER = """<ir_version: 8, opset_import: ["": 17]>
-g (float[2,3,4] x) => (float[3,2,4] y) { t = Transpose <perm = [1, 0, 2]> (x)  y = MatMul (t, w) }"""
+g (float[2,3,8] x) => (float[3,2,8] y) { t = Transpose <perm = [1, 0, 2]> (x)  y = MatMul (t, w) }"""
 
 
 def tagger() -> ModelProto:
     proto = onnx.parser.parse_model(TAGGER)
-    proto.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
     return proto
 
 
@@ -137,7 +137,7 @@ def test_such_a_model_is_verified(tmp_path: Path) -> None:
     onnx.save(tagger(), tmp_path / "a.onnx")
     amp_rewrite.convert(tagger()).save(tmp_path / "b.onnx")
     code = (
-        "import amp_rewrite, numpy as np; data = [{'x': np.ones((2, 3, 4), np.float32)}];"
+        "import amp_rewrite, numpy as np; data = [{'x': np.ones((2, 3, 8), np.float32)}];"
         f" files = {[str(tmp_path / name) for name in ('a.onnx', 'b.onnx')]!r};"
         " print(amp_rewrite.verify(*files, data=data, rtol=0.1).ok)"
     )
