@@ -149,6 +149,10 @@ REDUCTIONS = _slots(0, "reduces:")
 """Small reductions, and the running sum."""
 CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}
 """All ops that a walk along numbers passes."""
+CLAMPS = SELECTIONS.keys() - {"Where"}
+"""Selections that bound a value by others."""
+KEEP_SCALE: Slots = {**COPIES, **SELECTIONS, "MaxPool": (0,), "Relu": (0,)}
+"""Ops whose results are numbers of these inputs, or 0: integers with a scale keep it."""
 SHAPE_SLOTS: Slots = _slots(1)
 """The inputs that state a shape, an axis, a size, a scale, a count or a position. Resize has its scales in slot 1 at
 opset 10, and behind the region of interest from 11 on; sizes follow."""
@@ -188,6 +192,8 @@ LABEL_LOSSES = _ops("label_loss")
 """Losses that compare scores with labels."""
 QUANTIZES, DEQUANTIZES = _ops("quantizes"), _ops("dequantizes")
 """Ops to and from integers or 8-bit floats with a scale, those of onnxruntime included."""
+QUANTIZERS = QUANTIZES | DEQUANTIZES
+"""Both."""
 
 INTEGER = _ops("integer")
 """Ops that compute on integers with scales."""

@@ -26,7 +26,7 @@ from onnx import AttributeProto, NodeProto, TypeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.nodes import Op
-from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
+from amp_rewrite.ir.op_classes import QUANTIZERS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -102,7 +102,7 @@ def granularity(op: Op, attributes: Plain, types: Sequence[str], shapes: Mapping
         shape = shapes.get(slot)
         if shape is not None and any(dim != 1 for dim in shape):
             grains[name] = "per axis" if len(shape) == 1 else "per block"
-    if grains and (op.kind in QUANTIZES or op.kind in DEQUANTIZES):
+    if grains and op.kind in QUANTIZERS:
         axis = next((value for _, name, value in attributes if name == "axis"), 1)
         rank = len(shapes[0]) if 0 in shapes else 0
         if isinstance(axis, int):

@@ -78,8 +78,7 @@ def _needed_in_float32(state: State, value: ValueId) -> bool:
     """True if a value leaves its graph in float32, or an op reads its elements in float32."""
     if value in state.view.yielded and value not in state.options.low_inputs:
         return True
-    uses = (use for use in state.view.uses[value] if state.view.ops[use.op].kind not in ELEMENTLESS)
-    return any(not state.reads_low(use.op, use.slot) for use in uses)
+    return any(not state.reads_low(use.op, use.slot) for use in state.element_uses(value))
 
 
 def _leaves_floats(state: State, op: Op) -> bool:

@@ -10,7 +10,7 @@ import onnx.defs
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
+from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
 from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, attribute, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, Variable, View
@@ -43,9 +43,6 @@ def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
         schema = signature(op.domain, op.op_type, opset)
         if schema is not None:
             yield opset, schema
-
-
-_QUANTIZERS = QUANTIZES | DEQUANTIZES
 
 
 def _of_bias(view: View, op: Op) -> bool:
@@ -170,7 +167,7 @@ class Gate:
         float16, and onnxruntime quantizes a bias in floats again, with that product in float16. O(nodes).
         """
         for op in view.ops:
-            if op.kind not in _QUANTIZERS or _of_bias(view, op):
+            if op.kind not in QUANTIZERS or _of_bias(view, op):
                 continue
             refusals = self.lowerable_groups(view, op).refusals
             if refusals:

@@ -35,7 +35,7 @@ SPREAD: tuple[Rule, ...] = (
 )
 FINISH: tuple[Rule, ...] = (
     borders.hold_borders,
-    rules.tables,
+    rules.large_tables,
     groups.clusters_whole,
     groups.norm_affine,
     rules.weights_follow,

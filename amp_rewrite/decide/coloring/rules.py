@@ -8,7 +8,9 @@ topological order, as in TensorFlow.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
@@ -76,7 +78,7 @@ def between_allow(state: State) -> None:
     With `spare_casts` a path may also start at a table of weights: the results of lookups are low once it is baked.
     """
     roots = [v for v in state.low if state.color(v) is Color.ALLOW]
-    starts = [*roots, *_tables(state)]
+    starts = [*roots, *(v for v, _ in _tables(state, lambda v: _between(state, v)))]
     downstream = set(starts)
     downstream.update(state.walk(starts, state.vertices.readers.__getitem__, lambda v: _between(state, v)))
     reached = state.walk(roots, state.vertices.sources.__getitem__, lambda v: v in downstream and _between(state, v))
@@ -85,27 +87,23 @@ def between_allow(state: State) -> None:
         state.low.setdefault(v, Paint(state.to, reasons.BETWEEN_ALLOW, due, note))
 
 
-def _tables(state: State) -> Iterator[int]:
-    """Yield lookups in constants that fit the low type."""
+def _tables(state: State, admits: Callable[[int], bool]) -> Iterator[tuple[int, TensorProto]]:
+    """Yield lookups that `admits` in constants that fit the low type, each with the constant."""
     for v, vertex in enumerate(state.vertices.all if state.options.spare_casts else ()):
         op = state.view.ops[vertex.op]
-        table = op.inputs[0] if op.kind == "Gather" and _between(state, v) else None
-        if table is None or state.view.constant(table) is None:
-            continue
-        if not state.view.fit(table, state.to).overflow:
-            yield v
-
-
-def tables(state: State) -> None:
-    """Lower lookups in a table of weights that is much larger than their results: a Cast behind it is cheaper."""
-    for v, vertex in enumerate(state.vertices.all if state.options.spare_casts else ()):
-        op = state.view.ops[vertex.op]
-        table = op.inputs[0] if op.kind == "Gather" and v not in state.low and state.can(v) else None
+        table = op.inputs[0] if op.kind == "Gather" and admits(v) else None
         tensor = state.view.constant(table)
-        if table is None or tensor is None or len(tensor.dims) < 2 or state.view.fit(table, state.to).overflow:
-            continue
+        if table is not None and tensor is not None and not state.view.fit(table, state.to).overflow:
+            yield v, tensor
+
+
+def large_tables(state: State) -> None:
+    """Lower lookups in a table of weights that is much larger than their results: a Cast behind it is cheaper."""
+    for v, tensor in _tables(state, lambda v: v not in state.low and state.can(v)):
         elements = math.prod(tensor.dims)
-        if elements >= _LEAST_TABLE and elements > _TIMES * state.sizes.size(op.outputs[0]):
+        if len(tensor.dims) < 2 or elements < _LEAST_TABLE:
+            continue
+        if elements > _TIMES * state.sizes.size(state.op(v).outputs[0]):
             state.low[v] = Paint(state.to, reasons.TABLE, None)
 
 
@@ -235,7 +233,7 @@ def _read_low_alone(state: State, value: ValueId | None) -> OpId | None:
     """Return the first reader of a value's elements; None if one reads them in float32, or the value is exposed."""
     if value is None or exposed(state.view, value):
         return None
-    uses = [use for use in state.view.uses[value] if state.view.ops[use.op].kind not in ELEMENTLESS]
+    uses = state.element_uses(value)
     return uses[0].op if uses and all(state.reads_low(use.op, use.slot) for use in uses) else None
 
 

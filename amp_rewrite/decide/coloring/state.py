@@ -15,15 +15,13 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZES
+from amp_rewrite.ir.op_classes import DEQUANTIZES, ELEMENTLESS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import unknown
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
-
-_QUANTIZERS = QUANTIZES | DEQUANTIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class State:
             if colors[v] is Color.DENY or (unlisted_too and colors[v] is Color.UNLISTED):
                 colors[v] = Color.GRAY
         for v, vertex in enumerate(self.vertices.all if self.options.rescale else ()):
-            if self.view.ops[vertex.op].kind in _QUANTIZERS:
+            if self.view.ops[vertex.op].kind in QUANTIZERS:
                 colors[v] = Color.CLEAR
         for v in self.of_ops(self.options.lower):
             colors[v] = Color.ALLOW
@@ -144,6 +142,10 @@ class State:
         """True if an op reads one of its inputs in the low type."""
         name = read_variable(self.view.ops[op], slot)
         return name is not None and self.vertices.of.get((op, name), -1) in self.low
+
+    def element_uses(self, value: ValueId) -> list[Use]:
+        """Return the uses of a value that read its elements."""
+        return [use for use in self.view.uses[value] if self.view.ops[use.op].kind not in ELEMENTLESS]
 
     def made_upcast(self, value: ValueId) -> bool:
         """True if a value is low in the model and now made in float32."""

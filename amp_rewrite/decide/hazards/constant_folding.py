@@ -9,12 +9,12 @@ from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes_float32
-from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, QUANTIZES, RANDOM
+from amp_rewrite.ir.op_classes import COPIES, QUANTIZERS, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 # Folded in any type. A quantized weight is not folded: its op is fused with the product that reads it.
 _MOVES = frozenset({*COPIES, "ConstantOfShape", "Where"})
-_NEVER_FOLDED = RANDOM | {kind for kind in QUANTIZES | DEQUANTIZES if "::" not in kind}
+_NEVER_FOLDED = RANDOM | {kind for kind in QUANTIZERS if "::" not in kind}
 
 
 @rule(reasons.FOLDED, "Arithmetic on constants alone stays foldable at load time.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -86,13 +86,11 @@ def large_biases(view: View, to: DType) -> Iterator[Pin]:
             if outweighs(view, bias, weight, to) and op.outputs[0] is not None:
                 sums[op.outputs[0]] = op.id
     moved = Flow.of(view, COPIES).forth(sums, float32(view)) if sums else {}
-    readers = (reader for value in moved for reader in view.readers(value) if reader.kind.endswith("Normalization"))
-    for op_id, cause in sorted({**makers(view, moved), **{r.id: moved_by(r, moved) for r in readers}}.items()):
+    pins = makers(view, moved)
+    for value, cause in moved.items():
+        pins.update((r.id, cause) for r in view.readers(value) if r.kind.endswith("Normalization"))
+    for op_id, cause in sorted(pins.items()):
         yield Pin(op_id, reasons.CONSTANT_RANGE, cause, "a bias that outweighs the product it is added to")
-
-
-def moved_by(op: Op, moved: Mapping[ValueId, OpId]) -> OpId:
-    return next(moved[value] for value in op.inputs if value is not None and value in moved)
 
 
 def _loses_digits(view: View, value: ValueId, to: DType) -> bool:

@@ -89,6 +89,8 @@ def position_bias(view: View, to: DType) -> Iterator[Pin]:
     sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
     biases = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
     ranges = results_of(view, ("CumSum", "Range"))
+    if not biases and not ranges:
+        return
     carries = Flow.of(view, CARRIES)
     if ranges:
         learned = Flow.of(view).forth(results_of(view, _LAYERS), float32(view))

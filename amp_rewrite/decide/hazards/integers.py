@@ -124,12 +124,12 @@ def _counts(view: View) -> dict[OpId, OpId]:
         for op in view.ops
         if not whole.isdisjoint(op.inputs) and (op.kind in _POINTED or _casts_to_integer(view, op))
     ]
+    if not ends:
+        return {}
     flow = Flow.of(view, _WHOLE)
     path = makers(view, flow.back({v: op.id for op in ends for v in op.inputs if v in whole}, whole.__contains__))
     path = {op_id: end for op_id, end in path.items() if op_id not in births and view.ops[op_id].kind not in COPIES}
-    reached = flow.forth(
-        {v: None for op_id in path for v in view.ops[op_id].outputs if v is not None}, whole.__contains__
-    )
+    reached = flow.forth({v: None for op_id in path for v in view.ops[op_id].results}, whole.__contains__)
     return {**path, **{op.id: op.id for op in ends if not reached.keys().isdisjoint(op.inputs)}}
 
 

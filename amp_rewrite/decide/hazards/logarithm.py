@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import described, first_inputs, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, float32, makers, squared
-from amp_rewrite.ir.op_classes import CARRIERS, COPIES, LAYERS, PAIR_SUMS, PRODUCTS, SCALINGS, SELECTIONS, SQUEEZES
+from amp_rewrite.ir.dataflow import Flow, float32, makers, squared, trail
+from amp_rewrite.ir.op_classes import (
+    CARRIERS,
+    CLAMPS,
+    COPIES,
+    LAYERS,
+    MAGNIFIES,
+    PAIR_SUMS,
+    PRODUCTS,
+    SCALINGS,
+    SQUEEZES,
+    Slots,
+)
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _LOGARITHMS = ("Log", "Atanh")
-_ENDS = {**dict.fromkeys((*_LOGARITHMS, "Acos", "Acosh", "Reciprocal", "Sqrt"), 0), "Div": 1, "Pow": 0}
+_ENDS: Slots = {**MAGNIFIES, **dict.fromkeys((*_LOGARITHMS, "Acos", "Acosh", "Pow"), (0,))}
 """Ops that magnify small differences of this input."""
-_BOUNDING = SELECTIONS.keys() - {"Where"}
 _LENGTHS = ("LpNormalization", "ReduceL2")
 
 
@@ -37,64 +47,64 @@ def logarithm(view: View, to: DType) -> Iterator[Pin]:
     How to override: LogSoftmax in the model; `--lower 'op=Log'`.
     Source: IEEE 754 binary16: smallest subnormal 2⁻²⁴, largest number below 1 is 1 − 2⁻¹¹.
     """
-    ends = first_inputs(view, _LOGARITHMS)
+    ends, products = first_inputs(view, _LOGARITHMS), _products(view)
+    if not ends and not products:
+        return
     flow = Flow.of(view, {kind: slots for kind, slots in CARRIERS.items() if kind not in SQUEEZES})
-    pins: dict[OpId, OpId] = {}
-    squeezed: dict[ValueId, OpId] = {}
+    pins = _behind_squeezes(flow, products)
     if ends:
         squeezed = flow.forth(results_of(view, SQUEEZES), float32(view))
         marked = flow.back(ends, lambda value: value in squeezed or _shifted(view, value))
-        pins = {**makers(view, marked), **{op_id: op_id for value, op_id in ends.items() if value in marked}}
-    for op_id, cause in in_float32(view, {**_behind_products(view, flow), **pins}).items():
+        pins |= {**makers(view, marked), **{op_id: op_id for value, op_id in ends.items() if value in marked}}
+    for op_id, cause in in_float32(view, pins).items():
         yield Pin(op_id, reasons.LOGARITHM, cause, f"computes the argument of {described(view, cause)}")
 
 
-def _behind_products(view: View, flow: Flow) -> dict[OpId, OpId]:
-    """Return the ops from a squeeze, square or length through one product to an op that magnifies its result."""
-    products = {op.outputs[0]: op for op in view.ops if op.kind in PRODUCTS | LAYERS and op.outputs[0] is not None}
-    reached: dict[OpId, tuple[Op, list[OpId]]] = {}
+_Magnified = Mapping[OpId, tuple[OpId, Sequence[OpId]]]
+"""Products with the op that magnifies their result, and the ops between."""
+
+
+def _products(view: View) -> _Magnified:
+    """Return the products behind whose result, at most moved, scaled, shifted and bounded, an op magnifies it."""
+    magnified: dict[OpId, tuple[OpId, Sequence[OpId]]] = {}
     for op in view.ops:
-        slot = _ENDS.get(op.kind)
-        if slot is None or (op.kind == "Pow" and not _is_root(view, op)):
+        if op.kind not in _ENDS or (op.kind == "Pow" and not _is_root(view, op)):
             continue
-        between, value = _behind_affine(view, op.inputs[slot])
-        if value in products:
-            reached.setdefault(products[value].id, (op, [*between, op.id]))
-    if not reached:
+        passed, value = trail(view, op.inputs[_ENDS[op.kind][0]], lambda step: _affine(view, step))
+        product = view.producer(value, *PRODUCTS, *LAYERS)
+        if product is not None and product.outputs[0] == value:
+            magnified.setdefault(product.id, (op.id, [step.id for step in passed]))
+    return magnified
+
+
+def _affine(view: View, op: Op) -> ValueId | None:
+    """Return the input that an op copies, or adds to, scales by or bounds by constants."""
+    if op.kind in COPIES:
+        return op.inputs[0]
+    varying = [v for v in op.operands if view.constant(v) is None] if op.kind in PAIR_SUMS | SCALINGS | CLAMPS else []
+    return varying[0] if len(varying) == 1 else None
+
+
+def _behind_squeezes(flow: Flow, products: _Magnified) -> dict[OpId, OpId]:
+    """Return the ops from a squeeze, square or length through a product to the op that magnifies its result."""
+    if not products:
         return {}
+    view = flow.view
     squares = {v: op.id for op in view.ops if squared(op) is not None and (v := op.outputs[0]) is not None}
     sources = flow.forth({**results_of(view, (*SQUEEZES, *_LENGTHS)), **squares}, float32(view))
-    grouped = {op_id for group in clusters(view) for op_id in group.ops}
+    reads = {product: [v for v in view.ops[product].operands[:2] if v in sources] for product in products}
+    grouped = {op_id for group in clusters(view) for op_id in group.ops} if any(reads.values()) else set[OpId]()
     pins: dict[OpId, OpId] = {}
-    for product, (end, passed) in reached.items():
-        read = {v: end.id for v in view.ops[product].inputs[:2] if v is not None and v in sources}
-        if not read or end.id in grouped:
-            continue
-        path = makers(view, flow.back(read, lambda v: v in sources))
-        pins.update({**path, **dict.fromkeys((product, *passed), end.id)})
+    for product, (end, passed) in products.items():
+        if reads[product] and end not in grouped:
+            path = makers(view, flow.back(dict.fromkeys(reads[product], end), sources.__contains__))
+            pins.update({**path, **dict.fromkeys((product, *passed, end), end)})
     return pins
 
 
 def _is_root(view: View, op: Op) -> bool:
     exponent = view.array(op.inputs[1])
     return exponent is not None and bool((exponent < 1).any())
-
-
-def _behind_affine(view: View, value: ValueId | None) -> tuple[list[OpId], ValueId | None]:
-    """Follow copies, and sums, scales and bounds of one value with constants, up to the value that they start from."""
-    passed: list[OpId] = []
-    while (op := view.producer(value)) is not None:
-        if op.kind in COPIES:
-            varying: list[ValueId | None] = [op.inputs[0]]
-        elif op.kind in PAIR_SUMS | SCALINGS | _BOUNDING:
-            varying = [v for v in op.operands if view.constant(v) is None]
-        else:
-            break
-        if len(varying) != 1:
-            break
-        passed.append(op.id)
-        value = varying[0]
-    return passed, value
 
 
 def _shifted(view: View, value: ValueId) -> bool:

@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.dataflow import Flow, float32, makers
-from amp_rewrite.ir.op_classes import AFFINE, ALL, COMPARISONS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
+from amp_rewrite.ir.op_classes import AFFINE, ALL, CLAMPS, COMPARISONS, COPIES, FILLS, SELECTIONS, SOFTMAXES, SUMS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
@@ -29,7 +29,6 @@ _PURE_COPIES = {**COPIES, **dict.fromkeys(FILLS, (0,))}
 CARRIES = {**COPIES, **SELECTIONS, **dict.fromkeys(AFFINE, ALL)}
 _SOFTMAX = SOFTMAXES | {"Exp"}  # Exp: a softmax written out
 _SELECTING = {**SELECTIONS, "Clip": (1, 2), **dict.fromkeys(FILLS, (2,))}
-_BOUNDING = SELECTIONS.keys() - {"Where"}
 _ATTENTION_MASKS = {
     "Attention": (3,),
     "com.microsoft::Attention": (5,),
@@ -184,7 +183,7 @@ def _masked(flow: Flow, extreme: Mapping[ValueId, Fill]) -> dict[ValueId, ValueI
     sources = {value: value for value, fill in extreme.items() if fill.level is not None}
 
     def carried(value: ValueId) -> bool:
-        op = view.producer(value, *_BOUNDING)
+        op = view.producer(value, *CLAMPS)
         clamped = op is not None and not sources.keys().isdisjoint(op.inputs)
         return view.dtype(value) is DType.FLOAT and not clamped
 
@@ -249,7 +248,7 @@ def _unfit_readers(view: View, to: DType, value: ValueId, fill: Fill) -> tuple[s
 
 def _selects(op: Op, use: Use, fill: Fill) -> bool:
     """True if an op compares or selects with the fill and does not compute with it."""
-    if use.slot in _ATTENTION_MASKS.get(op.kind, ()) or op.kind in _BOUNDING:
+    if use.slot in _ATTENTION_MASKS.get(op.kind, ()) or op.kind in CLAMPS:
         return True
     sentinel = fill.level is not None and (fill.level < 0 or fill.level >= _SENTINEL)
     return sentinel and use.slot in _SELECTING.get(op.kind, ())

@@ -9,12 +9,10 @@ from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import described, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import exposed
-from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, LAYERS, PRODUCTS, QUANTIZES, SELECTIONS, Slots
+from amp_rewrite.ir.dataflow import exposed, reach
+from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-_PASSING: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("MaxPool", "Relu"), (0,))}
-"""Ops that runtimes run on integers as they are, or merge into a quantizer, with the inputs that hold the numbers."""
 _WEIGHTED = LAYERS | PRODUCTS
 """Ops with integer kernels that give floats, too: they may end an integer region."""
 
@@ -47,16 +45,25 @@ def integer_ops(view: View) -> Mapping[OpId, OpId]:
     if not decoded:
         return {}
     for op in view.ops:
-        if op.kind in _PASSING and op.outputs[0] is not None and _decoded(view, op, decoded):
+        if op.kind in KEEP_SCALE and op.outputs[0] is not None and _decoded(view, op, decoded):
             decoded.add(op.outputs[0])
     encoded: set[ValueId] = set()
     for op in reversed(view.ops):
         encoded.update(v for v in op.outputs if v is not None and _encoded(view, v, encoded))
     own = [op for op in view.ops if _on_integers(view, op, decoded, encoded)]
     causes = {op.id: op.id for op in own}
+
+    def before(op_id: OpId) -> Iterator[OpId]:
+        makers = (view.producer(v, *KEEP_SCALE) for v in view.ops[op_id].operands if v in decoded)
+        yield from (maker.id for maker in makers if maker is not None)
+
+    def behind(op_id: OpId) -> Iterator[OpId]:
+        readers = (reader for v in view.ops[op_id].results if v in encoded for reader in view.readers(v))
+        yield from (reader.id for reader in readers if reader.kind in KEEP_SCALE)
+
     for op in reversed(own):
-        _mark_before(view, op, op.id, decoded, causes)
-        _mark_behind(view, op, op.id, encoded, causes)
+        for near in (before, behind):
+            causes.update(reach(dict.fromkeys(near(op.id), op.id), near, lambda op_id: op_id not in causes))
     return dict(sorted(causes.items()))
 
 
@@ -73,35 +80,15 @@ def _encoded(view: View, value: ValueId, encoded: Collection[ValueId]) -> bool:
         return False
     for use in view.uses[value]:
         op = view.ops[use.op]
-        copied = use.slot in _PASSING.get(op.kind, ()) and op.outputs[0] in encoded
+        copied = use.slot in KEEP_SCALE.get(op.kind, ()) and op.outputs[0] in encoded
         if not copied and (op.kind not in QUANTIZES or use.slot):
             return False
     return True
 
 
 def _on_integers(view: View, op: Op, decoded: Collection[ValueId], encoded: Collection[ValueId]) -> bool:
-    if op.kind in DEQUANTIZES or op.kind in QUANTIZES or op.signature is None or op.bodies:
+    if op.kind in QUANTIZERS or op.signature is None or op.bodies:
         return False
     made = [v for v in op.outputs if v is not None and view.dtype(v) is DType.FLOAT]
     ends = op.kind in _WEIGHTED or (bool(made) and all(v in encoded for v in made))
     return ends and _decoded(view, op, decoded)
-
-
-def _mark_before(view: View, op: Op, cause: OpId, decoded: Collection[ValueId], causes: dict[OpId, OpId]) -> None:
-    """Add the copies between DequantizeLinear and an op."""
-    pending = [op]
-    for step in pending:
-        sources = [view.producer(v) for v in step.inputs if v in decoded]
-        copies = [s for s in sources if s is not None and s.kind in _PASSING and s.id not in causes]
-        causes.update(dict.fromkeys((s.id for s in copies), cause))
-        pending += copies
-
-
-def _mark_behind(view: View, op: Op, cause: OpId, encoded: Collection[ValueId], causes: dict[OpId, OpId]) -> None:
-    """Add the copies between an op and QuantizeLinear."""
-    pending = [op]
-    for step in pending:
-        readers = [reader for v in step.outputs if v in encoded and v is not None for reader in view.readers(v)]
-        copies = [r for r in readers if r.kind in _PASSING and r.id not in causes]
-        causes.update(dict.fromkeys((r.id for r in copies), cause))
-        pending += copies

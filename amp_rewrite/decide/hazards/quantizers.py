@@ -12,11 +12,9 @@ from amp_rewrite.decide.hazards.steps import float32_constant, in_float32
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes_float32, float32, makers
-from amp_rewrite.ir.op_classes import COPIES, DEQUANTIZES, QUANTIZES, SELECTIONS, Slots
+from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.view import Op, OpId, View
 
-_QUANTIZERS = QUANTIZES | DEQUANTIZES
-_AS_LARGE: Slots = {**COPIES, **SELECTIONS, **dict.fromkeys(("MaxPool", "Relu"), (0,))}
 _FLOATS = (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ)  # zero points are 0
 _INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 """Types that matter: four bits are too small, and no bias fills its int32."""
@@ -35,7 +33,7 @@ def quantizers(view: View, to: DType) -> Iterator[Pin]:
     """
     beyond: dict[OpId, str] = {}
     for op in view.ops:
-        note = _beyond(view, op, to) if op.kind in _QUANTIZERS and computes_float32(view, op) else None
+        note = _beyond(view, op, to) if op.kind in QUANTIZERS and computes_float32(view, op) else None
         if note is not None:
             beyond[op.id] = note
             yield Pin(op.id, reasons.QUANTIZER, None, note)
@@ -81,7 +79,7 @@ def _neighbours(view: View, sure: Sequence[Op]) -> dict[OpId, OpId]:
 
     Ops of a maximum or selection count as copies: their results are as large as what they read.
     """
-    flow = Flow.of(view, _AS_LARGE)
+    flow = Flow.of(view, KEEP_SCALE)
     read = {v: op.id for op in sure if op.kind in QUANTIZES and (v := op.inputs[0]) is not None}
     written = {v: op.id for op in sure if op.kind in DEQUANTIZES and (v := op.outputs[0]) is not None}
     causes = makers(view, flow.back(read, float32(view)))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import computes_float32, first_input_of, number, origin
+from amp_rewrite.ir.dataflow import computes_float32, first_input_of, makers, number, origin, reach
 from amp_rewrite.ir.op_classes import COPIES, HEAVY, PAIR_SUMS
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _SMALL = 2.0**-4
 _LEAST = 4
@@ -27,9 +28,9 @@ def small_steps(view: View, to: DType) -> Iterator[Pin]:
     Example: x = x + 0.01 · tanh(x · W), 32 times.
     Source: N. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 4.
     """
-    copies = first_input_of({kind for kind in COPIES if kind != "Concat"})
-    lengths: dict[ValueId, tuple[int, OpId | None]] = {}
-    pinned: dict[OpId, OpId | None] = {}
+    copies = first_input_of(COPIES.keys() - {"Concat"})
+    steps: dict[ValueId, tuple[Op, int]] = {}
+    before: dict[OpId, Op] = {}
     for op in view.ops:
         if op.kind not in PAIR_SUMS or len(op.inputs) != 2 or not computes_float32(view, op):
             continue
@@ -37,18 +38,21 @@ def small_steps(view: View, to: DType) -> Iterator[Pin]:
             if state is None or op.outputs[0] is None or (moved := _moved(view, step)) is None:
                 continue
             start = origin(view, state, copies)
-            before, last = lengths.get(start, (0, None))
-            if _learned(view, moved, lengths.keys() | {start}):
-                lengths[op.outputs[0]] = before + 1, op.id
-                pinned[op.id] = last
+            if _learned(view, moved, start, steps):
+                last, length = steps.get(start, (None, 0))
+                steps[op.outputs[0]] = op, length + 1
+                if last is not None:
+                    before[op.id] = last
                 break
-    ends = {lengths[op.outputs[0]] for op in map(view.ops.__getitem__, pinned) if op.outputs[0] is not None}
-    chains = {op_id for length, op_id in ends if length >= _LEAST}
-    for op_id in reversed(pinned):
-        if op_id in chains and (before_it := pinned[op_id]) is not None:
-            chains.add(before_it)
-    for op_id in sorted(op_id for op_id in chains if op_id is not None):
-        yield Pin(op_id, reasons.SMALL_STEP, pinned[op_id], "moves a state by a small step, as ops before and after it")
+    chained: set[OpId] = set()
+    for op, length in reversed(steps.values()):
+        if length >= _LEAST:
+            chained.add(op.id)
+        if op.id in chained and op.id in before:
+            chained.add(before[op.id].id)
+    for op_id in sorted(chained):
+        because = before[op_id].id if op_id in before else None
+        yield Pin(op_id, reasons.SMALL_STEP, because, "moves a state by a small step, as ops before and after it")
 
 
 def _moved(view: View, step: ValueId | None) -> ValueId | None:
@@ -68,20 +72,20 @@ def _moved(view: View, step: ValueId | None) -> ValueId | None:
 
 def _is_fed_number(view: View, value: ValueId) -> bool:
     """True if a value is an input of the model with a single element."""
-    formals = {port.name: port.type.tensor_type for port in view.model.proto.graph.input}
-    formal = formals.get(view.value_name(value)) if view.values[value].public else None
-    return formal is not None and formal.HasField("shape") and all(dim.dim_value == 1 for dim in formal.shape.dim)
+    if not view.values[value].public:
+        return False
+    name = view.value_name(value)
+    formal = next((formal for formal in view.model.proto.graph.input if formal.name == name), None)
+    dims = declared_dims(formal) if formal is not None else None
+    return dims is not None and all(dim == 1 for dim in dims)
 
 
-def _learned(view: View, value: ValueId, states: Collection[ValueId]) -> bool:
+def _learned(view: View, value: ValueId, start: ValueId, states: Container[ValueId]) -> bool:
     """True if a product lies between the states and a value that is computed from one."""
-    queue, seen, product = [value], {value}, False
-    while queue:
-        op = view.producer(queue.pop())
-        if op is None:
-            continue
-        product = product or op.kind in HEAVY
-        fresh = [v for v in op.operands if v not in seen and v not in states]
-        seen.update(fresh)
-        queue += fresh
-    return product
+
+    def operands(value: ValueId) -> Sequence[ValueId]:
+        op = view.producer(value)
+        return op.operands if op is not None else ()
+
+    reached = reach({value: None}, operands, lambda v: v == value or (v != start and v not in states))
+    return any(view.ops[op_id].kind in HEAVY for op_id in makers(view, reached))
