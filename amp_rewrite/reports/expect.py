@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.reports.match import Flow
@@ -28,7 +28,7 @@ from amp_rewrite.reports.rows import PortRow, Row
 TYPES = tuple(dtype.spelling for dtype in DType)
 SUBJECTS = ("compute", "ops", "casts", "io", "inputs", "outputs", "weights")
 _FLOATS = frozenset(dtype.spelling for dtype in DType if dtype.floating)
-_LOW = frozenset(dtype.spelling for dtype in DType if dtype.low)
+_LOW = frozenset(dtype.spelling for dtype in LOW_TYPES)
 _FORM = re.compile(r"\s*(\w+)\s*(?:\[([^\]]*)\])?\s*(>=|<=|==|!=|=|<|>)\s*(.*?)\s*")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kMGT]?B|)")
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -82,8 +82,7 @@ def inventory(model: Model, *, name: str | None = None, tool: str = "") -> Repor
 
     ModelError if a graph cannot run, or functions cannot be put in place of their calls.
     """
-    local = {(f.domain, f.name) for f in model.proto.functions}
-    return report_of(View.of(inlined(model, sorted(local))), name=name, tool=tool)
+    return report_of(View.of(inlined(model)), name=name, tool=tool)
 
 
 @lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant

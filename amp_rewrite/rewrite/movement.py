@@ -37,8 +37,8 @@ def moved(
             operands = [known[name] for name in node.input]
             if node.op_type == "Concat" and sum(x.size for x in operands) > most:
                 return None
-            result_array = known[node.output[0]] = row(attributes, *operands)
-            most -= result_array.size
+            array = known[node.output[0]] = row(attributes, *operands)
+            most -= array.size
             if most < 0:
                 return None
         return known[result]

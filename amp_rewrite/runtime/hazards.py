@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import first_input_of, only_reader, origin
+from amp_rewrite.ir.dataflow import Flow, first_input_of, only_reader, origin
 from amp_rewrite.ir.op_classes import CASTS, COPIES, DEQUANTIZES, LAYERS, QUANTIZES, RELABELS
 from amp_rewrite.ir.schema import attribute
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -68,6 +68,7 @@ _NATIVE = {*CASTS, *COPIES, "Clip", "Dropout", "If", "LayerNormalization", "Loop
 
 def _batch_transposes(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 Transposes that move the batch axis inwards, and that a product with a constant reads."""
+    passed = Flow.of(view, dict.fromkeys((*CASTS, "Identity"), (0,)))
     for op in view.ops:
         if op.kind != "Transpose" or (result := op.outputs[0]) is None or made(result) is not DType.FLOAT16:
             continue
@@ -76,7 +77,8 @@ def _batch_transposes(view: View, made: Made) -> Iterator[Op]:
         inner = (*range(1, len(perm)), 0)
         if len(perm) < 3 or perm not in (inner, (*inner[:-2], 0, inner[-2])) or not _native(view, op, made):
             continue
-        products = [reader for reader in _behind(view, result) if reader.kind == "MatMul"]
+        copies = passed.forth({result: None})
+        products = [reader for value in copies for reader in view.readers(value) if reader.kind == "MatMul"]
         if any(_by_constant(view, product) and not _biased(view, product) for product in products):
             yield op
 
@@ -88,17 +90,9 @@ def _native(view: View, op: Op, made: Made) -> bool:
     return maker is None or maker.kind in _NATIVE or source is None or made(source) is not DType.FLOAT16
 
 
-def _behind(view: View, value: ValueId) -> Iterator[Op]:
-    """Yield the readers of a value, through copies of it and Casts."""
-    for reader in view.readers(value):
-        yield reader
-        if reader.kind in CASTS or reader.kind == "Identity":
-            yield from _behind(view, reader.outputs[0]) if reader.outputs[0] is not None else ()
-
-
 def _by_constant(view: View, op: Op) -> bool:
     """True if an operand of a product is a constant, or a moved one."""
-    origins = (origin(view, value, first_input_of(_MOVED | CASTS)) for value in op.inputs if value is not None)
+    origins = (origin(view, value, first_input_of(_MOVED | CASTS)) for value in op.operands)
     return any(view.constant(value) is not None for value in origins)
 
 
@@ -124,11 +118,8 @@ def _biased_layers(view: View, made: Made) -> Iterator[Op]:
 
 def _recurrent(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 LSTMs."""
-    yield from (
-        op
-        for op in view.ops
-        if op.kind == "LSTM" and any(v is not None and made(v) is DType.FLOAT16 for v in op.outputs)
-    )
+    lstms = (op for op in view.ops if op.kind == "LSTM")
+    yield from (op for op in lstms if any(made(v) is DType.FLOAT16 for v in op.results))
 
 
 HAZARDS = (

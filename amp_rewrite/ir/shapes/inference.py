@@ -12,6 +12,7 @@ from typing import Any
 import onnx.shape_inference
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.graphs import all_graphs, names_read
 
 MADE_UP = "unk__"
@@ -29,8 +30,7 @@ def infer_shapes(model: ModelProto, serialized: bytes | None = None, **options: 
     """
     if sum(node.op_type in _OWNERS for node in model.graph.node) <= _MOST:
         return onnx.shape_inference.infer_shapes(serialized or model, **options)
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = clone(model)
     graph = result.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     known = {port.name: port for port in (*graph.value_info, *graph.output, *graph.input)}

@@ -14,10 +14,13 @@ import onnx.numpy_helper
 from amp_rewrite.decide.hazards.constants import outweighs
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import first_input_of, only_reader
 from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.node_check import node_check
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.schema import float_attribute
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
 
@@ -25,29 +28,43 @@ _copies = first_input_of(RELABELS)
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split the bias off products that an output or a norm reads, or drop it. O(ops); reads the weights of suspects."""
+    """Split the bias off products that an output or a norm reads, or drop it. O(ops); reads the weights of suspects.
+
+    A product whose schema needs a bias (Gemm below opset 11) is left alone, and so is a model that lists its weights as
+    inputs (IR version 3).
+    """
+    if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+        return
     for op in view.ops:
-        if op.kind not in LAYERS or len(op.inputs) < 3 or op.outputs[0] is None:
+        if op.kind not in LAYERS or len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
             continue
         if not outweighs(view, op.inputs[2], op.inputs[1], context.to):
             continue
         reader = _reader(view, op.outputs[0])
         if reader == "InstanceNormalization":
             yield _without_bias(op, "dropped, since the InstanceNormalization behind subtracts it")
-        elif reader == "" or reader.endswith("Normalization"):
+        elif reader == _OUTPUT or (reader is not None and reader.endswith("Normalization")):
             yield _split(view, op)
 
 
-def _reader(view: View, value: ValueId) -> str:
-    """Return the kind of the only reader behind copies; empty if the value is an output alone, "-" for several."""
+def _needs_bias(op: Op) -> bool:
+    if op.signature is None:
+        return True
+    least, _ = node_check(op.domain, op.op_type, op.signature.since).inputs
+    return least == len(op.inputs)
+
+
+_OUTPUT = "an output"
+
+
+def _reader(view: View, value: ValueId) -> str | None:
+    """Return the kind of the only reader behind copies, or `_OUTPUT`; None for several."""
     while True:
         if value in view.yielded and not view.uses[value]:
-            return ""
+            return _OUTPUT
         reader = only_reader(view, value)
-        if reader is None:
-            return "-"
-        if _copies(reader) != value or reader.outputs[0] is None:
-            return reader.kind
+        if reader is None or _copies(reader) != value or reader.outputs[0] is None:
+            return reader.kind if reader is not None else None
         value = reader.outputs[0]
 
 
@@ -74,6 +91,6 @@ def _split(view: View, op: Op) -> Replacement:
         bias = bias.reshape(-1, *[1] * (len(weight.dims) - 2))
     stored = onnx.numpy_helper.from_array(bias, unused(f"{op.node.input[2]}_split", view.names))
     name = f"{op.node.name}_bias" if op.node.name else ""
-    total = onnx.helper.make_node("Add", [product.output[0], stored.name], [result], name)
+    total = new_node("Add", [product.output[0], stored.name], result, name)
     words = "added in float32 behind it"
     return Replacement("bias", (op.id,), op.id, total, (stored,), ahead=(product,), findings=_finding(op, words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import ModelProto
 
@@ -74,3 +75,15 @@ def test_other_biases_stay_where_they_are(text: str, bias: float, outputs: str) 
     assert findings(converted) == []
     first = converted.model.graph.node
     assert any(node.op_type in ("Gemm", "Conv") and len(node.input) == 3 for node in first)
+
+
+def test_where_the_schema_needs_a_bias_or_weights_are_inputs_it_stays() -> None:
+    for opset, ir in ((9, 3), (10, 5), (17, 3)):
+        proto = cases.build("y=Gemm(x,w,b)", ("y",), constants={"w": WEIGHTS, "b": np.full(8, 4000.0)}, opset=opset)
+        proto.ir_version = ir
+        if ir == 3:
+            held = [onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer]
+            proto.graph.input.extend(held)
+        converted = amp_rewrite.convert(proto)
+        assert findings(converted) == []
+        onnx.checker.check_model(converted.model, full_check=True)
