@@ -101,7 +101,7 @@ class Builder(builder.Builder):
         return None if value is None else self.facts.shapes.get(value.id)
 
     def constant_of(self, name: str) -> Array | None:
-        """The values of a constant of the model of at most 65536 elements; None if it is none, or larger."""
+        """A constant of the model of at most 65536 elements; None for other values and larger constants."""
         value = self.known(name)
         tensor = self.facts.view.constant(value.id) if value is not None else None
         if tensor is None or math.prod(tensor.dims) > _LARGEST_CONSTANT:

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 _STATEMENT = re.compile(r"^([\w,]+)=(?:([\w.]+)::)?(\w+)(?:\[([^\]]*)\])?\(([\w,]*)\)$")
 _TYPES = {"bool": TensorProto.BOOL, "int": TensorProto.INT64, "half": TensorProto.FLOAT16, "float": TensorProto.FLOAT}
-_IR_VERSIONS = {
+IR_VERSIONS = {
     9: 4,
     10: 5,
     11: 6,
@@ -65,7 +65,7 @@ def build(
     free = [helper.make_empty_tensor_value_info(name) for name in outputs]
     imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, v) for d, v in (domains or {}).items())]
     model = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, free, tensors), opset_imports=imports, ir_version=_IR_VERSIONS[opset]
+        helper.make_graph(nodes, "g", inputs, free, tensors), opset_imports=imports, ir_version=IR_VERSIONS[opset]
     )
     found = {v.name: v for v in onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output}
     del model.graph.output[:]

@@ -95,7 +95,7 @@ def _to_float32(state: State, v: int, reason: str, note: str) -> None:
 # -- tiny products -----------------------------------------------------------------------------------------------------
 
 
-@rule(reasons.TINY_PRODUCT, "Products of a few terms are not lowered for their own sake.")
+@rule(reasons.TINY_PRODUCT, "A part of a model whose products all sum only a few terms stays float32.")
 def tiny_products(state: State) -> None:
     """Keep connected low ops in float32 if all their products sum fewer than 8 terms. O(nodes + uses).
 
@@ -139,14 +139,14 @@ def _is_tiny(state: State, op: Op) -> bool:
 # -- values that no product made ---------------------------------------------------------------------------------------
 
 
-@rule(reasons.RAW, "A value that no product made is not rounded for somebody else's sake.")
+@rule(reasons.RAW, "A raw value is rounded only for readers in the low type.")
 def raw_values(state: State) -> None:
     """Keep clear ops, sums and products of raw values in float32 where a reader needs float32. O(nodes + uses).
 
     What it protects: Columns of ids, timestamps and prices beside features, and caches with a float32 output. A value
         is raw if it comes from inputs alone, through ops on the clear list, Add, Sub and Mul.
-    Why: An op that only moves such values costs the same in either type, and the Cast may as well stand behind it. In
-        front of it, the Cast rounds 100003 to 99968, for a reader that would have read the number itself.
+    Why: An op that only moves such values costs the same in either type, so the Cast can stand behind it. In front of
+        it, the Cast rounds 100003 to 99968 for a reader of the exact number, too.
     Example: Split of a row into features for a layer and an id that is cast to int64.
     How to override: `--io 'NAME=float16'` for an input and output that shall be low.
     Source: IEEE 754 binary16 has 11 significant bits, bfloat16 has 8.

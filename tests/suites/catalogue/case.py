@@ -21,25 +21,6 @@ from amp_rewrite.rewrite.emulate import emulate
 from suites.catalogue.naive import naive
 from support import cases, objections
 
-IR_VERSIONS = {
-    9: 4,
-    10: 5,
-    11: 6,
-    12: 7,
-    13: 7,
-    14: 7,
-    15: 8,
-    16: 8,
-    17: 8,
-    18: 8,
-    19: 9,
-    20: 9,
-    21: 10,
-    22: 10,
-    23: 11,
-}
-
-
 WRONG = r": output 0: (is not finite|is off by|differs|is .* instead of)"
 """What `of_numbers` says, for `Case.fails`."""
 MISMATCH = r"does not match expected type|bound to different types|inconsistent type|element type|Type Error"
@@ -100,7 +81,7 @@ class Case:
         imports = {"": self.opset, **self.domains}
         spelled = ", ".join(f'"{domain}": {version}' for domain, version in imports.items())
         model = onnx.parser.parse_model(
-            f"<ir_version: {self.ir or IR_VERSIONS[self.opset]}, opset_import: [{spelled}]>\n{self.text}"
+            f"<ir_version: {self.ir or cases.IR_VERSIONS[self.opset]}, opset_import: [{spelled}]>\n{self.text}"
         )
         rng = np.random.default_rng(self.row)
         for name, given in self.weights.items():

@@ -18,8 +18,8 @@ from onnx import ModelProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pipeline.convert import Converted, convert
 from amp_rewrite.rewrite.emulate import emulate
-from suites.catalogue.case import IR_VERSIONS
 from support import objections
+from support.cases import IR_VERSIONS
 from support.rounded_products import relative_error, rounded_products
 
 TOLERANCE = {DType.FLOAT16: 2e-2, DType.BFLOAT16: 16e-2}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -32,14 +31,6 @@ net (float[2,4] x) => (float[2,3] y)
 }
 """
 FOUND = sorted((TESTS / "suites" / "fuzz" / "corpus").glob("*/*"))
-
-
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("the limits of the cage are those of Linux")
-    with Cage() as opened:
-        yield opened
 
 
 def sound() -> ModelProto:

@@ -33,12 +33,6 @@ net (float[2,600] x) => (float[2,600] y) {
 WEIGHT = 600 * 600 * 4
 
 
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    with Cage() as opened:
-        yield opened
-
-
 def net(seed: int = 0) -> ModelProto:
     """A model with two weights of 1.4 MB each."""
     model: ModelProto = onnx.parser.parse_model(TEXT)

@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +39,6 @@ TEXT = f"""{HEAD} net (float[2,8] x) => (float[2,8] y) <float[8,8] w = {{{WEIGHT
 
 def sound() -> ModelProto:
     return onnx.parser.parse_model(TEXT)
-
-
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    with Cage() as opened:
-        yield opened
 
 
 @pytest.fixture

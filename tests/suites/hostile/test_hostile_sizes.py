@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -21,12 +20,6 @@ from suites.fuzz.cage import Cage, Outcome
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]>'
-
-
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    with Cage() as opened:
-        yield opened
 
 
 def attempt(cage: Cage, folder: Path, model: ModelProto | str, *words: str, command: str = "convert") -> Outcome:

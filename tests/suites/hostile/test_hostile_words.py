@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -29,12 +28,6 @@ net (float[2,4] x) => (float[2,3] y)
   [last] y = Exp (h)
 }
 """
-
-
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    with Cage() as opened:
-        yield opened
 
 
 @pytest.fixture
