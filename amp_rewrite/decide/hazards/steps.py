@@ -38,7 +38,9 @@ def in_float32(view: View, causes: Mapping[OpId, Cause]) -> dict[OpId, Cause]:
 
 
 def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
-    """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand."""
+    """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand; None for a scalar."""
+    if not shape:
+        return None
     last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
     return shape[-1] if last or len(shape) == 1 else shape[-2]
 

@@ -81,7 +81,7 @@ def _angular(view: View, op: Op, positions: dict[ValueId, OpId], lengths: dict[V
     for slot, value in enumerate(op.inputs[:2]):
         tensor = view.constant(value)
         shape: Shape = tuple(tensor.dims) if tensor is not None else lengths.get(value, ()) if value is not None else ()
-        terms = summed_length(op, slot, shape) if shape else None
+        terms = summed_length(op, slot, shape)
         if terms is not None:
             return terms < TENSOR_CORE_STEP
     return False

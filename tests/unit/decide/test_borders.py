@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 import amp_rewrite
 from support import cases
@@ -70,6 +70,14 @@ def test_a_product_of_unknown_length_counts_as_large() -> None:
         for dim in value.type.tensor_type.shape.dim:
             dim.dim_param = f"{value.name}_n"
     assert types(model)["y"] == ("float16", "allow_root")
+
+
+def test_a_product_with_a_scalar_constant_has_no_known_length() -> None:
+    """ONNX forbids it; a broken model is converted or refused, never a fault of the converter."""
+    model = cases.build("a=MatMul(x,c);y=MatMul(a,w)", ["y"], constants={"c": np.ones((4, 4), "f4")}, shapes=NARROW)
+    (constant,) = model.graph.initializer
+    constant.CopyFrom(numpy_helper.from_array(np.float32(2), "c"))
+    assert set(types(model)) == {"a", "y"}
 
 
 def test_what_the_user_lowers_stays_low_in_a_tiny_part() -> None:
