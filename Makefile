@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 WORKERS ?= 2
 LONG ?= 60
+# Interpreters with other converters, for `make demo`: onnxconverter-common; nvidia-modelopt[onnx].
+PEERS ?= $(BIN)/python
+AUTOCAST ?= $(BIN)/python
 # Where `make gpu` leaves what it measured; a second run goes on from there.
 OUT ?= build/gpu
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
@@ -31,8 +34,9 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
 		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
-demo: $(RUNTIME) ## convert three trained models, run them, print the accuracy before and after
-	@$(BIN)/python examples/demo.py
+demo: $(RUNTIME) ## convert models that break in float16, by this package and others, and print the errors
+	@$(PIP) onnxconverter-common || true
+	@$(BIN)/python examples/demo.py --peers $(PEERS) --autocast $(AUTOCAST)
 
 test: $(DEV) ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

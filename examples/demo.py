@@ -1,17 +1,26 @@
-"""Converts three trained digit classifiers to float16 and bfloat16, runs all versions, prints the accuracy of each.
+"""Convert models that break in float16, by this package and by other converters, and print the errors of each.
 
-    make demo
+    make demo [PEERS=PYTHON] [AUTOCAST=PYTHON]
 
-The models and the 360 held-out digits lie in `examples/models`; `train_digits.py` made them.
-With an NVIDIA GPU the models run there, in real low precision. Elsewhere they run on onnxruntime's CPU provider, and
-the converted models as their emulation (`amp_rewrite.emulate`): as they are they would not do, because that provider
-computes most float16 ops in float32 without rounding, and so hides what is asked about.
+The hard models are those of `tests/support/hard_models.py`: small models with the troubles of large ones, and data that
+shows them. Below them stand three digit classifiers of `examples/models`, trained by `train_digits.py`, with their
+accuracy on 360 held-out images.
+
+With an NVIDIA GPU converted models run there. Elsewhere they run on the CPU as their emulation, which rounds each
+result to the low type: onnxruntime's CPU provider computes most float16 ops in float32, and so hides what is asked.
+
+Other converters run in the interpreters of `--peers` (onnxruntime and onnxconverter-common) and `--autocast`
+(nvidia-modelopt[onnx], which pins older packages). A tool that is not installed there has a dash.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,41 +28,88 @@ import numpy as np
 import onnx
 
 import amp_rewrite
+from amp_rewrite.reports.report_builder import inventory
 
-MODELS = Path(__file__).parent / "models"
-NETWORKS = {
-    "digits_mlp": "three dense layers",
-    "digits_cnn": "a convolutional network",
-    "digits_vit": "a vision transformer",
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "examples" / "models"
+PEER_TOOLS = ROOT / "benchmarks" / "peers" / "peer_tools.py"
+TOLERANCE = 1e-2
+"""Largest allowed error, as a share of the largest magnitude of the output."""
+
+HARD = {
+    "llama_outlier": "Llama, 70 000 in its residual stream",
+    "t5_outlier": "T5, 90 000 in its residual stream",
+    "vae_decoder": "VAE decoder, activations of 100 000",
+    "large_logits": "classifier, logits of 90 000",
+    "offset_norm": "instance norm of 3000 ± 0.5",
+    "masked_rows": "attention, a row all masked",
+    "far_rotary": "rotary positions up to 8191",
 }
-TYPES = ("float16", "bfloat16")
-# Less than one of the 360 digits.
-ALLOWED_LOSS = 0.001
-FACTS = (
-    "",
-    "file, bytes",
-    "compute ops in it",
-    "casts",
-    "accuracy",
-    "answers that differ",
-    "largest change of a probability",
-    "computed by",
-)
+DIGITS = {"digits_mlp": "MLP", "digits_cnn": "CNN", "digits_vit": "vision transformer"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Class probabilities (n, 10), and where they were computed: "CUDA" or "CPU"."""
+class Peer:
+    """A tool of `benchmarks/peers/peer_tools.py`: its title, the module that it needs, True if it is given the data."""
 
-    probabilities: np.ndarray
-    where: str
+    title: str
+    tool: str
+    module: str
+    data: bool
 
-    def accuracy(self, labels: np.ndarray) -> float:
-        return float((self.probabilities.argmax(axis=1) == labels).mean())
+
+PEERS = (
+    Peer("onnxruntime float16", "onnxruntime_float16", "onnxruntime", False),
+    Peer("onnxconverter-common auto, with data", "onnxconverter_common_auto", "onnxconverter_common", True),
+    Peer("ModelOpt AutoCast, with data", "modelopt_autocast", "modelopt", True),
+)
+OURS = ("amp-rewrite", "amp-rewrite, with data")
+
+
+def installed(module: str, python: str) -> bool:
+    """Return True if an interpreter finds a module."""
+    look = f"import sys, importlib.util; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", look], check=False).returncode == 0
+
+
+def judged(reference: Path, candidate: Path | onnx.ModelProto, data: Path) -> str:
+    """Return the error of a converted model, and the share of its matrix products and convolutions in float16."""
+    verdict = amp_rewrite.verify(reference, candidate, data, metric="scaled", at_most=TOLERANCE)
+    totals = inventory(amp_rewrite.Model.load(candidate), name=candidate.name, tool="").totals
+    share = f"{totals.compute_lowered / totals.compute_ops:.0%}"
+    differences = [row.difference for row in verdict.rows]
+    if any(found.nonfinite[1] > found.nonfinite[0] for found in differences):
+        return "NaN"
+    return f"{'' if verdict.ok else 'wrong: '}{max(found.scaled or 0.0 for found in differences):.1g}, {share} low"
+
+
+def hard_models(names: Iterable[str], python: str, autocast: str) -> list[tuple[str, ...]]:
+    """Return a row per hard model: the error by each converter."""
+    there = {peer: installed(peer.module, autocast if peer.module == "modelopt" else python) for peer in PEERS}
+    rows = [("model", *(peer.title for peer in PEERS), *OURS)]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        subprocess.run([sys.executable, ROOT / "tests" / "support" / "hard_models.py", folder], check=True)
+        for name in names:
+            model, data = folder / f"{name}.onnx", folder / f"{name}.npz"
+            cells = []
+            for peer in PEERS:
+                out = folder / f"{name}.{peer.tool}.onnx"
+                interpreter = autocast if peer.module == "modelopt" else python
+                words = [interpreter, PEER_TOOLS, peer.tool, model, out, *([data] if peer.data else [])]
+                if there[peer]:
+                    subprocess.run(words, check=False, capture_output=True)
+                cells.append("–" if not there[peer] else judged(model, out, data) if out.exists() else "no model")
+            plain, repaired = folder / "plain.onnx", folder / "repaired.onnx"
+            amp_rewrite.convert(model).save(plain, overwrite=True)
+            found = amp_rewrite.repair(model, data, metric="scaled", at_most=TOLERANCE)
+            found.converted.save(repaired, overwrite=True)
+            rows.append((HARD[name], *cells, judged(model, plain, data), judged(model, repaired, data)))
+    return rows
 
 
 def cuda_driver() -> bool:
-    """Whether this machine has one; asking onnxruntime instead prints errors where it has none."""
+    """Return True if the machine has a CUDA driver; asking onnxruntime instead prints errors where it has none."""
     try:
         ctypes.CDLL("libcuda.so.1" if sys.platform == "linux" else "nvcuda.dll")
     except OSError:
@@ -61,8 +117,8 @@ def cuda_driver() -> bool:
     return True
 
 
-def run(model: onnx.ModelProto, images: np.ndarray) -> Outcome:
-    """The model's answer to `images`, from the GPU if onnxruntime can really open it, else from the CPU."""
+def probabilities(model: onnx.ModelProto, images: np.ndarray) -> np.ndarray:
+    """Return a model's answer to images, from the GPU if onnxruntime can open it, else from the emulation."""
     import onnxruntime
 
     feeds = {model.graph.input[0].name: images}
@@ -72,60 +128,52 @@ def run(model: onnx.ModelProto, images: np.ndarray) -> Outcome:
         providers = [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=providers)
         if session.get_providers()[0] == "CUDAExecutionProvider":
-            return Outcome(session.run(None, feeds)[0], "CUDA")
+            return session.run(None, feeds)[0]
     emulation = amp_rewrite.emulate(model).to_proto()  # of a float32 model: itself
     session = onnxruntime.InferenceSession(emulation.SerializeToString(), providers=["CPUExecutionProvider"])
-    return Outcome(session.run(None, feeds)[0], "CPU")
+    return session.run(None, feeds)[0]
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    """The cells of each row under each other: the first flush left, the others flush right."""
-    wide = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ((f"{row[0]:<{wide[0]}}", *map(str.rjust, row[1:], wide[1:])) for row in rows)
-    return "\n".join("  " + "  ".join(line) for line in lines)
+def digits() -> list[tuple[str, ...]]:
+    """Return a row per digit classifier: file sizes, accuracy before and after, compute ops lowered, Casts."""
+    with np.load(MODELS / "digits_test.npz") as held_out:
+        images, labels = held_out["x"], held_out["y"]
+    head = ("model", "bytes", "accuracy", "in float16", "in bfloat16", "answers that differ", "low", "Casts")
+    rows = [head]
+    for name, title in DIGITS.items():
+        path = MODELS / f"{name}.onnx"
+        answers = [probabilities(onnx.load(path), images).argmax(axis=1)]
+        half, brain = (amp_rewrite.convert(path, to=to) for to in ("float16", "bfloat16"))
+        answers += [probabilities(converted.model, images).argmax(axis=1) for converted in (half, brain)]
+        accuracy = [f"{(answer == labels).mean():.2%}" for answer in answers]
+        differing = f"{(answers[0] != answers[1]).sum()} of {len(labels)}"
+        totals = half.report.totals
+        low = f"{totals.compute_lowered} of {totals.compute_ops}"
+        size = f"{path.stat().st_size:,} → {half.model.ByteSize():,}"
+        rows.append((title, size, *accuracy, differing, low, str(totals.casts_to_low + totals.casts_to_float32)))
+    return rows
 
 
-def demonstrate(name: str, images: np.ndarray, labels: np.ndarray) -> str:
-    """Prints everything about one network; where its converted versions were computed."""
-    path = MODELS / f"{name}.onnx"
-    print(f"== {name}.onnx: {NETWORKS[name]}\n")
-    before = run(onnx.load(path), images)
-    correct = before.accuracy(labels)
-    columns = [FACTS, ("float32", f"{path.stat().st_size:,}", "0%", "0", f"{correct:.2%}", "", "", before.where)]
-    for to in TYPES:
-        converted = amp_rewrite.convert(path, to=to)
-        if to == "float16":
-            print(converted.report.text())
-        after = run(converted.model, images)
-        columns.append((to, *facts(converted, before, after, labels)))
-        if after.accuracy(labels) < correct - ALLOWED_LOSS:
-            raise SystemExit(f"{name}: {to} lost more than {ALLOWED_LOSS:.1%} of accuracy")
-    print(table(list(zip(*columns, strict=True))) + "\n")
-    return columns[-1][-1]
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns; the first row is its head."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.ljust(width) for cell, width in zip(cells, wide, strict=True))} |"
 
-def facts(converted: amp_rewrite.Converted, before: Outcome, after: Outcome, labels: np.ndarray) -> tuple[str, ...]:
-    """What stands under `FACTS` for one conversion."""
-    totals = converted.report.totals
-    return (
-        f"{converted.model.ByteSize():,}",
-        f"{totals.compute_lowered / max(totals.compute_ops, 1):.0%}",
-        f"{totals.casts_to_low + totals.casts_to_float32}",
-        f"{after.accuracy(labels):.2%}",
-        f"{(before.probabilities.argmax(axis=1) != after.probabilities.argmax(axis=1)).sum()} of {len(labels)}",
-        f"{np.abs(before.probabilities - after.probabilities).max():.1e}",
-        after.where,
-    )
+    return "\n".join([line(rows[0]), line("-" * width for width in wide), *map(line, rows[1:])])
 
 
 def main() -> None:
-    with np.load(MODELS / "digits_test.npz") as held_out:
-        images, labels = held_out["x"], held_out["y"]
-    places = {demonstrate(name, images, labels) for name in NETWORKS}
-    if places == {"CUDA"}:
-        print("both were real: all versions ran on the GPU, in onnxruntime's CUDA provider.")
-    else:
-        print("onnxruntime opened no GPU: both were emulated on the CPU (float32 inside each op, results rounded).")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*HARD, []], metavar="NAME", help="a hard model; all by default")
+    parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--autocast", default=sys.executable, metavar="PYTHON")
+    given = parser.parse_args()
+    print(table(hard_models(given.names or HARD, given.peers, given.autocast)))
+    print(f"\n{table(digits())}\n")
+    where = "on the GPU" if cuda_driver() else "by emulation on the CPU: float32 inside each op, its result rounded"
+    print(f"Low precision ran {where}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""One conversion by one other tool: `peer_tools TOOL IN OUT`, in that tool's own environment.
+"""One conversion by one other tool: `peer_tools TOOL IN OUT [DATA]`, in that tool's own environment.
 
-What protobuf cannot hold in one message is converted in the way that each tool's documentation names for it.
+Models beyond 2 GiB are converted in the way that each tool's documentation names for them. DATA is a .npz file with an
+array per input, for the tools that take data.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ def onnxconverter_common(source: str, target: str) -> None:
         _save(float16.convert_float_to_float16_model_path(source, keep_io_types=True), target)
     else:
         _save(float16.convert_float_to_float16(_load(source), keep_io_types=True), target)
+
+
+def onnxconverter_common_auto(source: str, target: str, data: str) -> None:
+    """Its search for ops to block, which compares with float32 on the CPU provider."""
+    import numpy as np
+    from onnxconverter_common.auto_mixed_precision import auto_convert_mixed_precision
+
+    with np.load(data) as batch:
+        feeds = dict(batch)
+    _save(auto_convert_mixed_precision(_load(source), feeds, rtol=1e-2, atol=1e-2, keep_io_types=True), target)
 
 
 def onnxruntime_float16(source: str, target: str) -> None:
@@ -40,10 +51,11 @@ def onnxruntime_onnxmodel(source: str, target: str) -> None:
     _save(model.model, target)
 
 
-def modelopt_autocast(source: str, target: str) -> None:
+def modelopt_autocast(source: str, target: str, data: str | None = None) -> None:
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
-    _save(convert_to_mixed_precision(source, low_precision_type="fp16", keep_io_types=True), target)
+    options = {"low_precision_type": "fp16", "keep_io_types": True, "calibration_data": data}
+    _save(convert_to_mixed_precision(source, **options), target)
 
 
 def _large(source: str) -> bool:
@@ -65,8 +77,10 @@ def _save(model: Any, target: str) -> None:
     onnx.save(model, target, save_as_external_data=beside, location=Path(target).name + ".data")
 
 
+TOOLS = (
+    *(onnxconverter_common, onnxconverter_common_auto),
+    *(onnxruntime_float16, onnxruntime_onnxmodel, modelopt_autocast),
+)
+
 if __name__ == "__main__":
-    tool, source, target = sys.argv[1:]
-    {f.__name__: f for f in (onnxconverter_common, onnxruntime_float16, onnxruntime_onnxmodel, modelopt_autocast)}[
-        tool
-    ](source, target)
+    {tool.__name__: tool for tool in TOOLS}[sys.argv[1]](*sys.argv[2:])

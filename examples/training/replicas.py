@@ -1,6 +1,6 @@
 """One model trained by several processes, each with its share of every batch.
 
-    pip install '.[parallel]'
+    pip install . torch
     torchrun --nproc-per-node 2 examples/training/replicas.py
     python examples/training/replicas.py          # the same, alone
 

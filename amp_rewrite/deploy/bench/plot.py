@@ -23,7 +23,7 @@ def check_plot(file: Path, *, overwrite: bool = True) -> None:
     if not file.parent.is_dir():
         raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if find_spec("matplotlib") is None:
-        raise ReportError("drawing needs matplotlib, which is not installed; pip install 'amp-rewrite[plot]'")
+        raise ReportError("drawing needs matplotlib, which is not installed; pip install matplotlib")
 
 
 def plot(benchmark: Benchmark, file: Path) -> None:

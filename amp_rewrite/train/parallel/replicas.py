@@ -87,7 +87,7 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
         import torch.distributed
     except ImportError as cause:
         raise TrainingError(
-            "replicas need torch.distributed, but PyTorch is not installed; pip install 'amp-rewrite[parallel]'"
+            "replicas need torch.distributed, but PyTorch is not installed; pip install torch"
         ) from cause
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = _device(backend, torch.cuda.device_count())

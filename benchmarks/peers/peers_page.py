@@ -1,7 +1,7 @@
-"""Table of the README about other converters, from results/peers.json.
+"""Page about other converters, docs/evidence/peers.md, from results/peers.json.
 
-    python benchmarks/run.py readme_table            # print it
-    python benchmarks/run.py readme_table --write    # put it into the README
+    python benchmarks/run.py peers_page            # print it
+    python benchmarks/run.py peers_page --write    # write docs/evidence/peers.md
 
 A tool counts beside a model only where its result runs; where it does not, the last lines say so. Its error counts
 only where it lowered every MatMul, Conv and Gemm: what stays float32 has none.
@@ -18,9 +18,15 @@ from typing import Any
 
 from benchmarks.shared import measure
 
-README = measure.ROOT / "README.md"
+PAGE = measure.ROOT / "docs" / "evidence" / "peers.md"
 OURS = "amp-rewrite"
-FIRST, LAST = "Beside other converters", "The others:"
+INTRO = """# Beside other converters
+
+Time, memory, Casts and errors of one conversion to float16, on models of real size with random weights. Each is a whole
+process, from import to written file, on {machine}. The error is relative (L2) to the outputs
+of the float32 model, under emulation. [The whole table](../../benchmarks/results/peers.md) has every tool, wall times
+and versions; `python benchmarks/run.py peers` measures it.
+"""
 
 NAMES = {
     "resnet50": "ResNet-50",
@@ -45,20 +51,16 @@ HEAD = (
 Row = Mapping[str, Any]
 
 
-def passage(results: Mapping[str, Any]) -> str:
-    """Return the README's lines about other converters. Raise ValueError if our own result is missing."""
+def page(results: Mapping[str, Any]) -> str:
+    """Return the text of the page. Raise ValueError if our own result is missing."""
     about, rows = results["machine"], results["rows"]
     load = about["load"]
-    shared = f" shared with other\nwork, load {load:.0f}" if load > 2 else f",\nload {load:.1f}"
-    intro = (
-        f"{FIRST}, on models of real size with random weights (whole processes, {about['cores']} cores{shared};"
-        " every tool, wall times and versions: [benchmarks/results/peers.md](benchmarks/results/peers.md)):"
-    )
+    machine = f"{about['cores']} cores {'shared with other work, ' if load > 2 else ''}at load {load:.1f}"
     models = sorted({row["model"]: row["megabytes"] for row in rows}.items(), key=lambda named: (named[1], named[0]))
     table = measure.markdown(HEAD, [_cells([r for r in rows if r["model"] == model]) for model, _ in models])
     table[1] = "|" + "---|" * len(HEAD)
-    others = f"{LAST} onnxruntime's two float16 tools, onnxconverter-common, ModelOpt AutoCast."
-    return "\n".join([intro, "", *table, "", others, *_failed(rows)]) + "\n"
+    others = "The others are onnxruntime's two float16 tools, onnxconverter-common and ModelOpt AutoCast."
+    return "\n".join([INTRO.format(machine=machine), *table, "", others, *_failed(rows)]) + "\n"
 
 
 def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -115,22 +117,13 @@ def _short(fault: str) -> str:
     return stopped.group() if stopped else "onnxruntime refuses it" if "ONNXRuntimeError" in fault else "it failed"
 
 
-def replaced(readme: str, text: str) -> str:
-    """The README with the passage in place of the one that it has. ValueError where it has none."""
-    start, last = readme.find(f"{FIRST},"), readme.find(f"\n{LAST}")
-    end = readme.find("\n\n", last + 1)
-    if start < 0 or not start < last < end:
-        raise ValueError(f"the README has no passage from {FIRST!r} to {LAST!r}")
-    return readme[:start] + text + readme[end + 1 :]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put it into README.md")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/peers.md")
     given = parser.parse_args()
-    text = passage(json.loads((measure.RESULTS / "peers.json").read_text("utf-8")))
+    text = page(json.loads((measure.RESULTS / "peers.json").read_text("utf-8")))
     if given.write:
-        README.write_text(replaced(README.read_text("utf-8"), text), "utf-8")
+        PAGE.write_text(text, "utf-8")
     else:
         print(text, end="")
 

@@ -1,0 +1,126 @@
+"""Run commands and draw what they print: docs/pictures/*.svg.
+
+    make pictures
+
+Each picture shows commands of a story, run in a folder of their own, as a terminal of 100 columns shows them. Of long
+output, the first and last lines stand, with a line of "…" between them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+WIDTH = 100
+DATA = "--data batches.npz --tolerance 1e-2"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A command, and how many of the first and last lines of its output are shown; all by default."""
+
+    words: str
+    first: int = 1000
+    last: int = 0
+
+
+STORIES = {
+    "terminal": (
+        Scene("model.onnx -o fp16.onnx", 9),
+        Scene(f"verify model.onnx fp16.onnx {DATA}", 0, 1),
+        Scene("locate model.onnx fp16.onnx --data batches.npz --top 1", 0, 7),
+        Scene(f"model.onnx -o fp16.onnx {DATA} --overwrite --report fp16.json", 0, 1),
+        Scene("explain fp16.json block1_down"),
+    )
+}
+"""Commands by picture, without `amp-rewrite`."""
+
+THEME = TerminalTheme(
+    (24, 26, 31),
+    (215, 218, 224),
+    [
+        *((60, 64, 72), (224, 108, 117), (152, 195, 121), (229, 192, 123)),
+        *((97, 175, 239), (198, 120, 221), (86, 182, 194), (171, 178, 191)),
+    ],
+)
+FRAME = """<svg class="terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+line-height: {line_height}px; font-variant-east-asian: full-width; }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+"""As rich draws it, without fonts from the network."""
+
+
+def ran(words: str, folder: Path) -> str:
+    """Return what a command prints to stdout, in color."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_rewrite", *words.split()],
+        cwd=folder,
+        env=kept | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"amp-rewrite {words}: {done.stderr}")
+    return done.stdout
+
+
+def cut(scene: Scene, output: str) -> list[str]:
+    """Return the lines of an output that a scene shows."""
+    lines = output.rstrip("\n").split("\n")
+    if len(lines) <= scene.first + scene.last:
+        return lines
+    tail = lines[len(lines) - scene.last :]
+    return [*lines[: scene.first], *(["…"] if scene.first else []), *tail]
+
+
+def picture(name: str) -> str:
+    """Return the SVG of a story."""
+    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w", encoding="utf-8"), force_terminal=True)  # noqa: SIM115, PTH123
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for suffix, target in ((".onnx", "model.onnx"), (".npz", "batches.npz")):
+            shutil.copy(ROOT / "examples" / "models" / f"llama_outlier{suffix}", folder / target)
+        for number, scene in enumerate(STORIES[name]):
+            gap = "\n" if number else ""
+            console.print(Text(f"{gap}$ amp-rewrite {scene.words}", style="bold"), soft_wrap=True)
+            console.print(Text.from_ansi("\n".join(cut(scene, ran(scene.words, folder)))))
+    return console.export_svg(title="amp-rewrite", theme=THEME, code_format=FRAME, unique_id=name)
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    for name in STORIES:
+        (PICTURES / f"{name}.svg").write_text(picture(name), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
