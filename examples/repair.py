@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NEAR = ("--rtol", "1e-2", "--atol", "1e-2")
+NEAR = ("--tolerance", "1e-2")
 DATA = ("--data", "batch.npz")
 
 STORY = (
@@ -41,7 +41,7 @@ STORY = (
     ),
     (
         "Repair: calibrate, keep in float32 what does not fit, then search until the outputs are near enough.",
-        ("model.onnx", "-o", "repaired.onnx", *DATA, *NEAR),
+        ("model.onnx", "-o", "repaired.onnx", *DATA, *NEAR, "--report", "repaired.json"),
     ),
     (
         "And is that near enough?",

@@ -1,16 +1,15 @@
-"""PyTorch to onnxruntime in one pipeline: torch.onnx.export, then amp_rewrite.convert, then a session.
+"""PyTorch to onnxruntime in one pipeline: torch.onnx.export, amp_rewrite.convert, amp_rewrite.verify, a session.
 
     pip install . torch onnxscript
     python examples/torch_export.py
 
-Nothing is written to disk: `convert` takes the exporter's ONNXProgram and gives back a ModelProto.
+Nothing is written to disk: `convert` takes the exporter's ONNXProgram, and `verify` the result of `convert`.
 """
 
 from __future__ import annotations
 
 import logging
 
-import numpy as np
 import onnxruntime
 import torch
 from torch import nn
@@ -50,17 +49,17 @@ def main() -> None:
         verbose=False,
     )
     converted = amp_rewrite.convert(program, to="float16")
-    print(converted.report.text())
+    print(converted.report)
+
+    # On CUDA where onnxruntime opens it, else emulated: float32 kernels, each float16 result rounded.
+    verdict = amp_rewrite.verify(program, converted, images, tolerance=1e-2)
+    print(verdict)
+    if not verdict.ok:
+        raise SystemExit("the converted model is too far from the original")
 
     session = onnxruntime.InferenceSession(converted.model.SerializeToString(), providers=["CPUExecutionProvider"])
     (edges,) = session.run(None, {"image": images.numpy()})
-    with torch.no_grad():
-        expected = network(images).numpy()
-    error = float(np.abs(edges - expected).max())
-    print(f"max |converted - torch float32| = {error:.2e}")
-    print("onnxruntime's CPU provider computes most float16 ops in float32: on a GPU expect a larger error.")
-    if not error < 1e-2:  # a NaN is an error too
-        raise SystemExit("the converted model is too far from the original")
+    print(f"edges: {edges.shape} {edges.dtype}, from {edges.min():.3f} to {edges.max():.3f}")
 
 
 if __name__ == "__main__":

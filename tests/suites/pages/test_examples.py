@@ -138,7 +138,7 @@ def test_the_story_of_a_model_that_is_not_there_says_which_are() -> None:
 def test_the_torch_example_runs() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: make extras")
-    assert "max |converted - torch float32| = " in ran(sys.executable, EXAMPLES / "torch_export.py", cwd=ROOT)
+    assert "\nok: " in ran(sys.executable, EXAMPLES / "torch_export.py", cwd=ROOT)
 
 
 @pytest.mark.torch
@@ -146,9 +146,7 @@ def test_the_torch_example_runs() -> None:
 def test_the_hugging_face_example_runs() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
     pytest.importorskip("transformers", reason="transformers is not installed: make extras")
-    assert "max |converted - float32| = " in ran(
-        sys.executable, EXAMPLES / "huggingface_export.py", cwd=ROOT, HF_HUB_OFFLINE="1"
-    )
+    assert "\nok: " in ran(sys.executable, EXAMPLES / "huggingface_export.py", cwd=ROOT, HF_HUB_OFFLINE="1")
 
 
 # Continuous integration
