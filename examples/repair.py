@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NEAR = ("--rtol", "1e-2", "--atol", "1e-2")
+NEAR = ("--tolerance", "1e-2")
 DATA = ("--data", "batch.npz")
 
 STORY = (
