@@ -30,13 +30,19 @@ class Feeding:
     batches: int | None
     seed: int | None
     allow_nonfinite: bool
+    smoke: bool
 
     @classmethod
     def taken(cls, given: dict[str, Any]) -> Feeding:
         """Take the options out of all that were given. UsageError for options that contradict each other."""
-        feeding = cls(**{name: given.pop(name) for name in cls.__slots__})
-        if feeding.data is not None and feeding.random:
-            raise click.UsageError("--data and --random exclude each other; leave one out")
+        smoke = given.pop("smoke", False)
+        feeding = cls(smoke=smoke, **{name: given.pop(name) for name in cls.__slots__ if name != "smoke"})
+        if feeding.data is not None and (feeding.random or smoke):
+            word = "random" if feeding.random else "smoke"
+            raise click.UsageError(f"--data and --{word} exclude each other; leave one out")
+        if smoke and feeding.batches is not None:
+            raise click.UsageError("--smoke feeds one batch; leave out --batches, or write --random for --smoke")
+        feeding = replace(feeding, random=feeding.random or smoke)
         for name in ("shape", "int-range", "batches", "seed"):
             if getattr(feeding, name.replace("-", "_")) not in (None, ()) and not feeding.random:
                 raise click.UsageError(f"--{name} describes random input; add --random")
@@ -67,6 +73,7 @@ class Feeding:
             shapes=parse_shapes(self.shape),
             int_ranges=parse_int_ranges(self.int_range),
             seed=self.seed or 0,
+            assume=self.smoke,
         )
 
     def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
@@ -82,7 +89,7 @@ class Feeding:
 
 R = TypeVar("R")
 Tell = Callable[[str, int, int], None]
-CRITERION = ("rtol", "atol", "metric", "at_least", "at_most")
+CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
 """Names of the options that say how near outputs must be."""
 
 
@@ -123,13 +130,15 @@ class Measuring:
             word = next(iter(self.criterion)).replace("_", "-")
             raise click.UsageError(f"--{word} compares outputs and needs input data; add --data FILE, or --random")
         if self.budget is not None and not self.criterion:
-            raise click.UsageError("--budget bounds the trials of a repair; add --rtol X or --metric NAME to repair")
+            raise click.UsageError("--budget bounds the trials of a repair; add --tolerance X to repair")
         if self.headroom is not None and not self.feeding and self.ranges is None:
             raise click.UsageError(
                 "--headroom applies to measured ranges, and there are none; add --data FILE, or --ranges FILE"
             )
         if self.ranges is not None and self.feeding and not self.criterion:
-            raise click.UsageError("--ranges and input data both give ranges; leave one out, or add --rtol X to repair")
+            raise click.UsageError(
+                "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair"
+            )
 
     def converted(self, model: Path, wanted: dict[str, Any], tell: Tell | None) -> tuple[Converted, Repaired | None]:
         """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""

@@ -125,9 +125,10 @@ FEEDING = (
 """Options for the input data of a model."""
 
 CRITERION = (
-    option("--rtol", "X", "How near: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
+    option("--tolerance", "X", "Largest error, relative to the largest value of its output.", TOLERANCE, type=float),
+    option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
     option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
-    option("--metric", "NAME", "How near: cosine, psnr, snr, top1 or scaled, with its bound.", TOLERANCE),
+    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with its bound.", TOLERANCE),
     option("--at-least", "X", "The bound of a metric of which more is better.", TOLERANCE, type=float),
     option("--at-most", "X", "The bound of a metric of which less is better.", TOLERANCE, type=float),
 )
@@ -137,8 +138,9 @@ MEASURING = (
     ROWS["ranges"],
     ROWS["headroom"],
     *FEEDING,
+    flag("--smoke", "Run one random batch, emulated: finds gross faults, proves nothing.", DATA),
     *CRITERION,
-    option("--budget", "N", "With --rtol or --metric: trials at most.  [default: 100]", TOLERANCE, type=int),
+    option("--budget", "N", "With --tolerance and the like: trials at most.  [default: 100]", TOLERANCE, type=int),
 )
 """Options of a conversion that data guides."""
 

@@ -21,6 +21,7 @@ from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
+from amp_rewrite.reports.evidence import GUARDED, UNCHECKED, Evidence
 from amp_rewrite.reports.render import count
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 
@@ -35,10 +36,11 @@ _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """Pins of ops that stay float32, and findings for the report."""
+    """Pins of ops that stay float32, and findings for the report, with what they rest on."""
 
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()
+    evidence: Evidence = UNCHECKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ def guard(
     doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
     findings = [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items())]
     return Guarded(
-        tuple(held[op] for op in sorted(held)), (Finding("calibrated", ranges.origin, batches + doubt), *findings)
+        tuple(held[op] for op in sorted(held)),
+        (Finding("calibrated", ranges.origin, batches + doubt), *findings),
+        Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random),
     )
 
 

@@ -64,6 +64,11 @@ class Tolerance:
     def passes(self, score: float) -> bool:
         return score <= 1.0
 
+    def missed_near_zero(self, difference: Difference) -> bool:
+        """True if only small elements fail: the largest error passes, measured by the largest value of the output."""
+        small = difference.scaled is not None and difference.scaled <= self.rtol
+        return small and not difference.ok and difference.score is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -189,18 +194,29 @@ MEASURES: Mapping[str, Measure] = {
 
 def criterion(
     *,
+    tolerance: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     metric: str | Callable[[Array, Array], float] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Criterion:
-    """Return the criterion of rtol and/or atol, or of a metric with its bound; there is no default.
+    """Return the criterion of a tolerance, of rtol and/or atol, or of a metric with its bound; there is no default.
 
-    `metric`: a name of MEASURES, or any callable of two float64 arrays, reference first, that gives a number; for a
-    callable the bound says which side is better. Raise PolicyError, saying what to pass, for neither, for both, for a
-    bound on the wrong side, and for one that no result or every result keeps.
+    `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES, or any callable of two float64
+    arrays, reference first, that gives a number; for a callable the bound says which side is better. Raise PolicyError,
+    saying what to pass, for none of them, for two, for a bound on the wrong side, and for one that no result or every
+    result keeps.
     """
+    if tolerance is not None:
+        others = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
+        if other := next((name for name, value in others.items() if value is not None), None):
+            raise PolicyError(
+                f"both tolerance and {other} are given, and tolerance is a criterion of its own: metric 'scaled' with"
+                " its bound; leave one out"
+            )
+        MEASURES["scaled"].check("tolerance", tolerance)
+        return Bound(MEASURES["scaled"], float(tolerance))
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < math.inf:
             raise PolicyError(f"{name} is {number}; use a finite number of 0 or more")
@@ -209,7 +225,8 @@ def criterion(
             raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
         if rtol is None and atol is None:
             raise PolicyError(
-                "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
+                "no criterion given, and there is no default; give a tolerance, rtol and/or atol, or a metric with its"
+                " bound"
             )
         return Tolerance(float(rtol or 0.0), float(atol or 0.0))
     if rtol is not None or atol is not None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from amp_rewrite.evidence.metric import Criterion, Difference, worse
+from amp_rewrite.evidence.metric import Criterion, Difference, Tolerance, worse
 from amp_rewrite.reports.render import count, table
 
 SCHEMA = 1
@@ -95,6 +95,23 @@ class Verdict:
         return tuple(worst.values())
 
     @property
+    def largest(self) -> float | None:
+        """Return the largest error relative to the largest value of its output; None without finite values."""
+        return max((r.difference.scaled for r in self.rows if r.difference.scaled is not None), default=None)
+
+    @property
+    def near_zero(self) -> str:
+        """Return a remark if small elements alone fail a tolerance that the errors keep by the scale of outputs."""
+        by = self.criterion
+        failed = [row.difference for row in self.rows if not row.difference.ok]
+        if not isinstance(by, Tolerance) or self.refusals or not failed or not all(map(by.missed_near_zero, failed)):
+            return ""
+        return (
+            f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; where"
+            f" that is near enough, --tolerance {by.rtol:g} accepts it, or an --atol for small elements"
+        )
+
+    @property
     def _objections(self) -> tuple[str, ...]:
         if self.refusals:
             return self.refusals
@@ -124,7 +141,8 @@ class Verdict:
         if rows:
             lines += ["", *table(map(_cells, rows), head=_HEAD, right=" >>>>>")]
         lines += ["", f"{'ok' if self.ok else 'failed'}: {self.because}"]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
+        notes = [*self.notes, self.near_zero] if self.near_zero else self.notes
+        return "\n".join([*lines, *(f"note: {note}" for note in notes)]) + "\n"
 
     def to_json(self) -> str:
         """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.

@@ -26,12 +26,16 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 
+EMULATED = "emulated"
+"""Word in the description of a run whose low type was emulated."""
+
 
 def verify(
     a: object,
     b: object,
     data: object,
     *,
+    tolerance: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     metric: str | Callable[[Array, Array], float] | None = None,
@@ -48,9 +52,10 @@ def verify(
     """Return the verdict on the outputs of the candidate `b` against those of the reference `a`, with every number.
 
     `a`, `b`: what `Model.load` takes. `data`: what `Feed.of` takes, or a Feed (`Feed.randomly`); both models get it,
-    each input in its own type there. The criterion has no default: `rtol` and/or `atol`, or a `metric` (a name in
-    `metric.MEASURES`, or a callable) with `at_least` or `at_most`. `outputs`: the only ones to compare. NaN on both
-    sides passes only with `equal_nan`; the data may hold NaN and infinity only with `allow_nonfinite`.
+    each input in its own type there. The criterion has no default: a `tolerance` for the largest error, relative to the
+    largest value of the output; `rtol` and/or `atol`; or a `metric` (a name in `metric.MEASURES`, or a callable) with
+    `at_least` or `at_most`. `outputs`: the only ones to compare. NaN on both sides passes only with `equal_nan`; the
+    data may hold NaN and infinity only with `allow_nonfinite`.
 
     `emulate`: low-precision ops run as float32 ops that round (`amp_rewrite.emulate`); None: unless a CUDA provider
     opens, because onnxruntime's CPU provider does not round. `provider`: the one that must open; None: CUDA where it
@@ -59,7 +64,7 @@ def verify(
     One batch is in memory at a time. Raise ModelError, FeedError or PolicyError for invalid arguments; a candidate with
     other outputs gives a verdict that is not ok.
     """
-    by = criterion(rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
+    by = criterion(tolerance=tolerance, rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
     chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     conditions = Conditions(allow_nonfinite, names, emulate, provider, progress=progress)
     return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
@@ -120,7 +125,7 @@ class _Side:
             check_as_is(model, name, provider)
             model = opening(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
-        how = f"{spelled or 'float32'}{' emulated' if emulates else ''} on {runner.provider}"
+        how = f"{spelled or 'float32'}{f' {EMULATED}' if emulates else ''} on {runner.provider}"
         return cls(Ran(name, how), model, runner, tuple(notes))
 
     @property

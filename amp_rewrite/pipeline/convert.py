@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -20,6 +20,7 @@ from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.dump import dump
+from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.apply import apply
@@ -85,8 +86,9 @@ def convert(
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
     measured = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else None
-    coloring = draft.paint(measured.pins if measured else ())
-    return finish(draft, coloring, measured.findings if measured else ())  # plan_casts, apply, check, report_of
+    if measured is None:
+        return finish(draft, draft.paint())  # plan_casts, apply, check, report_of
+    return finish(draft, draft.paint(measured.pins), measured.findings, evidence=measured.evidence)
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
@@ -106,7 +108,13 @@ def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded
     return guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate)
 
 
-def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), words: Sequence[str] = ()) -> Converted:
+def finish(
+    draft: Draft,
+    coloring: Coloring,
+    findings: Sequence[Finding] = (),
+    words: Sequence[str] = (),
+    evidence: Evidence = UNCHECKED,
+) -> Converted:
     """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
 
     For an empty plan the result is the source itself, unexpanded.
@@ -125,16 +133,17 @@ def finish(draft: Draft, coloring: Coloring, findings: Sequence[Finding] = (), w
         hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
         dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value))
         findings = (*draft.expansions, *hazardous, *unchecked, *dangers, *findings)
-    return Converted(result, _report(draft, coloring, plan, findings), view, coloring, plan)
+    return Converted(result, _report(draft, coloring, plan, findings, evidence), view, coloring, plan)
 
 
-def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding]) -> Report:
+def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding], evidence: Evidence) -> Report:
     """Return the report; with AMP_REWRITE_LOG_PATH also write dumps of before, after and the four lists."""
     request, view = draft.request, draft.view
     name = draft.source.path.name if draft.source.path else None
     report = report_of(
         view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
     )
+    report = replace(report, evidence=evidence)
     if request.log_path is not None:
         dump(request.log_path, report_of(view, name=name, tool=VERSION), report, request.lists)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +19,18 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.guard import Guarded, carried
 from amp_rewrite.evidence.instrument.shadow import local_errors
 from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
-from amp_rewrite.evidence.metric import Criterion, Tolerance, criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.evidence.verify import Comparison, verdict_of
+from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import Converted, finish, guarded, ranges_for
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
+from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
 from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
@@ -55,6 +57,7 @@ class Repaired:
     `regions` are the pinned ones, those with the largest errors first; pins of ranges alone are in `converted.report`
     with the guard's rules. If the search fails, all candidates are pinned. `minimal`: a trial shows for each region
     that the outputs are not near enough without it. `trail`: all trials. `candidates`: number of regions to choose of.
+    `remark`: advice where elements near zero alone made the plain conversion fail.
     """
 
     converted: Converted
@@ -66,6 +69,7 @@ class Repaired:
     budget: int
     trail: tuple[Step, ...]
     solved: bool
+    remark: str = ""
 
     @property
     def trials(self) -> int:
@@ -83,6 +87,7 @@ class Repaired:
             lines = [f"  {spent}, before a set was near enough; all regions are pinned below: allow more"]
         elif not self.solved:
             lines = ["  all regions are pinned: float32 itself is not nearer, or inputs and outputs are low"]
+        lines += [f"  {self.remark}"] if self.remark else []
         return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
 
 
@@ -91,6 +96,7 @@ def repair(
     model: object,
     data: object,
     *,
+    tolerance: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     metric: str | Callable[[Array, Array], float] | None = None,
@@ -106,9 +112,10 @@ def repair(
 ) -> Repaired:
     """Convert a model so that its outputs on `data` are near enough to float32, with few ops pinned to float32.
 
-    Criterion: `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`. Without one, the conversion is
-    guarded by the ranges of the data, and no search follows. `data`: a Feed, or an argument of `Feed.of`, with NaN and
-    infinity only if `allow_nonfinite`. Without `ranges`, calibration on the data comes first.
+    Criterion: `tolerance`, `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`. Without one, the
+    conversion is guarded by the ranges of the data, and no search follows; on random data it runs as well, and fails if
+    outputs become infinite or NaN. `data`: a Feed, or an argument of `Feed.of`, with NaN and infinity only if
+    `allow_nonfinite`. Without `ranges`, calibration on the data comes first.
     `progress(stage, done, total)` follows the work. The other arguments are `convert`'s.
 
     Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
@@ -120,7 +127,14 @@ def repair(
 
     Raises what `convert`, `calibrate` and `verify` raise; PolicyError also for a budget below 1.
     """
-    near: dict[str, Any] = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
+    near: dict[str, Any] = {
+        "tolerance": tolerance,
+        "rtol": rtol,
+        "atol": atol,
+        "metric": metric,
+        "at_least": at_least,
+        "at_most": at_most,
+    }
     by = criterion(**near) if any(value is not None for value in near.values()) else None
     check_headroom(headroom)
     if budget < 1:
@@ -133,9 +147,48 @@ def repair(
         ranges = ranges_for(draft, ranges)
     pinned = guarded(draft, ranges, headroom)
     if by is None:
-        converted = finish(draft, draft.paint(pinned.pins), pinned.findings)
-        return Repaired(converted, None, ranges, (), False, 0, budget, (), True)
+        converted = finish(draft, draft.paint(pinned.pins), pinned.findings, evidence=pinned.evidence)
+        if feed.random and not converted.plan.empty:
+            converted = _tried(draft, converted, feed)
+        solved = converted.report.evidence.level != FAILED
+        return Repaired(converted, None, ranges, (), False, 0, budget, (), solved)
     return _Repair(draft, feed, by, ranges, pinned, budget, progress).repaired()
+
+
+def _tried(draft: Draft, converted: Converted, feed: Feed) -> Converted:
+    """Return a conversion with the evidence of its outputs on random inputs: a smoke test, without a criterion."""
+    conditions = Conditions(names=(_name(draft), "the conversion"))
+    by = Bound(MEASURES["scaled"], math.inf)
+    verdict = verdict_of(_reference(draft), converted.result, feed, Comparison(by, equal_nan=True), conditions)
+    lost = [row for row in verdict.rows if row.difference.nonfinite[0] < row.difference.nonfinite[1]]
+    why = f"output {lost[0].label!r}: {lost[0].difference.because}" if lost else ""
+    return _with_evidence(converted, _evidence_of(verdict, FAILED if lost else SMOKE, why))
+
+
+def _reference(draft: Draft) -> Model:
+    """Return the model in float32 throughout: of a half model the widened twin."""
+    return emulate(draft.source, rounding=False, io="float32") if draft.view.low_types else draft.source
+
+
+def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -> Evidence:
+    by = verdict.criterion
+    asked = isinstance(by, Tolerance) or math.isfinite(by.limit)
+    error, emulated = verdict.largest, EMULATED in verdict.candidate.as_
+    return Evidence(
+        level=level,
+        data=verdict.fed.origin,
+        batches=verdict.fed.batches,
+        random=verdict.fed.random,
+        criterion=str(by) if asked else "",
+        error="" if error is None else f"{error:.2g}",
+        emulated=emulated,
+        pinned=pinned,
+        objection=why,
+    )
+
+
+def _with_evidence(converted: Converted, evidence: Evidence) -> Converted:
+    return replace(converted, report=replace(converted.report, evidence=evidence))
 
 
 def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
@@ -160,7 +213,7 @@ class _Repair:
 
     def repaired(self) -> Repaired:
         base = self.draft.paint(self.guarded.pins)
-        reference = self._reference()
+        reference = _reference(self.draft)
         trials = Trials(self._trial(base, Runner.open(reference)), self.budget, lambda held: base)
         if trials.passes(frozenset()):
             plain = self._finished((), (), trials, reference)
@@ -196,11 +249,6 @@ class _Repair:
     def _half(self) -> bool:
         """True if the model holds a low type already."""
         return bool(self.draft.view.low_types)
-
-    def _reference(self) -> Model:
-        """Return the model in float32 throughout: of a half model the widened twin."""
-        source = self.draft.source
-        return emulate(source, rounding=False, io="float32") if self._half else source
 
     def _trial(self, base: Coloring, reference: Runner) -> Trial:
         may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
@@ -242,12 +290,20 @@ class _Repair:
         summary = _summary(len(pinned), len(regions), len(trials.trail), minimal)
         findings = (*self.guarded.findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
-        converted = finish(self.draft, self._painted(pinned), findings, words)
+        converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded.evidence)
         names = (_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
         minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
-        return Repaired(converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved)
+        level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
+        why = verdict.because if not verdict.ok else "the budget ended before the search did"
+        evidence = _evidence_of(verdict, level, "" if solved else why, len(pinned))
+        converted = _with_evidence(converted, evidence)
+        plain = trials.verdicts.get(frozenset())
+        remark = plain.near_zero if plain is not None else ""
+        return Repaired(
+            converted, verdict, self.ranges, pinned, minimal, len(regions), self.budget, trail, solved, remark
+        )
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from amp_rewrite.errors import Finding, ReportError
 from amp_rewrite.reports import json_stream, reading
+from amp_rewrite.reports.evidence import Evidence
 from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional, shared
 from amp_rewrite.reports.rows import (
     FIRST_INPUT,
@@ -37,9 +38,9 @@ MAX_CHARACTERS = 256 * 2**20
 class Report(ReportData):
     """A report that can be printed, stored and read again."""
 
-    def text(self, *, verbose: bool = False) -> str:
-        """Return one screen of summary; `verbose` adds every row. Ends with a newline."""
-        return summary(self, verbose=verbose)
+    def text(self, *, verbose: bool = False, more: str = "") -> str:
+        """Return one screen of summary; `verbose` adds every row. It ends with the evidence, before that `more`."""
+        return summary(self, verbose=verbose, more=more)
 
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
@@ -47,6 +48,8 @@ class Report(ReportData):
         parts += [f'  "{name}": {_dump(_encode(getattr(self, name)))}' for name in ("model", "totals")]
         if self.schema > 1:
             parts.append(f'  "weights": {_dump(dict(sorted(self.weights.items())))}')
+        if evidence := _encode(self.evidence):
+            parts.append(f'  "evidence": {_dump(evidence)}')
         for name in ("findings", *(_PORTS if self.schema > 1 else ()), "casts", "baked", "rows"):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
@@ -174,6 +177,7 @@ _TYPES: dict[str, Reader] = {
     "tuple[int, ...]": list_of(reading.integer),
     "Header": _object(Header),
     "Totals": _object(Totals),
+    "Evidence": _object(Evidence),
 }
 _ITEMS: dict[str, Reader] = {
     "findings": _object(Finding),
@@ -187,7 +191,7 @@ _ITEMS: dict[str, Reader] = {
 _SIGNED = {(Row, "because_row"), (CastRow, "after"), (PortRow, "after")}
 _NAMES = {(Row, "name"), (CastRow, "value"), (BakeRow, "value"), (PortRow, "name"), (Finding, "subject")}
 """Texts that differ from row to row; the others are shared."""
-_CLASSES = (Report, Header, Totals, Row, CastRow, BakeRow, PortRow, Finding)
+_CLASSES = (Report, Header, Totals, Evidence, Row, CastRow, BakeRow, PortRow, Finding)
 
 
 def _parts(cls: Any) -> list[tuple[str, str, object]]:
@@ -226,8 +230,9 @@ _READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  #
 _PORTS = ("inputs", "outputs")
 _NEW = (*_PORTS, "weights")
 """Fields of a report from version 2 on."""
+_OPTIONAL = (*_NEW, "evidence")
 _NEEDED: dict[type, tuple[str, ...]] = {
-    cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _NEW))
+    cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _OPTIONAL))
     for cls, parts in _PARTS.items()
 }
 _RARE = ("integer_ops",)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding
-from amp_rewrite.settings.options import STATED
+from amp_rewrite.reports.evidence import UNCHECKED, Evidence
+from amp_rewrite.settings.options import KEYWORDS, STATED
 
 SCHEMA = 2
 """Version of the form. Version 1 lacks a report's `inputs` and `outputs`, `weights`, a row's `via`, `attributes`."""
@@ -24,7 +27,7 @@ class Header:
     """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
 
     `settings` holds the spellings of options by name, each an attribute, too: None for an option that the table of
-    options leaves out where its value is the usual one.
+    options leaves out where its value is the usual one. `config`: the settings that came from a file, and the file.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Header:
     settings: Mapping[str, str] = field(default_factory=dict)
     lists: str | None = None
     fingerprint: str | None = None
+    config: str = ""
 
     def __getattr__(self, name: str) -> str | None:
         if name in STATED:
@@ -174,7 +178,8 @@ class Totals:
 class ReportData:
     """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
 
-    `weights` are the bytes of dense initializers and Constants after the conversion, by element type.
+    `weights` are the bytes of dense initializers and Constants after the conversion, by element type. `evidence` says
+    how far data have checked the conversion.
     """
 
     model: Header
@@ -186,12 +191,26 @@ class ReportData:
     inputs: tuple[PortRow, ...] = ()
     outputs: tuple[PortRow, ...] = ()
     weights: Mapping[str, int] = field(default_factory=dict)
+    evidence: Evidence = UNCHECKED
     schema: int = SCHEMA
 
     @property
     def inventory(self) -> bool:
         """True if this describes a model as it is, not a conversion."""
         return self.model.to is None
+
+    def next_command(self, path: str = "") -> str:
+        """Return the command that gives stronger evidence of a conversion; empty where real data showed what it can.
+
+        `path`: the file of the model, of which the header holds the name alone.
+        """
+        if self.inventory or self.evidence.enough:
+            return ""
+        stated = {"to": self.model.to or "", **self.model.settings}
+        usual = {name: str(KEYWORDS[name].unset) for name in stated}
+        changed = [f"--{KEYWORDS[name].key} {text}" for name, text in stated.items() if text not in ("", usual[name])]
+        file = path or (self.model.name if PurePath(self.model.name).suffix else "MODEL")
+        return " ".join(("amp-rewrite", shlex.quote(file), *changed, "--data batches.npz --tolerance 1e-2"))
 
     @property
     def refused(self) -> tuple[Row, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
 from amp_rewrite.reports.rows import ReportData, Row
 
@@ -15,11 +16,15 @@ _SHOWN_CASTS = 6
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-def summary(report: ReportData, *, verbose: bool = False) -> str:
-    """Return the text of a report; `verbose` adds all casts, findings and rows. Ends with a newline."""
+def summary(report: ReportData, *, verbose: bool = False, more: str = "") -> str:
+    """Return the text of a report; `verbose` adds all casts, findings and rows. Ends with a newline.
+
+    `more`: lines to insert before the last part, which says how far to trust a conversion.
+    """
     parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
     if verbose:
         parts.append(_rows(report))
+    parts += [more.rstrip("\n").split("\n") if more else [], _evidence(report)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -31,9 +36,22 @@ def _head(report: ReportData) -> list[str]:
     if model.to:
         chosen = {"target": model.target, **model.settings}
         facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in chosen.items() if value)))
+    if model.config:
+        facts.append(("config file", plain(model.config)))
     if model.lists:
         facts.append(("lists", f"{plain(model.lists)} ({(model.fingerprint or '')[:12]})"))
     return [*lines, *table([*facts, *_totals(report)])]
+
+
+def _evidence(report: ReportData) -> list[str]:
+    """Return the evidence and the next command; nothing for an inventory, and where nothing was low or changed."""
+    totals = report.totals
+    changed = totals.casts_to_low + totals.casts_to_float32 + totals.casts_folded + totals.baked + totals.raised
+    idle = report.evidence == UNCHECKED and not changed and all(row.dtype not in _LOW for row in report.rows)
+    if report.inventory or idle:
+        return []
+    command = report.next_command()
+    return [plain(str(report.evidence)), *([f"next: {plain(command)}"] if command else [])]
 
 
 def _totals(report: ReportData) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ command line's options, with "-" or "_"; a repeatable option takes a list of tex
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,8 @@ class Settings(SimpleNamespace):
     """Settings of one run, an attribute for each row of the table of options that has a key.
 
     They say what a conversion does and what a comparison fails on. None: the model or the type decides. `ranges`,
-    `headroom` and `data` serve commands that run a model, where the command line does not state them.
+    `headroom` and `data` serve commands that run a model, where the command line does not state them. `config`: the
+    settings that a file changed, and the file, for people.
     """
 
     if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class Settings(SimpleNamespace):
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, **stated: object) -> None:
-        super().__init__(**{name: option.unset for name, option in SETTINGS.items()} | stated)
+        super().__init__(**{name: option.unset for name, option in SETTINGS.items()} | {"config": ""} | stated)
 
 
 def settings(
@@ -47,12 +49,30 @@ def settings(
     unknown key, a wrong type or an unknown choice.
     """
     file = config or find(folder)
-    merged: dict[str, object] = dict(from_file(file)) if file else {}
+    filed = from_file(file) if file else {}
+    merged: dict[str, object] = dict(filed)
     merged.update((key, value) for key, value in from_environment(environ).items() if key in SETTINGS)
     for key, value in given.items():
         if value not in (None, ()):
             merged[key] = SETTINGS[key].check(value, f"--{key}")
-    return Settings(**merged)
+    changed = [name for name, value in filed.items() if merged[name] is value and value != SETTINGS[name].unset]
+    words = ", ".join(f"{SETTINGS[name].key} = {_spelled(merged[name], file)}" for name in changed) if file else ""
+    return Settings(**merged, config=f"{words}, from {_shown(file)}" if file and words else "")
+
+
+def _spelled(value: object, file: Path) -> str:
+    if isinstance(value, tuple):
+        return " ".join(_spelled(part, file) for part in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    beside = f"{file.parent}{os.sep}"
+    return text.removeprefix(beside)
+
+
+def _shown(file: Path) -> str:
+    """Return the path of a file in the current folder or below; of others the name, so that no report holds folders."""
+    return f"./{file.as_posix()}" if not file.is_absolute() and ".." not in file.parts else file.name
 
 
 def find(folder: Path) -> Path | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
         raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
+    over = f" -o {shlex.quote(str(output))} --overwrite" if output else " --overwrite"
     output = output or model.parent / f"{model.stem}.{low_type(settings.to).spelling}.onnx"
     if report_file:
         _check_report_file(report_file, model, output, overwrite=settings.overwrite)
@@ -74,14 +76,20 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
             progress = None if tell is None else lambda done, total: tell("write", done, total)
             save = converted.result.save
             save(output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
+    written = solved and not dry_run
+    if settings.config:
+        header = replace(converted.report.model, config=settings.config)
+        converted = replace(converted, report=replace(converted.report, model=header))
     if report_file and solved:
         _write_report(report_file, converted.report.to_json(), None if dry_run else output)
     try:
-        talk.outcome(converted, repaired, asked=talk.as_json or dry_run)
+        command = converted.report.next_command(str(model))
+        command += over if command and written else ""
+        talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command)
     except BrokenPipeError:
         raise
     except OSError as error:  # stdout is closed, or its disk is full
-        fate = f"; {output} is written" if solved and not dry_run else ""
+        fate = f"; {output} is written" if written else ""
         raise OSError(error.errno, f"{error.strerror}{fate}, the report is not printed") from error
     if converted.plan.empty and solved:
         terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=talk.quiet)
@@ -102,20 +110,24 @@ class _Talk:
     quiet: bool
     verbose: bool
 
-    def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool) -> None:
-        """Print a conversion and its repair. `asked`: also where the command is quiet."""
-        if asked or not self.quiet:
-            report = converted.report
-            terminal.show(report.to_json() if self.as_json else report.text(verbose=self.verbose))
+    def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str) -> None:
+        """Print a conversion and its repair. `asked`: also where the command is quiet. `command`: the next one."""
+        report = converted.report
+        searched = repaired.text() if repaired is not None and repaired.verdict is not None else ""  # else evidence
         if self.as_json:
-            terminal.warn(converted.report.findings, quiet=self.quiet)
-        if self.check_weights:
-            terminal.show(f"\n{self._weights(converted)}")
-        if repaired is not None and self.as_json:
-            for line in repaired.text().splitlines():
+            terminal.show(report.to_json())
+            terminal.warn(report.findings, quiet=self.quiet)
+            for line in searched.splitlines():
                 terminal.talk(line, quiet=self.quiet)
-        elif repaired is not None and not self.quiet:
-            terminal.show(f"\n{repaired.text()}")
+            return
+        parts = [] if self.quiet else [searched]
+        parts = [self._weights(converted) if self.check_weights else "", *parts]
+        more = "\n".join(filter(None, parts))
+        if not asked and self.quiet:
+            terminal.show(more) if more else None
+            return
+        text = report.text(verbose=self.verbose, more=more)
+        terminal.show(text.replace(f"next: {report.next_command()}", f"next: {command}"))
 
     def _weights(self, converted: Converted) -> str:
         """Return a table of the losses of weights that the conversion stores in the low type."""

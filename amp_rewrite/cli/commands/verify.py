@@ -33,13 +33,13 @@ _RUNNING = (
 def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
-    It exits with 1 if they are not near enough. How near is up to you, there is no default: --rtol and --atol, or a
-    --metric with its bound.
+    It exits with 1 if they are not near enough. How near is up to you, there is no default: --tolerance, or --rtol
+    and --atol, or a --metric with its bound.
     """
     feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
     if all(given[word] is None for word in CRITERION):
         raise click.UsageError(
-            "no criterion for the outputs; add --rtol X and/or --atol X, or --metric NAME and its bound"
+            "no criterion for the outputs; add --tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"
         )
     from amp_rewrite.evidence.verify import verify
 

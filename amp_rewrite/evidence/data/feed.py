@@ -97,20 +97,26 @@ class Feed:
         shapes: Mapping[str, Sequence[int]] | None = None,
         int_ranges: Mapping[str, tuple[int, int]] | None = None,
         seed: int = 0,
+        assume: bool = False,
     ) -> Feed:
         """Return random batches, the same for the same seed in each pass.
 
         Floats are normal with mean 0 and deviation 1; integers are uniform in their half-open range in `int_ranges`, by
         default 0 and 1; booleans are uniform. Inputs with a default are not fed. Raise FeedError for an input that is
         not a tensor of numbers, for one whose shape is neither fixed nor in `shapes`, for shapes and ranges that fit no
-        input, and for a negative seed.
+        input, and for a negative seed. `assume`: free dimensions get a usual size where their name or place tells one;
+        `origin` says which.
         """
         if batches < 1:
             raise FeedError(f"{batches} random batches requested; request at least one")
         if seed < 0:
             raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
         ports = tuple(port for port in input_ports(model) if port.required)
-        shaped = _drawn_shapes(ports, shapes or {})
+        shapes, assumed = shapes or {}, dict[str, int]()
+        if assume:
+            guessed = {port.name: _assumed(port, assumed) for port in ports if port.name not in shapes}
+            shapes = {**shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
+        shaped = _drawn_shapes(ports, shapes)
         ranges = int_ranges or {}
         _check_ranges(ports, ranges)
 
@@ -119,7 +125,8 @@ class Feed:
             for _ in range(batches):
                 yield {p.name: _drawn(generator, p, shaped[p.name], ranges.get(p.name, _DEFAULT_INTS)) for p in ports}
 
-        return _checking(f"random, seed {seed}", True, input_ports(model), False, source, batches)
+        origin = ", ".join((f"random, seed {seed}", *(f"{name} = {size}" for name, size in assumed.items())))
+        return _checking(origin, True, input_ports(model), False, source, batches)
 
 
 def _checking(
@@ -276,6 +283,34 @@ def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) 
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
         shapes[port.name] = sizes
     return shapes
+
+
+_USUAL = {
+    1: ("batch", "batch_size", "bs", "n", "b"),
+    16: ("sequence", "sequence_length", "seq", "seq_len", "length", "len", "tokens", "time", "frames", "t", "s"),
+    64: ("height", "width", "h", "w"),
+}
+"""Sizes of a smoke test, and the names of dimensions that get them."""
+
+
+def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
+    """Return the shape of an input with usual sizes in place of free dimensions, and add these to `assumed`.
+
+    The first axis is taken for the batch unless its name says otherwise. None if a dimension tells nothing.
+    """
+    sizes, found = [], dict[str, int]()
+    for axis, dim in enumerate(port.shape or ()):
+        if isinstance(dim, int):
+            sizes.append(dim)
+            continue
+        word = (dim or "").lower()
+        size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else None)
+        if size is None:
+            return None
+        found[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
+        sizes.append(size)
+    assumed.update(found)
+    return tuple(sizes) if port.shape is not None else None
 
 
 _MOST_AXES = 64

@@ -128,7 +128,7 @@ NOTHING_FED = "no input data; add --data FILE, or --random"
     [
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz"),
-            "no criterion for the outputs; add --rtol X and/or --atol X, or --metric NAME and its bound;"
+            "no criterion for the outputs; add --tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound;"
             " see 'amp-rewrite verify --help'",
         ),
         (

@@ -212,7 +212,7 @@ def test_a_callable_that_gives_nan_never_passes() -> None:
 
 # -- criteria --------------------------------------------------------------------------------------------
 
-NONE = "no criterion given, and there is no default; give rtol and/or atol, or a metric with its bound"
+NONE = "no criterion given, and there is no default; give a tolerance, rtol and/or atol, or a metric with its bound"
 
 
 @pytest.mark.parametrize(

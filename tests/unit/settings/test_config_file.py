@@ -45,7 +45,11 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
         """,
     )
 
-    assert settings({}, {}, config=file) == Settings(
+    found = settings({}, {}, config=file)
+    assert found.config.startswith("to = bfloat16, lists = tensorflow mine.yaml, level = tensor-cores-only, ")
+    assert found.config.endswith(f"ranges = ranges.json, headroom = 4.0, data = batches, from {file.name}")
+    found.config = ""
+    assert found == Settings(
         to="bfloat16",
         lists=("tensorflow", str(tmp_path / "mine.yaml")),
         level="tensor-cores-only",
@@ -74,7 +78,12 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     found = settings({"to": "float16", "keep": (), "overwrite": None}, environ, folder=tmp_path)
 
     assert found == Settings(
-        to="float16", level="unsafe-force-all", target="onnx", overwrite=True, lists=("b.yaml", "c.yaml")
+        to="float16",
+        level="unsafe-force-all",
+        target="onnx",
+        overwrite=True,
+        lists=("b.yaml", "c.yaml"),
+        config="target = onnx, overwrite = true, from amp.toml",
     )
     assert settings({"level": "default"}, environ, folder=tmp_path).level == "default"
     assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)

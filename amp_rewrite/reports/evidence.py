@@ -1,0 +1,58 @@
+"""Evidence: how far a conversion was checked on data, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amp_rewrite.reports.render import count
+
+NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "verified", "repaired", "failed"
+"""Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs not near enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Checks of a conversion on data; `str()` of it is the sentence at the end of a report.
+
+    `level`: one of the levels above. `data`: the source of the batches; `random`: drawn, not real. `criterion`: the one
+    for the outputs. `error`: the largest one, relative to the largest value of its output, as text; empty where no
+    outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions that a repair keeps in
+    float32. `objection`: the reason of a failure.
+    """
+
+    level: str = NONE
+    data: str = ""
+    batches: int = 0
+    random: bool = False
+    criterion: str = ""
+    error: str = ""
+    emulated: bool = False
+    pinned: int = 0
+    objection: str = ""
+
+    def __str__(self) -> str:
+        if self.level == NONE:
+            return "not checked on data: what overflows on your inputs cannot be seen in a graph"
+        facts = [_FACTS[self.level].format(pinned=count(self.pinned, "region"), why=self.objection)]
+        facts += [f"largest error {self.error} of an output's largest value"] if self.error else []
+        facts += [f"passes if {self.criterion}"] if self.criterion else []
+        facts += ["half precision emulated"] if self.emulated else []
+        words = f"checked on {count(self.batches, 'batch', 'batches')} ({self.data}): {', '.join(facts)}"
+        return f"{words}; {_RANDOM}" if self.random else words
+
+    @property
+    def enough(self) -> bool:
+        """True if real data has shown what it can."""
+        return self.level in (VERIFIED, REPAIRED, FAILED) and not self.random
+
+
+UNCHECKED = Evidence()
+
+_FACTS = {
+    GUARDED: "guarded by the ranges seen, outputs not compared",
+    SMOKE: "smoke test, outputs finite",
+    VERIFIED: "verified",
+    REPAIRED: "repaired with {pinned} in float32",
+    FAILED: "failed: {why}",
+}
+_RANDOM = "random inputs show gross faults, not the accuracy on yours: weak evidence, never proof"

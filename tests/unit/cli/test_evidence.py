@@ -1,0 +1,270 @@
+"""How far to trust a conversion: the last lines of its report, the next command, tolerances, smoke tests, settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite import convert, repair, verify
+from amp_rewrite.errors import FeedError, PolicyError
+from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.metric import criterion
+from amp_rewrite.files.model import Model
+from amp_rewrite.reports.evidence import Evidence
+from amp_rewrite.reports.report import Report
+from unit.cli.test_cli import files, folder, run
+from unit.pipeline.test_repair import BATCH, needy
+
+__all__ = ["folder"]
+
+ONNX = ("--target", "onnx")
+
+
+@pytest.fixture
+def model(folder: Path) -> str:
+    onnx.save(needy(layers=3, needs=(1,)), folder / "net.onnx")
+    np.savez(folder / "d.npz", x=BATCH["x"])
+    return "net.onnx"
+
+
+def closing(*words: str) -> list[str]:
+    """The last part of the output of a conversion, which succeeds."""
+    done = run(*words, *ONNX)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout.rstrip("\n").rpartition("\n\n")[2].split("\n")
+
+
+# -- the last lines -----------------------------------------------------------------------------------------
+
+
+def test_a_conversion_without_data_says_so_and_names_the_next_command(model: str) -> None:
+    words, command = closing(model)
+    assert words == "not checked on data: what overflows on your inputs cannot be seen in a graph"
+    assert command == "next: amp-rewrite net.onnx --target onnx --data batches.npz --tolerance 1e-2 --overwrite"
+
+
+def test_the_next_command_runs_as_it_is_printed(model: str) -> None:
+    Path("a folder").mkdir()
+    Path(model).rename("a folder/my net.onnx")
+    np.savez("batches.npz", x=BATCH["x"])
+    _, command = closing("a folder/my net.onnx", "-o", "its out.onnx")
+    done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
+    assert (done.exit_code, done.stderr) == (0, "wrote its out.onnx\n")
+
+
+def test_a_conversion_guarded_by_ranges_says_that_no_outputs_were_compared(model: str) -> None:
+    words, command = closing(model, "--dry-run", "--data", "d.npz")
+    assert words == "checked on 1 batch (d.npz): guarded by the ranges seen, outputs not compared"
+    assert command == "next: amp-rewrite net.onnx --target onnx --data batches.npz --tolerance 1e-2"
+
+
+def test_a_repair_by_real_data_needs_no_next_command(model: str) -> None:
+    words, *more = closing(model, "--dry-run", "--data", "d.npz", "--tolerance", "0.01")
+    assert words.startswith("checked on 1 batch (d.npz): repaired with 1 region in float32, largest error 0.")
+    assert "passes if scaled at most 0.01" in words
+    assert more == []
+    assert " verified, largest error " in closing(model, "--dry-run", "--data", "d.npz", "--tolerance", "10")[0]
+
+
+def test_a_failed_repair_says_why(model: str) -> None:
+    done = run(model, "--data", "d.npz", "--tolerance", "0.01", "--budget", "1", *ONNX)
+    assert done.exit_code == 1
+    assert "checked on 1 batch (d.npz): failed: the budget ended before the search did, " in done.stdout
+
+
+def test_random_inputs_are_weak_evidence_even_within_a_tolerance(model: str) -> None:
+    words, command = closing(model, "--dry-run", "--random", "--tolerance", "10")
+    assert words.endswith("random inputs show gross faults, not the accuracy on yours: weak evidence, never proof")
+    assert command.endswith("--data batches.npz --tolerance 1e-2")
+
+
+def test_a_model_that_stays_as_it_is_ends_without_evidence(folder: Path) -> None:
+    onnx.save(onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) '
+                                      "{ y = Exp (x) }"), "exp.onnx")  # fmt: skip
+    done = run("exp.onnx", "--dry-run")
+    assert "checked" not in done.stdout
+    assert "next: " not in done.stdout
+
+
+def test_the_report_holds_the_evidence_and_reads_it_back(model: str) -> None:
+    report = repair(model, {"x": BATCH["x"]}, tolerance=0.01, target="onnx").converted.report
+    assert (report.evidence.level, report.evidence.batches, report.evidence.pinned) == ("repaired", 1, 1)
+    assert str(report.evidence) in report.text()
+    assert Report.from_json(report.to_json(), "r.json") == report
+    plain = convert(model, target="onnx").report
+    assert plain.evidence == Evidence()
+    assert "evidence" not in json.loads(plain.to_json())  # left out, as every default: old reports load
+
+
+def test_ranges_in_python_are_evidence_too(model: str) -> None:
+    from amp_rewrite import calibrate
+
+    report = convert(model, ranges=calibrate(model, {"x": BATCH["x"]}), target="onnx").report
+    assert (report.evidence.level, report.evidence.batches, report.evidence.random) == ("guarded", 1, False)
+
+
+# -- tolerances ---------------------------------------------------------------------------------------------
+
+SMALL = """
+<ir_version: 8, opset_import: ["": 17]>
+g (float[1, 16] x) => (float[1, 3] y) <float[16, 3] w> { y = MatMul (x, w) }
+"""
+
+
+def with_an_output_near_zero() -> onnx.ModelProto:
+    """A product whose first result is the sum of terms that cancel, so that its relative error is large."""
+    proto = onnx.parser.parse_model(SMALL)
+    weight = np.linspace(0.1, 1.7, 48, dtype=np.float32).reshape(16, 3)
+    weight[:, 0] = np.where(np.arange(16) % 2, 1.0003, -1.0)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return proto
+
+
+ROW = {"x": np.full((1, 16), 0.7, np.float32)}
+
+
+def test_a_tolerance_is_the_metric_scaled_with_a_bound() -> None:
+    assert criterion(tolerance=0.01) == criterion(metric="scaled", at_most=0.01)
+
+
+@pytest.mark.parametrize("other", [{"rtol": 1.0}, {"atol": 1.0}, {"metric": "cosine"}, {"at_most": 1.0}])
+def test_a_tolerance_stands_alone(other: dict[str, Any]) -> None:
+    (name,) = other
+    with pytest.raises(PolicyError, match=f"^both tolerance and {name} are given, .*; leave one out$"):
+        criterion(tolerance=0.01, **other)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_tolerance_that_every_result_or_none_keeps_is_refused(bad: float) -> None:
+    with pytest.raises(PolicyError, match=r"tolerance is .*; for scaled use a finite number of 0 or more"):
+        criterion(tolerance=bad)
+
+
+def test_a_repair_that_only_elements_near_zero_force_names_the_tolerance() -> None:
+    source = with_an_output_near_zero()
+    repaired = repair(source, ROW, rtol=1e-2, target="onnx", safety="none")
+    assert repaired.remark.startswith("only elements near zero fail: ")
+    assert repaired.remark in repaired.text()
+    assert "--tolerance 0.01 accepts it" in repaired.remark
+    plain = repair(source, ROW, tolerance=1e-2, target="onnx", safety="none")
+    assert (plain.solved, plain.trials, plain.regions, plain.remark) == (True, 1, (), "")
+
+
+def test_a_repair_that_large_errors_force_has_no_such_remark() -> None:
+    repaired = repair(needy(layers=3, needs=(1,)), {"x": BATCH["x"]}, rtol=1e-2, target="onnx")
+    assert (repaired.solved, repaired.remark) == (True, "")
+
+
+def test_verify_says_so_when_only_elements_near_zero_fail() -> None:
+    source = with_an_output_near_zero()
+    low = convert(source, target="onnx", safety="none").model
+    assert "note: only elements near zero fail" in verify(source, low, ROW, rtol=1e-2).text()
+    assert verify(source, low, ROW, tolerance=1e-2).ok
+    assert "near zero" not in verify(source, low, ROW, tolerance=1e-9).text()
+
+
+def test_verify_takes_a_tolerance_on_the_command_line(model: str) -> None:
+    assert run(model, "-q", *ONNX).exit_code == 0
+    words = ("verify", model, "net.float16.onnx", "--data", "d.npz", "--tolerance")
+    assert run(*words, "10").exit_code == 0
+    assert run(*words, "1e-9").exit_code == 1
+    assert "both tolerance and rtol are given" in run(*words, "1", "--rtol", "1").stderr
+
+
+# -- smoke tests --------------------------------------------------------------------------------------------
+
+
+def free(shape: str) -> Model:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 17]> g (float{shape} x) => (float y) {{ y = ReduceMax <keepdims=0> (x) }}'
+    )
+    return Model.load(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected", "assumed"),
+    [
+        ("[batch, 8]", (1, 8), "random, seed 0, batch = 1"),
+        ("[N, seq_len, 8]", (1, 16, 8), "random, seed 0, N = 1, seq_len = 16"),
+        ("[time, batch, 8]", (16, 1, 8), "random, seed 0, time = 16, batch = 1"),
+        ("[items, 3, height, width]", (1, 3, 64, 64), "random, seed 0, items = 1, height = 64, width = 64"),
+        ("[2, 8]", (2, 8), "random, seed 0"),
+    ],
+)
+def test_free_dimensions_get_usual_sizes_and_the_origin_says_so(
+    shape: str, expected: tuple[int, ...], assumed: str
+) -> None:
+    feed = Feed.randomly(free(shape), assume=True)
+    assert (next(iter(feed))["x"].shape, feed.origin) == (expected, assumed)
+
+
+def test_a_dimension_that_tells_nothing_needs_a_shape() -> None:
+    with pytest.raises(FeedError, match=r"input 'x' has the shape \[batch, past\]; give one with --shape x=1,128"):
+        Feed.randomly(free("[batch, past]"), assume=True)
+    feed = Feed.randomly(free("[batch, past]"), assume=True, shapes={"x": (2, 3)})
+    assert (next(iter(feed))["x"].shape, feed.origin) == ((2, 3), "random, seed 0")
+
+
+def test_a_smoke_test_runs_the_conversion_and_says_that_it_proves_nothing(model: str) -> None:
+    words, command = closing(model, "--smoke")
+    assert words.startswith("checked on 1 batch (random, seed 0): smoke test, outputs finite, largest error ")
+    assert words.endswith("never proof")
+    assert command.startswith("next: amp-rewrite net.onnx ")
+
+
+def test_a_smoke_test_whose_outputs_become_infinite_fails(folder: Path) -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 8] x) => (float[1, 8] y) '
+        "<float[1] c = {300.0}> { a = Mul (x, c) b = Mul (a, c) y = Mul (b, c) }"
+    )
+    onnx.save(proto, "loud.onnx")
+    ranges = repair("loud.onnx", {"x": np.full((1, 8), 1e-6, np.float32)}, target="onnx").ranges  # do not show it
+    repaired = repair(
+        "loud.onnx", Feed.randomly(Model.load("loud.onnx")), ranges=ranges, target="onnx", lower=["op=Mul"]
+    )
+    assert (repaired.solved, repaired.converted.report.evidence.level) == (False, "failed")
+    assert "finite in the reference and not here" in str(repaired.converted.report.evidence)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--smoke", "--data", "d.npz"), "--data and --smoke exclude each other; leave one out"),
+        (("--smoke", "--batches", "2"), "--smoke feeds one batch; leave out --batches, or write --random for --smoke"),
+    ],
+)
+def test_a_smoke_test_feeds_one_random_batch(model: str, words: tuple[str, ...], said: str) -> None:
+    done = run(model, *words)
+    assert (done.exit_code, done.stderr) == (2, f"error: {said}; see 'amp-rewrite convert --help'\n")
+
+
+# -- settings from a file -----------------------------------------------------------------------------------
+
+
+def test_the_report_names_the_settings_that_a_file_changed(model: str) -> None:
+    Path("amp.toml").write_text('to = "bfloat16"\nlevel = "default"\n')
+    head = run(model, "--dry-run", "--report", "r.json").stdout
+    assert "  config file  to = bfloat16, from ./amp.toml\n" in head
+    assert json.loads(Path("r.json").read_text())["model"]["config"] == "to = bfloat16, from ./amp.toml"
+    assert "  config file  to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
+
+
+def test_a_file_that_changes_nothing_is_not_named(model: str) -> None:
+    Path("amp.toml").write_text('to = "bfloat16"\n')
+    assert "config file" not in run(model, "--dry-run", "--to", "float16").stdout
+    Path("amp.toml").write_text('to = "float16"\n')
+    assert "config file" not in run(model, "--dry-run").stdout
+
+
+def test_no_folder_of_a_settings_file_is_in_a_report(model: str, folder: Path) -> None:
+    (folder / "far").mkdir()
+    (folder / "far" / "own.toml").write_text('keep = ["op=Add"]\n')
+    shown = run(model, "--dry-run", "--config", str(folder / "far" / "own.toml")).stdout
+    assert "  config file  keep = op=Add, from own.toml\n" in shown
+    assert files() == ["d.npz", "far", "net.onnx"]
