@@ -7,16 +7,18 @@ from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.conditions import Conditions, check_as_is
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.evidence.verify import drawing, low_types, name_of
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.settings.keywords import checked
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -100,10 +102,11 @@ class Located:
         return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
 
 
+@checked
 def locate(
-    a: object,
-    b: object,
-    data: object,
+    a: ModelSource,
+    b: ModelSource,
+    data: Data,
     *,
     allow_nonfinite: bool = False,
     names: tuple[str, str] | None = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import EvidenceError
+from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.reports import json_stream
@@ -181,7 +181,7 @@ def check_writable(file: Path, overwrite: bool) -> None:
     if file.is_dir():
         raise EvidenceError(f"cannot write {file}: it is a folder; name a file")
     if file.exists() and not overwrite:
-        raise EvidenceError(f"{file} exists; name another output, or replace it with --overwrite")
+        raise EvidenceError(f"{file} exists; name another output, or replace it with {spelled('overwrite', True)}")
 
 
 _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random")

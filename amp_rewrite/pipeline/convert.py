@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -13,8 +13,8 @@ from onnx import ModelProto
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.errors import Finding
-from amp_rewrite.files.model import Model
+from amp_rewrite.errors import Finding, PolicyError, spelled
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import View
@@ -26,10 +26,13 @@ from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
 from amp_rewrite.settings.choices import HEADROOM, Target
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
+    from amp_rewrite.evidence.data.feed import Feed
+    from amp_rewrite.evidence.data.sources import Data
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
 
@@ -61,10 +64,12 @@ class Converted:
 
 
 @takes_options
+@checked
 @gc_paused()
 def convert(
-    model: object,
+    model: ModelSource,
     *,
+    data: Data | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     folder: str | Path | None = None,
@@ -74,7 +79,8 @@ def convert(
 
     `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
     onnx_ir.Model; it is never changed. `ranges`: the result of `calibrate`, or its file; an op that would read or make
-    a value that does not fit `to` with a factor `headroom` to spare stays float32.
+    a value that does not fit `to` with a factor `headroom` to spare stays float32. `data`: what `Feed.of` takes; the
+    ranges are then measured on it first.
 
     The function reads AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and
     AMP_REWRITE_LOG_PATH; an argument wins over them.
@@ -82,11 +88,20 @@ def convert(
     Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
     A model with nothing to lower comes back unchanged.
     """
+    if data is not None and ranges is not None:
+        raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
-    measured = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else None
+    known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
+    measured = guarded(draft, known, headroom) if known is not None else None
     coloring = draft.paint(measured.pins if measured else ())
     return finish(draft, coloring, measured.findings if measured else ())  # plan_casts, apply, check, report_of
+
+
+def _measured(draft: Draft, data: Data) -> Ranges:
+    from amp_rewrite.evidence.data.feed import Feed
+
+    return calibrated(draft, Feed.of(data, draft.source))
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
@@ -96,6 +111,24 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
     ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
     ranges.check(draft.source)
     return ranges
+
+
+def calibrated(
+    draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Ranges:
+    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
+    from amp_rewrite.evidence.calibrate import calibrate  # late: only conversions with data pay for it
+    from amp_rewrite.files.fingerprint import fingerprint
+
+    to = draft.request.to
+    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progress)
+    of = fingerprint(draft.source)
+    return replace(ranges, model=model_name(draft), graph=of.graph, weights=of.weights)
+
+
+def model_name(draft: Draft) -> str:
+    """Return the file's own name, if there is one."""
+    return draft.source.path.name if draft.source.path is not None else "the model"
 
 
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:

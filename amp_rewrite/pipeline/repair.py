@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
-from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded, carried
 from amp_rewrite.evidence.instrument.shadow import local_errors
 from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
-from amp_rewrite.evidence.metric import Criterion, Tolerance, criterion
+from amp_rewrite.evidence.metric import Criterion, MetricName, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import Comparison, verdict_of
-from amp_rewrite.files.fingerprint import fingerprint
-from amp_rewrite.files.model import Model
-from amp_rewrite.pipeline.convert import Converted, finish, guarded, ranges_for
+from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.pipeline.convert import Converted, calibrated, finish, guarded, model_name, ranges_for
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
 from amp_rewrite.reports.render import count
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
 
 _ROUNDS = 8
@@ -87,13 +87,14 @@ class Repaired:
 
 
 @takes_options
+@checked
 def repair(
-    model: object,
-    data: object,
+    model: ModelSource,
+    data: Data,
     *,
     rtol: float | None = None,
     atol: float | None = None,
-    metric: str | Callable[[Array, Array], float] | None = None,
+    metric: MetricName | Callable[[Array, Array], float] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
     ranges: Ranges | str | Path | None = None,
@@ -128,7 +129,7 @@ def repair(
     draft = Draft.of(model, Request.of(**options), folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if ranges is None:
-        ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=progress)
+        ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=_stage(progress, "calibrate"))
     else:
         ranges = ranges_for(draft, ranges)
     pinned = guarded(draft, ranges, headroom)
@@ -136,14 +137,6 @@ def repair(
         converted = finish(draft, draft.paint(pinned.pins), pinned.findings)
         return Repaired(converted, None, ranges, (), False, 0, budget, (), True)
     return _Repair(draft, feed, by, ranges, pinned, budget, progress).repaired()
-
-
-def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
-    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
-    to, progressing = draft.request.to.spelling, _stage(progress, "calibrate")
-    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progressing)
-    of = fingerprint(draft.source)
-    return replace(ranges, model=_name(draft), graph=of.graph, weights=of.weights)
 
 
 @dataclass(frozen=True)
@@ -243,7 +236,7 @@ class _Repair:
         findings = (*self.guarded.findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
         converted = finish(self.draft, self._painted(pinned), findings, words)
-        names = (_name(self.draft), "the conversion")
+        names = (model_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
         minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
@@ -252,11 +245,6 @@ class _Repair:
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
     return (lambda done, total: progress(stage, done, total)) if progress else None
-
-
-def _name(draft: Draft) -> str:
-    """Return the file's own name, if there is one."""
-    return draft.source.path.name if draft.source.path is not None else "the model"
 
 
 def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError, advice
+from amp_rewrite.errors import FeedError, advice, spelled
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.sources import Filed, Raw, Source, source_of
 from amp_rewrite.files.casting import Array
@@ -252,7 +252,8 @@ def _check_finite(array: Array, source: object, where: str, allow_nonfinite: boo
     before, after = original[at], array[at]
     if array.dtype != original.dtype and np.isfinite(before):
         raise FeedError(f"{where} has {before} at {list(at)}, which is {after} in {array.dtype}; scale the data")
-    raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with --allow-nonfinite")
+    allowed = spelled("allow_nonfinite", True)
+    raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with {allowed}")
 
 
 def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
@@ -267,7 +268,9 @@ def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) 
         stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
-            raise FeedError(f"input {port.name!r} has {stated}; give one with --shape {port.name}={_example(port)}")
+            example = _example(port)
+            words = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
+            raise FeedError(f"input {port.name!r} has {stated}; give one with {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if len(sizes) > _MOST_AXES:
@@ -286,11 +289,10 @@ def _drawable(dtype: DType | None) -> bool:
     return dtype not in (None, DType.STRING) and (dtype.floating or dtype.numpy.kind in "biu")
 
 
-def _example(port: Port) -> str:
-    """Return an example of a shape as an option; free dimensions get small distinct numbers."""
+def _example(port: Port) -> tuple[int, ...]:
+    """Return an example of a shape; free dimensions get small distinct numbers."""
     free = iter((1, 128))
-    sizes = [dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None)]
-    return ",".join(map(str, sizes))
+    return tuple(dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None))
 
 
 def _check_ranges(ports: tuple[Port, ...], ranges: Mapping[str, tuple[int, int]]) -> None:

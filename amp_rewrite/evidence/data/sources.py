@@ -16,6 +16,8 @@ from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.npy import Npz, of_npy, short
 from amp_rewrite.runtime.ports import Port
 
+Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
+"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
 Raw = Mapping[str, Any]
 """A batch before any check."""
 Source = Callable[[], Iterator[Raw]]

@@ -148,7 +148,7 @@ def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
         ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 ({2}) is int64, and the input takes float32; cast it with"
          " .astype('float32')"),
         ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 ({2}) has nan at [0, 0]; give finite numbers, or allow others"
-         " with --allow-nonfinite"),
+         " with allow_nonfinite=True"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_folder_is_named_by_its_file(
@@ -278,7 +278,7 @@ def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
         ),
         (
             {**BATCH, "x": np.float32([[1, 2, 3], [4, np.nan, np.inf]])},
-            "input 'x' of batch 0 has nan at [1, 1]; give finite numbers, or allow others with --allow-nonfinite",
+            "input 'x' of batch 0 has nan at [1, 1]; give finite numbers, or allow others with allow_nonfinite=True",
         ),
         (
             {**BATCH, "x": np.float64([[1, 2, 3], [4, 5, 1e300]])},
@@ -360,7 +360,7 @@ def test_a_cast_that_overflows_is_refused() -> None:
 def test_numbers_of_a_low_type_are_checked_too(low: str) -> None:
     value = np.array([1, np.nan]).astype(low)
     assert refusal({"x": value}, parsed(f"{low}[2] x")) == (
-        "input 'x' of batch 0 has nan at [1]; give finite numbers, or allow others with --allow-nonfinite"
+        "input 'x' of batch 0 has nan at [1]; give finite numbers, or allow others with allow_nonfinite=True"
     )
 
 
@@ -430,9 +430,13 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
 @pytest.mark.parametrize(
     ("signature", "options", "message"),
     [
-        ("float[n, 3] x", {}, "input 'x' has the shape [n, 3]; give one with --shape x=1,3"),
-        ("float[n, ?, 4, m] x", {}, "input 'x' has the shape [n, ?, 4, m]; give one with --shape x=1,128,4,64"),
-        ("float[] x", {}, "input 'x' has no shape; give one with --shape x=1,128"),
+        ("float[n, 3] x", {}, "input 'x' has the shape [n, 3]; give one with shapes={'x': (1, 3)}"),
+        (
+            "float[n, ?, 4, m] x",
+            {},
+            "input 'x' has the shape [n, ?, 4, m]; give one with shapes={'x': (1, 128, 4, 64)}",
+        ),
+        ("float[] x", {}, "input 'x' has no shape; give one with shapes={'x': (1, 128)}"),
         (
             "float[n, 3] x",
             {"shapes": {"x": (2, 4)}},
