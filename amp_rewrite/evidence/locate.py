@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
@@ -16,6 +16,7 @@ from amp_rewrite.evidence.verify import drawing, low_types, name_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.keywords import checked
@@ -45,8 +46,8 @@ class Spot:
     overflows: bool = False
 
 
-@dataclass(frozen=True)
-class Located:
+@dataclass(frozen=True, repr=False)
+class Located(Result):
     """Compared ops in topological order, and the first at which the error jumps.
 
     `first_jump`: the first op whose accumulated error is more than `JUMP` times the largest error of its inputs (or of
@@ -63,6 +64,16 @@ class Located:
     matched: int
     matchable: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def brief(self) -> str:
+        """Both models, and the op where the error first jumps."""
+        where = f"first jumps at {self.first_jump.op}" if self.first_jump else "jumps nowhere"
+        return f"{self.candidate} against {self.reference}: the error {where}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows as dictionaries."""
+        return map(asdict, self.rows)
 
     def top(self, number: int) -> tuple[Spot, ...]:
         """Return the ops with the largest local error, in topological order among equals."""

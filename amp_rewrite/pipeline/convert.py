@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
@@ -40,8 +41,8 @@ METADATA_KEY = "amp_rewrite"
 """Key of the metadata entry of a converted model: version, type, lists and settings."""
 
 
-@dataclass(frozen=True)
-class Converted:
+@dataclass(frozen=True, repr=False)
+class Converted(Result):
     """Result of `convert`: the model, the report, and the steps in between.
 
     `result` holds the model with its weights still in their files: save that for models of any size.
@@ -52,6 +53,23 @@ class Converted:
     view: View
     coloring: Coloring
     plan: Plan
+
+    @property
+    def brief(self) -> str:
+        """Gist of the report."""
+        return self.report.brief
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text of the report."""
+        return self.report.text(verbose=verbose)
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        return self.report.to_json()
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows of the report."""
+        return self.report.records()
 
     @cached_property
     def model(self) -> ModelProto:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
@@ -29,6 +31,8 @@ from amp_rewrite.pipeline.convert import Converted, calibrated, finish, guarded,
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
 from amp_rewrite.reports.render import count
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
@@ -47,8 +51,8 @@ Progress = Callable[[str, int, int], None]
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Repaired:
+@dataclass(frozen=True, repr=False)
+class Repaired(Result):
     """Result of `repair`. `solved`: the search ended with a set of regions, and `converted` with them is near enough as
     it really runs; `verdict` says how near. Without a tolerance `verdict` is None, and `solved` True.
 
@@ -66,6 +70,44 @@ class Repaired:
     budget: int
     trail: tuple[Step, ...]
     solved: bool
+
+    @property
+    def result(self) -> Model:
+        """Model of the conversion, its weights still in their files."""
+        return self.converted.result
+
+    @property
+    def model(self) -> ModelProto:
+        """Model of the conversion, whole in memory; see `Converted.model`."""
+        return self.converted.model
+
+    @property
+    def report(self) -> Report:
+        """Report of the conversion."""
+        return self.converted.report
+
+    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
+        """Write the model, weights streamed, whole or not at all; see `Model.save`."""
+        self.converted.save(path, overwrite=overwrite, external_data=external_data)
+
+    @property
+    def brief(self) -> str:
+        """Gist of the report, and the outcome of the search."""
+        if self.verdict is None:
+            return f"{self.report.brief}; guarded by ranges"
+        outcome = "near enough" if self.solved else "not near enough"
+        return f"{self.report.brief}; {count(len(self.regions), 'region')} pinned, {outcome}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows of the report."""
+        return self.report.records()
+
+    def to_json(self) -> str:
+        """Return outcome, pinned regions, verdict and report as JSON. Ends with a newline."""
+        fields = {name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget", "trials")}
+        regions = [region.because for region in self.regions]
+        parts = {"verdict": self.verdict and self.verdict.to_dict(), "report": self.report.to_dict()}
+        return json.dumps({"schema": 1, **fields, "regions": regions, **parts}, indent=1) + "\n"
 
     @property
     def trials(self) -> int:
