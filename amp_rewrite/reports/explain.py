@@ -64,13 +64,10 @@ class Explanation(Result):
                 inputs.add(chain.input)
                 readers = "read by" if chain.rows else "which no op reads"
                 lines.append(f"{chain.input.name} is an input of the model, {chain.input.dtype}, {readers}")
-            if self.inventory:
-                nothing = "in the model; nothing has decided about it yet"
-                lines += [f"{row.path} ({row.op}) is {_types(row)} {nothing}" for row in chain.rows]
-            else:
-                lines += [line for i, row in enumerate(chain.rows) for line in _step(row, first=not i)]
-            if chain.alike:
-                lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
+            for i, row in enumerate(chain.rows):
+                lines += _undecided(row) if self.inventory else _step(row, first=not i)
+                if chain.alike and not i:
+                    lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
         return "\n".join(parts)
 
@@ -127,6 +124,10 @@ def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
         seen[at] = report.rows[at]
         at = report.rows[at].because_row
     return tuple(seen.values())
+
+
+def _undecided(row: Row) -> list[str]:
+    return [f"{row.path} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet"]
 
 
 def _step(row: Row, *, first: bool) -> list[str]:
