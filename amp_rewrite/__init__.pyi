@@ -41,10 +41,12 @@ from amp_rewrite.files.model import Model as Model
 from amp_rewrite.ir.view import View as View
 from amp_rewrite.pipeline.convert import Converted as Converted
 from amp_rewrite.pipeline.convert import convert as convert
+from amp_rewrite.pipeline.explain import explain as explain
 from amp_rewrite.pipeline.repair import Repaired as Repaired
 from amp_rewrite.pipeline.repair import repair as repair
 from amp_rewrite.reports.diff import Delta as Delta
 from amp_rewrite.reports.diff import diff as diff
+from amp_rewrite.reports.explain import Explanation as Explanation
 from amp_rewrite.reports.report_builder import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.apply import apply as apply

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, advice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,13 +110,36 @@ class DType(Enum):
         return _BY_CODE.get(code)
 
     @classmethod
-    def parse(cls, spelling: str) -> DType:
-        """Return the type spelled "float16", "f16", "half", "bf16", "float32" …; PolicyError for other words."""
-        dtype = _PARSE.get(spelling.strip().lower())
+    def parse(cls, spelling: object) -> DType:
+        """Return the type of a word ("float16", "fp16", "half", "bf16", "float32" …), of a type of numpy, ml_dtypes or
+        torch, or of a `TensorProto.DataType` code; PolicyError for anything else."""
+        if isinstance(spelling, cls):
+            return spelling
+        dtype = _BY_CODE.get(spelling) if _is_code(spelling) else _PARSE.get(_word(spelling))
         if dtype is None:
-            names = "float16 (f16, half), bfloat16 (bf16), float32 (f32, float)"
-            raise PolicyError(f"unknown element type {spelling!r}; use one of {names}")
+            names = "use one of float16 (f16, fp16, half), bfloat16 (bf16), float32 (f32, float)"
+            raise PolicyError(f"unknown element type {spelling!r}; {advice(_word(spelling), _PARSE, names)}")
         return dtype
+
+
+def _is_code(spelling: object) -> TypeGuard[int]:
+    return isinstance(spelling, Integral) and not isinstance(spelling, bool)
+
+
+def _word(spelling: object) -> str:
+    """Return the name of a type: of a word, a numpy dtype, a class such as np.float16, or a torch dtype."""
+    if isinstance(spelling, str):
+        return spelling.strip().lower()
+    if type(spelling).__module__ == "torch":
+        return str(spelling).removeprefix("torch.")
+    import numpy as np
+
+    if not isinstance(spelling, (type, np.dtype)):
+        return ""
+    try:
+        return np.dtype(spelling).name.replace("_", "")
+    except TypeError:
+        return ""
 
 
 # IEEE 754 binary16/32/64; bfloat16 is binary32 with the low 16 bits of the significand dropped.

@@ -19,7 +19,9 @@ Each message names the cause, what it means, and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -96,6 +98,39 @@ def advice(
     """
     near = [repr(shown[name] if shown else name) for name in nearest(word, known, most)]
     return f"did you mean {', '.join(near)}?" if near else otherwise
+
+
+_BY_OPTION: ContextVar[bool] = ContextVar("by_option", default=False)
+
+
+@contextmanager
+def options_spelled() -> Iterator[None]:
+    """Let `spelled` write options of the command line while the body runs, not keywords of Python."""
+    token = _BY_OPTION.set(True)
+    try:
+        yield
+    finally:
+        _BY_OPTION.reset(token)
+
+
+def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
+    """Return a keyword as its user writes it: `rtol=` or `rtol=0.1` in Python, `--rtol` or `--rtol 0.1` in a shell.
+
+    `option`: the words after "--", where they differ from keyword and value.
+    """
+    if not _BY_OPTION.get():
+        return f"{keyword}={'' if value is None else _shown(value)}"
+    said = "" if value is None or value is True else f" {value}"
+    return f"--{option or keyword.replace('_', '-') + said}"
+
+
+def _shown(value: object) -> str:
+    """Return a short repr on one line."""
+    text = one_line(repr(value))
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+_LONGEST_VALUE = 80
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from amp_rewrite.cli import terminal
-from amp_rewrite.errors import AmpRewriteError, advice
+from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import plain
 from amp_rewrite.version import VERSION
 
@@ -87,7 +87,9 @@ class Program(click.Group):
         """Run, print an error in one line, and exit."""
         if "_AMP_REWRITE_COMPLETE" in os.environ:  # a shell asks for completions
             super().main(args, "amp-rewrite", **extra)
-        sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
+        with options_spelled():
+            code = self._outcome(list(sys.argv[1:] if args is None else args), extra)
+        sys.exit(code)
 
     def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
         extra.pop("standalone_mode", None)

@@ -12,28 +12,31 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.range_nodes import merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.fingerprint import fingerprint
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.op_lists import load_lists
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.policy import LowType, low_type
 
 CHUNK = 2000
 """Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""
 
 
+@checked
 def calibrate(
-    model: object,
-    data: object,
+    model: ModelSource,
+    data: Data,
     *,
-    to: str | DType | Policy = "float16",
+    to: LowType = "float16",
     allow_nonfinite: bool = False,
     chunk: int | None = None,
     threads: int | None = None,

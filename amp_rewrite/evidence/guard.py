@@ -15,7 +15,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, PolicyError
+from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.ir.dataflow import Flow, made_variable, reach, read_variable
 from amp_rewrite.ir.exact_ops import exact
@@ -72,7 +72,9 @@ def guard(
     """
     check_headroom(headroom)
     if ranges.to != to.spelling:
-        raise PolicyError(f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with --to {to.spelling}")
+        raise PolicyError(
+            f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with {spelled('to', to.spelling)}"
+        )
     faults = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
     held: dict[OpId, Pin] = {}
     unfit: dict[ValueId, Fault] = {}

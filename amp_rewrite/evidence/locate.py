@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.conditions import Conditions, check_as_is
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
 from amp_rewrite.evidence.instrument.shadow import CHUNK, Bench
 from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.evidence.verify import drawing, low_types, name_of
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.settings.keywords import checked
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -43,8 +46,8 @@ class Spot:
     overflows: bool = False
 
 
-@dataclass(frozen=True)
-class Located:
+@dataclass(frozen=True, repr=False)
+class Located(Result):
     """Compared ops in topological order, and the first at which the error jumps.
 
     `first_jump`: the first op whose accumulated error is more than `JUMP` times the largest error of its inputs (or of
@@ -61,6 +64,16 @@ class Located:
     matched: int
     matchable: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def brief(self) -> str:
+        """Both models, and the op where the error first jumps."""
+        where = f"first jumps at {self.first_jump.op}" if self.first_jump else "jumps nowhere"
+        return f"{self.candidate} against {self.reference}: the error {where}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows as dictionaries."""
+        return map(asdict, self.rows)
 
     def top(self, number: int) -> tuple[Spot, ...]:
         """Return the ops with the largest local error, in topological order among equals."""
@@ -100,10 +113,11 @@ class Located:
         return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
 
 
+@checked
 def locate(
-    a: object,
-    b: object,
-    data: object,
+    a: ModelSource,
+    b: ModelSource,
+    data: Data,
     *,
     allow_nonfinite: bool = False,
     names: tuple[str, str] | None = None,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.casting import Array
 
 Index = tuple[int, ...]
+MetricName = Literal["cosine", "psnr", "snr", "top1", "scaled"]
+"""Names of the measures, for static checkers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Measure:
         if math.isfinite(limit) and low <= limit <= high:
             return
         within = f" from {low:g} to {high:g}" if math.isfinite(high) else " of 0 or more" if low == 0 else ""
-        raise PolicyError(f"{bound} is {limit}; for {self.name} use a finite number{within}")
+        raise PolicyError(f"{spelled(bound, limit)} bounds nothing; for {self.name} use a finite number{within}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,25 +221,23 @@ def criterion(
         return Bound(MEASURES["scaled"], float(tolerance))
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < math.inf:
-            raise PolicyError(f"{name} is {number}; use a finite number of 0 or more")
+            raise PolicyError(f"{spelled(name, number)} is not a tolerance; use a finite number of 0 or more")
     if metric is None:
         if at_least is not None or at_most is not None:
             raise PolicyError(f"a bound without a metric; name one of {', '.join(MEASURES)}")
         if rtol is None and atol is None:
             raise PolicyError(
-                "no criterion given, and there is no default; give a tolerance, rtol and/or atol, or a metric with its"
-                " bound"
+                f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
+                f" {spelled('atol')}, or {spelled('metric')} with its bound"
             )
         return Tolerance(float(rtol or 0.0), float(atol or 0.0))
     if rtol is not None or atol is not None:
-        raise PolicyError("both a tolerance (rtol, atol) and a metric are given; leave one out")
+        raise PolicyError(f"{spelled('rtol')} or {spelled('atol')} is given beside {spelled('metric')}; leave one out")
     measure = _measure(metric, higher=at_least is not None)
     needed = "at_least" if measure.higher else "at_most"
     limit, wrong = (at_least, at_most) if measure.higher else (at_most, at_least)
     if wrong is not None or limit is None:
-        raise PolicyError(
-            f"metric {measure.name} needs one bound, {needed} (on the command line --{needed.replace('_', '-')} X)"
-        )
+        raise PolicyError(f"metric {measure.name} needs one bound; give {spelled(needed)} and a number")
     measure.check(needed, limit)
     return Bound(measure, float(limit))
 

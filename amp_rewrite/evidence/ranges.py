@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import EvidenceError
+from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.scratch import write_whole
 from amp_rewrite.reports import json_stream
 from amp_rewrite.reports.reading import Malformed, Reader, fail, flag, load, map_of, natural, text
 from amp_rewrite.reports.render import count, plain, table
+from amp_rewrite.reports.result import Result
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class Range(Fit):
         return to.max / self.absmax if self.absmax else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
+@dataclass(frozen=True, slots=True, repr=False)
+class Ranges(Result):
     """Ranges of one model's values for the type `to` ("float16" or "bfloat16"), rounded to nearest even.
 
     `values` has the range of each floating tensor by its `key`, in topological order: its name, or, for a value in a
@@ -62,6 +63,16 @@ class Ranges:
     weights: str
     untapped: Mapping[str, str] = field(default_factory=dict)
     tool: str = VERSION
+
+    @property
+    def brief(self) -> str:
+        """Model, type, and numbers of values and batches."""
+        seen = f"{count(len(self.values), 'value')} in {count(self.batches, 'batch', 'batches')}"
+        return f"of {self.model} for {self.to}: {seen}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the ranges as dictionaries, each with its value."""
+        return ({"value": name, **asdict(range_)} for name, range_ in self.values.items())
 
     def of(self, view: View, value: ValueId) -> Range | None:
         """Return the range of a value of the model, or None if it was not tapped."""
@@ -181,7 +192,7 @@ def check_writable(file: Path, overwrite: bool) -> None:
     if file.is_dir():
         raise EvidenceError(f"cannot write {file}: it is a folder; name a file")
     if file.exists() and not overwrite:
-        raise EvidenceError(f"{file} exists; name another output, or replace it with --overwrite")
+        raise EvidenceError(f"{file} exists; name another output, or replace it with {spelled('overwrite', True)}")
 
 
 _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.evidence.metric import Criterion, Difference, Tolerance, worse
 from amp_rewrite.reports.render import count, table
+from amp_rewrite.reports.result import Result
 
 SCHEMA = 1
 
@@ -48,8 +49,8 @@ class Fed:
         return f"{self.origin}: {count(self.batches, 'batch', 'batches')}"
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
     """Verdict on a candidate's outputs against a reference's, with its reason.
 
     `ok` only if every row is ok, every output has at least one compared value, and `refusals` (differences in names and
@@ -79,6 +80,15 @@ class Verdict:
         values = sum(row.difference.compared for row in self.rows)
         where = f"{count(len(self.outputs), 'output')} and {count(self.fed.batches, 'batch', 'batches')}"
         return f"{count(values, 'value')} compared in {where}"
+
+    @property
+    def brief(self) -> str:
+        """Verdict and reason."""
+        return f"{'ok' if self.ok else 'failed'}: {self.because}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows as dictionaries."""
+        return map(_encoded, self.rows)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -140,7 +150,7 @@ class Verdict:
         rows = self.rows if verbose else self.worst
         if rows:
             lines += ["", *table(map(_cells, rows), head=_HEAD, right=" >>>>>")]
-        lines += ["", f"{'ok' if self.ok else 'failed'}: {self.because}"]
+        lines += ["", self.brief]
         notes = [*self.notes, self.near_zero] if self.near_zero else self.notes
         return "\n".join([*lines, *(f"note: {note}" for note in notes)]) + "\n"
 

@@ -14,31 +14,34 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
-from amp_rewrite.evidence.metric import Criterion, Difference, compare, criterion
+from amp_rewrite.evidence.metric import Criterion, Difference, MetricName, compare, criterion
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.casting import Array
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
+from amp_rewrite.settings.keywords import checked
 
 EMULATED = "emulated"
 """Word in the description of a run whose low type was emulated."""
 
 
+@checked
 def verify(
-    a: object,
-    b: object,
-    data: object,
+    a: ModelSource,
+    b: ModelSource,
+    data: Data,
     *,
     tolerance: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-    metric: str | Callable[[Array, Array], float] | None = None,
+    metric: MetricName | Callable[[Array, Array], float] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
     outputs: Sequence[str] | str = (),

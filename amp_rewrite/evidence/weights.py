@@ -11,11 +11,11 @@ from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import cast
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.reports.render import count, share, table
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.policy import LowType, low_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WeightFit:
 
 
 def check_weights(
-    model: object, to: str | DType | Policy, *, values: Collection[ValueId] | None = None
+    model: ModelSource | View, to: LowType, *, values: Collection[ValueId] | None = None
 ) -> tuple[WeightFit, ...]:
     """Return the rounding error of each floating weight (initializer or Constant) in the type `to`, the worst first.
 

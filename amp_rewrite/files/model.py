@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import onnx
 import onnx.defs
@@ -41,7 +41,40 @@ _STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class HoldsModel(Protocol):
+    """A result with a model in it, such as that of `convert` and of `repair`."""
+
+    @property
+    def result(self) -> Model:
+        """The model."""
+
+
+class ExportedProgram(Protocol):
+    """A torch ONNXProgram, known without torch."""
+
+    @property
+    def model_proto(self) -> ModelProto:
+        """The model."""
+
+
+class IrModel(Protocol):
+    """An onnx_ir.Model, known without onnx_ir."""
+
+    @property
+    def graph(self) -> Any:
+        """The main graph."""
+
+    @property
+    def functions(self) -> Any:
+        """Local functions."""
+
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview
+ModelSource: TypeAlias = "str | os.PathLike[str] | _Bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
+"""Forms of a model that `Model.load` takes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Model:
     """A model proto, read only and maybe shared, whose heavy tensors may be *stubs* (see `tensors`), and its path."""
 
@@ -50,14 +83,15 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; return a Model as is.
+        """Load a model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; return a Model as is,
+        also that of a result of `convert` or `repair`.
 
         From a path, tensors above 16 KiB become stubs instead of being read; text formats are recognized by suffix
         (.onnxtxt, .textproto, .json). `folder`: the folder of external data, by default that of the path. The
         argument is never changed. ModelError, in one line, for an invalid model.
         """
-        if isinstance(source, Model):
-            return source
+        if isinstance(held := getattr(source, "result", source), Model):
+            return held
         if isinstance(source, (str, os.PathLike)):
             path = Path(source)
             return cls(_of_path(path, None if folder is None else Path(folder)), path)
@@ -79,6 +113,9 @@ class Model:
                 proto = clone(proto)
             _resolve(proto, Folder(Path(folder)), {})
         return cls(proto)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.path or self.proto.graph.name!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
         """Return all values of a tensor, read and cast for a stub. Do not modify the result."""
@@ -287,8 +324,8 @@ def _of_object(source: object) -> ModelProto:
         if isinstance(converted, ModelProto):
             return converted
     raise ModelError(
-        f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram"
-        " or an onnx_ir.Model"
+        f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
+        " an onnx_ir.Model, or a result of convert or repair"
     )
 
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.prefetch import WORTH_IT, prefetch
 from amp_rewrite.files.regular import open_regular
@@ -110,7 +110,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
     if path.exists() and not path.is_file():
         raise ModelError(f"cannot write {path}: it is not a regular file; name another")
     if not overwrite and (path.exists() or path.is_symlink()):
-        raise ModelError(f"{path} exists; name another output, or replace it with --overwrite")
+        raise ModelError(f"{path} exists; name another output, or replace it with {spelled('overwrite', True)}")
     try:
         path.name.encode()
     except UnicodeEncodeError as cause:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,8 @@ from onnx import ModelProto
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.errors import Finding
-from amp_rewrite.files.model import Model
+from amp_rewrite.errors import Finding, PolicyError, spelled
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import View
@@ -23,14 +23,18 @@ from amp_rewrite.reports.dump import dump
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
 from amp_rewrite.settings.choices import HEADROOM, Target
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
+    from amp_rewrite.evidence.data.feed import Feed
+    from amp_rewrite.evidence.data.sources import Data
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
 
@@ -38,8 +42,8 @@ METADATA_KEY = "amp_rewrite"
 """Key of the metadata entry of a converted model: version, type, lists and settings."""
 
 
-@dataclass(frozen=True)
-class Converted:
+@dataclass(frozen=True, repr=False)
+class Converted(Result):
     """Result of `convert`: the model, the report, and the steps in between.
 
     `result` holds the model with its weights still in their files: save that for models of any size.
@@ -50,6 +54,23 @@ class Converted:
     view: View
     coloring: Coloring
     plan: Plan
+
+    @property
+    def brief(self) -> str:
+        """Gist of the report."""
+        return self.report.brief
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text of the report."""
+        return self.report.text(verbose=verbose)
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        return self.report.to_json()
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows of the report."""
+        return self.report.records()
 
     @cached_property
     def model(self) -> ModelProto:
@@ -62,10 +83,12 @@ class Converted:
 
 
 @takes_options
+@checked
 @gc_paused()
 def convert(
-    model: object,
+    model: ModelSource,
     *,
+    data: Data | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     folder: str | Path | None = None,
@@ -75,7 +98,8 @@ def convert(
 
     `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
     onnx_ir.Model; it is never changed. `ranges`: the result of `calibrate`, or its file; an op that would read or make
-    a value that does not fit `to` with a factor `headroom` to spare stays float32.
+    a value that does not fit `to` with a factor `headroom` to spare stays float32. `data`: what `Feed.of` takes; the
+    ranges are then measured on it first.
 
     The function reads AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and
     AMP_REWRITE_LOG_PATH; an argument wins over them.
@@ -83,12 +107,21 @@ def convert(
     Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
     A model with nothing to lower comes back unchanged.
     """
+    if data is not None and ranges is not None:
+        raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
-    measured = guarded(draft, ranges_for(draft, ranges), headroom) if ranges is not None else None
+    known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
+    measured = guarded(draft, known, headroom) if known is not None else None
     if measured is None:
         return finish(draft, draft.paint())  # plan_casts, apply, check, report_of
     return finish(draft, draft.paint(measured.pins), measured.findings, evidence=measured.evidence)
+
+
+def _measured(draft: Draft, data: Data) -> Ranges:
+    from amp_rewrite.evidence.data.feed import Feed
+
+    return calibrated(draft, Feed.of(data, draft.source))
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
@@ -98,6 +131,24 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
     ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
     ranges.check(draft.source)
     return ranges
+
+
+def calibrated(
+    draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Ranges:
+    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
+    from amp_rewrite.evidence.calibrate import calibrate  # late: only conversions with data pay for it
+    from amp_rewrite.files.fingerprint import fingerprint
+
+    to = draft.request.to
+    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progress)
+    of = fingerprint(draft.source)
+    return replace(ranges, model=model_name(draft), graph=of.graph, weights=of.weights)
+
+
+def model_name(draft: Draft) -> str:
+    """Return the file's own name, if there is one."""
+    return draft.source.path.name if draft.source.path is not None else "the model"
 
 
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:

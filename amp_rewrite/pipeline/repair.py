@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError
-from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded, carried
 from amp_rewrite.evidence.instrument.shadow import local_errors
 from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
-from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, Tolerance, criterion
+from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
 from amp_rewrite.evidence.trial import Step, Trial, Trials
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
-from amp_rewrite.files.fingerprint import fingerprint
-from amp_rewrite.files.model import Model
-from amp_rewrite.pipeline.convert import Converted, finish, guarded, ranges_for
+from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.pipeline.convert import Converted, calibrated, finish, guarded, model_name, ranges_for
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
 from amp_rewrite.reports.render import count
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
 
 _ROUNDS = 8
@@ -49,8 +53,8 @@ Progress = Callable[[str, int, int], None]
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Repaired:
+@dataclass(frozen=True, repr=False)
+class Repaired(Result):
     """Result of `repair`. `solved`: the search ended with a set of regions, and `converted` with them is near enough as
     it really runs; `verdict` says how near. Without a tolerance `verdict` is None, and `solved` True.
 
@@ -70,6 +74,44 @@ class Repaired:
     trail: tuple[Step, ...]
     solved: bool
     remark: str = ""
+
+    @property
+    def result(self) -> Model:
+        """Model of the conversion, its weights still in their files."""
+        return self.converted.result
+
+    @property
+    def model(self) -> ModelProto:
+        """Model of the conversion, whole in memory; see `Converted.model`."""
+        return self.converted.model
+
+    @property
+    def report(self) -> Report:
+        """Report of the conversion."""
+        return self.converted.report
+
+    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
+        """Write the model, weights streamed, whole or not at all; see `Model.save`."""
+        self.converted.save(path, overwrite=overwrite, external_data=external_data)
+
+    @property
+    def brief(self) -> str:
+        """Gist of the report, and the outcome of the search."""
+        if self.verdict is None:
+            return f"{self.report.brief}; guarded by ranges"
+        outcome = "near enough" if self.solved else "not near enough"
+        return f"{self.report.brief}; {count(len(self.regions), 'region')} pinned, {outcome}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows of the report."""
+        return self.report.records()
+
+    def to_json(self) -> str:
+        """Return outcome, pinned regions, verdict and report as JSON. Ends with a newline."""
+        fields = {name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget", "trials")}
+        regions = [region.because for region in self.regions]
+        parts = {"verdict": self.verdict and self.verdict.to_dict(), "report": self.report.to_dict()}
+        return json.dumps({"schema": 1, **fields, "regions": regions, **parts}, indent=1) + "\n"
 
     @property
     def trials(self) -> int:
@@ -92,14 +134,15 @@ class Repaired:
 
 
 @takes_options
+@checked
 def repair(
-    model: object,
-    data: object,
+    model: ModelSource,
+    data: Data,
     *,
     tolerance: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-    metric: str | Callable[[Array, Array], float] | None = None,
+    metric: MetricName | Callable[[Array, Array], float] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
     ranges: Ranges | str | Path | None = None,
@@ -142,7 +185,7 @@ def repair(
     draft = Draft.of(model, Request.of(**options), folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite)
     if ranges is None:
-        ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=progress)
+        ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=_stage(progress, "calibrate"))
     else:
         ranges = ranges_for(draft, ranges)
     pinned = guarded(draft, ranges, headroom)
@@ -157,7 +200,7 @@ def repair(
 
 def _tried(draft: Draft, converted: Converted, feed: Feed) -> Converted:
     """Return a conversion with the evidence of its outputs on random inputs: a smoke test, without a criterion."""
-    conditions = Conditions(names=(_name(draft), "the conversion"))
+    conditions = Conditions(names=(model_name(draft), "the conversion"))
     by = Bound(MEASURES["scaled"], math.inf)
     verdict = verdict_of(_reference(draft), converted.result, feed, Comparison(by, equal_nan=True), conditions)
     lost = [row for row in verdict.rows if row.difference.nonfinite[0] < row.difference.nonfinite[1]]
@@ -189,14 +232,6 @@ def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -
 
 def _with_evidence(converted: Converted, evidence: Evidence) -> Converted:
     return replace(converted, report=replace(converted.report, evidence=evidence))
-
-
-def calibrated(draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Progress | None = None) -> Ranges:
-    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
-    to, progressing = draft.request.to.spelling, _stage(progress, "calibrate")
-    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progressing)
-    of = fingerprint(draft.source)
-    return replace(ranges, model=_name(draft), graph=of.graph, weights=of.weights)
 
 
 @dataclass(frozen=True)
@@ -291,7 +326,7 @@ class _Repair:
         findings = (*self.guarded.findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
         converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded.evidence)
-        names = (_name(self.draft), "the conversion")
+        names = (model_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)
         minimal, solved, trail = minimal and verdict.ok, verdict.ok and decided, tuple(trials.trail)
@@ -308,11 +343,6 @@ class _Repair:
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
     return (lambda done, total: progress(stage, done, total)) if progress else None
-
-
-def _name(draft: Draft) -> str:
-    """Return the file's own name, if there is one."""
-    return draft.source.path.name if draft.source.path is not None else "the model"
 
 
 def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:

@@ -13,7 +13,9 @@ from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.match import Flow, matched, paired
 from amp_rewrite.reports.render import annotation, count, markdown_table, plain, table
 from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
+from amp_rewrite.reports.sources import ReportSource, report_in
 from amp_rewrite.settings.options import STATED
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
@@ -73,8 +75,8 @@ class CastChange:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+@dataclass(frozen=True, slots=True, repr=False)
+class Delta(Result):
     """Differences of B from A. `settings` (name, in A, in B) explain them, but do not count as differences.
 
     `alike` are the ops that compute the same from the same ops, `ops` those of the larger model. `unrelated`: they are
@@ -89,6 +91,16 @@ class Delta:
     alike: int = field(default=0, compare=False)
     ops: int = field(default=0, compare=False)
     unrelated: bool = field(default=False, compare=False)
+
+    @property
+    def brief(self) -> str:
+        """Both models, and the differences in one line."""
+        return f"{self.a} → {self.b}: {self.summary()}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the changes, then those of casts, as dictionaries."""
+        yield from map(asdict, self.changes)
+        yield from ({"kind": f"cast {c.sign}", "name": c.value, "op": "Cast", **asdict(c)} for c in self.casts)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -213,14 +225,15 @@ def _annotations(kind: str, texts: list[tuple[str, str]], fail_on: Collection[st
 
 
 @gc_paused()
-def diff(a: Report, b: Report) -> Delta:
-    """Return the differences of B from A.
+def diff(a: ReportSource, b: ReportSource) -> Delta:
+    """Return the differences of B from A. Both are reports, results of conversions, or models; or paths of such.
 
     Renamed ops, and ops beside inserted ones, are recognized by what they compute from and for; an op that
     cannot be recognized counts as removed and added. Constants and copies are values here, not ops, and casts between
     floats count as casts, whether a conversion would insert them or the model has them as nodes. An op from which no
     output is computed does not count. Of a report of version 1 the types are compared, not what it lacks.
     """
+    a, b = report_in(a), report_in(b)
     mine, theirs = Flow(a), Flow(b)
     pairs = matched(mine, theirs)
     to_b = dict(pairs)

@@ -1,18 +1,84 @@
-"""The chain of reasons behind the type of an op, back to the op that decides."""
+"""Chains of reasons behind the types of ops, each back to the op that decides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import PatternError, advice
-from amp_rewrite.reports.render import plain
-from amp_rewrite.reports.rows import NO_ROW, ReportData, Row
+from amp_rewrite.reports.find import find_rows
+from amp_rewrite.reports.render import plain, shortened
+from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, ReportData, Row
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One op, and the ops behind its type, the root last. `asked`: the name that led to it.
+
+    `alike` are the paths of other ops by that name whose types have the same reasons. `input`: the input of the model
+    that was asked for, whose readers are explained; `rows` is empty if no op reads it.
+    """
+
+    asked: str
+    rows: tuple[Row, ...]
+    alike: tuple[str, ...] = ()
+    input: PortRow | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Result):
+    """Chains of reasons, in the order of the names that were asked for. `inventory`: nothing is decided yet."""
+
+    model: str
+    chains: tuple[Chain, ...]
+    inventory: bool = False
+
+    @property
+    def brief(self) -> str:
+        """Each op with its type and its rule."""
+        heads = (f"{chain.rows[0].path} {_decision(chain.rows[0])}" for chain in self.chains if chain.rows)
+        return f"{self.model}: {shortened(list(heads)) or 'no op'}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the steps as dictionaries."""
+        return (
+            {"asked": chain.asked, "step": i, **_encoded(row)}
+            for chain in self.chains
+            for i, row in enumerate(chain.rows)
+        )
+
+    def text(self) -> str:
+        """Return the reasons, step by step. Ends with a newline."""
+        parts, inputs = [], set()
+        for chain in self.chains:
+            lines = []
+            if chain.input is not None and chain.input not in inputs:
+                inputs.add(chain.input)
+                readers = "read by" if chain.rows else "which no op reads"
+                lines.append(f"{chain.input.name} is an input of the model, {chain.input.dtype}, {readers}")
+            for i, row in enumerate(chain.rows):
+                lines += _undecided(row) if self.inventory else _step(row, first=not i)
+                if chain.alike and not i:
+                    lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
+            parts.append("\n".join(map(plain, lines)) + "\n")
+        return "\n".join(parts)
+
+    def to_json(self) -> str:
+        """Return the chains as JSON, the steps of each in order. Ends with a newline."""
+        chains = [
+            {"asked": chain.asked, "alike": chain.alike, "steps": [_encoded(row) for row in chain.rows]}
+            | ({} if chain.input is None else {"input": {"name": chain.input.name, "dtype": chain.input.dtype}})
+            for chain in self.chains
+        ]
+        return json.dumps({"schema": 1, "model": self.model, "chains": chains}, indent=1) + "\n"
 
 
 def makers(view: View) -> Mapping[str, int]:
@@ -23,23 +89,45 @@ def makers(view: View) -> Mapping[str, int]:
     }
 
 
-def explain(report: ReportData, name: str, makers: Mapping[str, int] = MappingProxyType({})) -> str:
-    """Return the reasons behind one op, step by step, the root last. Ends with a newline.
+def explained(
+    report: ReportData, names: Sequence[str], makers: Mapping[str, int] = MappingProxyType({})
+) -> Explanation:
+    """Return the reasons behind ops, step by step.
 
-    `name`: an op's name, its path (scope and name), "#12" for the thirteenth row, or the name of a value, whose row is
-    in `makers`. PatternError, with names to use instead, for an unknown name or one that several ops have.
+    A name is that of an op, its path (scope and name), "#12" for the thirteenth row, a type of ops, a pattern, an input
+    of the model, for the ops that read it, or the name of another value, whose row is in `makers`. PatternError, with
+    names to use instead, for no name, an unknown one, or one that several ops have.
     """
-    at = _find(report, name, makers)
-    if report.inventory:
-        row = report.rows[at]
-        return plain(f"{row.path} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet") + "\n"
-    seen: set[int] = set()
-    lines: list[str] = []
+    if not names:
+        raise PatternError(f"{report.model.name}: nothing to explain; name an op, a type of ops or a value")
+    chains = tuple(chain for name in names for chain in _chains(report, name, makers))
+    return Explanation(report.model.name, chains, report.inventory)
+
+
+def _chains(report: ReportData, name: str, makers: Mapping[str, int]) -> Iterator[Chain]:
+    """Yield a chain for each op by a name; one for all ops of a type that have the same reasons."""
+    ops, port = _found(report, name, makers)
+    if port is not None and not ops:
+        yield Chain(name, (), input=port)
+    groups: dict[object, list[int]] = {}
+    for op in ops:
+        row = report.rows[op]
+        groups.setdefault((row.dtype, row.rule, row.color, row.source, row.reason), []).append(op)
+    for first, *others in groups.values():
+        yield Chain(name, _behind(report, first), tuple(report.rows[op].path for op in others), port)
+
+
+def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
+    """Return an op and the ops behind its type."""
+    seen: dict[int, Row] = {}
     while at != NO_ROW and at not in seen:
-        lines += _step(report.rows[at], first=not seen)
-        seen.add(at)
+        seen[at] = report.rows[at]
         at = report.rows[at].because_row
-    return "\n".join(map(plain, lines)) + "\n"
+    return tuple(seen.values())
+
+
+def _undecided(row: Row) -> list[str]:
+    return [f"{row.path} ({row.op}) is {_types(row)} in the model; nothing has decided about it yet"]
 
 
 def _step(row: Row, *, first: bool) -> list[str]:
@@ -55,6 +143,15 @@ def _step(row: Row, *, first: bool) -> list[str]:
     return lines
 
 
+def _encoded(row: Row) -> dict[str, object]:
+    fields = ("op", "dtype", "rule", "note", "color", "source", "reason")
+    return {"name": row.path, **{name: getattr(row, name) for name in fields}}
+
+
+def _decision(row: Row) -> str:
+    return f"{row.dtype} ({row.rule})" if row.rule else row.dtype
+
+
 def _types(row: Row) -> str:
     """Return the type, with the variables if they differ: "float16 (T float16, U float32)"."""
     if len(set(row.variables.values())) < 2:
@@ -62,24 +159,30 @@ def _types(row: Row) -> str:
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"
 
 
-def _find(report: ReportData, name: str, makers: Mapping[str, int]) -> int:
-    """Return the position of the row of a name or path; ops take precedence over values."""
-    if name.startswith("#") and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < len(report.rows):
-        return int(name[1:])
-    rows = [i for i, row in enumerate(report.rows) if row.path == name]
-    rows = rows or [i for i, row in enumerate(report.rows) if row.name == name]
-    if not rows and name in makers:
-        if makers[name] == NO_ROW:
-            fact = f"no op makes {name!r}, an input or a weight"
-            raise PatternError(f"{report.model.name}: {fact}; ask for a reader of it")
-        return makers[name]
-    if not rows:
-        names = dict.fromkeys((*(row.name for row in report.rows), *makers))
-        hint = advice(name, names, "report --verbose lists them all", most=3)
-        raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
-    if len(rows) > 1:
+def _found(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
+    """Return the rows of a name, and the input of the model that it is; ops take precedence over values."""
+    rows = find_rows(report, name)
+    if len(rows) > 1 and all(report.rows[i].name == name or report.rows[i].path == name for i in rows):
         paths = [report.rows[i].path for i in rows]
         unique = len(set(paths)) == len(paths)
         ways = [repr(path) if unique else f"#{i} ({report.rows[i].op})" for i, path in zip(rows, paths, strict=True)]
         raise PatternError(f"{report.model.name}: {len(rows)} ops are named {name!r}; ask for {' or '.join(ways)}")
-    return rows[0]
+    if rows:
+        return rows, None
+    for port in report.inputs:
+        if port.name == name:
+            return _input_read(port)
+    for port in report.outputs:
+        if port.name == name and port.after != NO_ROW:
+            return ((port.after,), None) if port.after >= 0 else _input_read(report.inputs[FIRST_INPUT - port.after])
+    if name in makers:
+        if makers[name] == NO_ROW:
+            raise PatternError(f"{report.model.name}: no op makes {name!r}, a weight; ask for a reader of it")
+        return (makers[name],), None
+    known = dict.fromkeys((*(row.name for row in report.rows), *makers, *(row.op for row in report.rows)))
+    hint = advice(name, known, "report --verbose lists them all", most=3)
+    raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
+
+
+def _input_read(port: PortRow) -> tuple[Sequence[int], PortRow]:
+    return tuple(dict.fromkeys(port.reads[::2])), port

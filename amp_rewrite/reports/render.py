@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 
 def plain(text: str) -> str:
@@ -76,6 +77,20 @@ def share(part: int, whole: int) -> str:
 def shortened(names: Sequence[str], limit: int = 3) -> str:
     """Return the first names: "a, b, c, …"."""
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
+def html(title: str, text: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a title, a text, and a table to unfold, as HTML without scripts or styles of others; all is escaped."""
+    lines = "\n".join(escape(plain(line)) for line in text.rstrip("\n").split("\n"))
+    parts = [f"<b>{escape(plain(title))}</b>", f'<pre style="line-height:1.2">{lines}</pre>']
+    if rows:
+        cells = [_html_row("th", head), *(_html_row("td", row) for row in rows)]
+        parts.append(f"<details><summary>first rows</summary><table>{''.join(cells)}</table></details>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(plain(cell))}</{tag}>' for cell in cells)}</tr>"
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

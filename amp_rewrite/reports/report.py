@@ -8,14 +8,17 @@ neither times nor absolute paths: the same model converted in the same way gives
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from amp_rewrite.errors import Finding, ReportError
+from amp_rewrite.errors import Finding, PatternError, ReportError, advice
 from amp_rewrite.reports import json_stream, reading
 from amp_rewrite.reports.evidence import Evidence
+from amp_rewrite.reports.find import find_rows
 from amp_rewrite.reports.reading import Malformed, Reader, fail, list_of, map_of, optional, shared
+from amp_rewrite.reports.render import count
+from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import (
     FIRST_INPUT,
     NO_ROW,
@@ -34,9 +37,34 @@ from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 MAX_CHARACTERS = 256 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Report(ReportData):
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Result, ReportData):
     """A report that can be printed, stored and read again."""
+
+    @property
+    def brief(self) -> str:
+        """Model, type and number of lowered ops."""
+        if self.inventory:
+            return f"{self.model.name}: inventory of {count(self.totals.ops, 'op')}"
+        totals = self.totals
+        casts = count(totals.casts_to_low + totals.casts_to_float32, "Cast")
+        lowered = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {self.model.to}"
+        return f"{self.model.name} → {self.model.to}: {lowered}, {casts} inserted"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows as dictionaries."""
+        return (row._asdict() for row in self.rows)
+
+    def find(self, op: str) -> tuple[Row, ...]:
+        """Return the rows of an op by its name or path, of all ops of a type, or of those that a pattern matches.
+
+        PatternError, with names to use instead, for none.
+        """
+        if found := find_rows(self, op):
+            return tuple(self.rows[i] for i in found)
+        known = dict.fromkeys(name for row in self.rows for name in (row.name, row.op))
+        hint = advice(op, known, "name an op, a type of ops, or a pattern such as op=MatMul", most=3)
+        raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
 
     def text(self, *, verbose: bool = False, more: str = "") -> str:
         """Return one screen of summary; `verbose` adds every row. It ends with the evidence, before that `more`."""

@@ -18,7 +18,7 @@ from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError, one_line
+from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
@@ -52,7 +52,9 @@ def at_opset(
     model = _moved(view, wanted)
     moved = model if isinstance(model, str) else _indexed(model)
     if isinstance(moved, str):
-        raise ModelError(f"the model cannot be moved to opset {wanted}: {moved}; leave --opset out, or export again")
+        raise ModelError(
+            f"the model cannot be moved to opset {wanted}: {moved}; leave {spelled('opset')} out, or export again"
+        )
     return moved, (_compared(view, moved, _Judge.of(view, to, target, fusing)),)
 
 

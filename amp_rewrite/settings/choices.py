@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import Literal, Self
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.runtime.roofline import ROOFS, Roof
+
+# Words of the choices, for static checkers and completion.
+LevelName = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
+TargetName = Literal["ort-cuda", "onnx", "tensorrt"]
+SafetyName = Literal["default", "none"]
+QuantizedName = Literal["keep", "rescale"]
+FuseName = Literal["basic", "none", "contrib"]
+PlacementName = Literal[
+    "auto", "propagate", "mincut", "mincut:H200", "mincut:A100", "mincut:L4", "mincut:T4", "mincut:V100"
+]
 
 
 class _Choice(Enum):
@@ -86,7 +96,7 @@ class Placement:
         "propagate", in any case; PolicyError for anything else."""
         if isinstance(spelling, Placement):
             return spelling
-        name, colon, gpu = spelling.strip().partition(":")
+        name, colon, gpu = str(spelling).strip().partition(":")
         if name.lower() in ("auto", "propagate") and not colon:
             return AUTO if name.lower() == "auto" else PROPAGATE
         roof = next((roof for roof in ROOFS.values() if roof.gpu.lower() == (gpu.strip().lower() or _GPU)), None)

@@ -9,29 +9,36 @@ their types; those in `Painting` are keywords of a training step, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError
+from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
 from amp_rewrite.settings.choices import (
     AUTO,
     PROPAGATE,
     Fuse,
+    FuseName,
     Level,
+    LevelName,
     Opset,
     Placement,
+    PlacementName,
     Quantized,
+    QuantizedName,
     Safety,
+    SafetyName,
     Target,
+    TargetName,
     check_headroom,
     parse_opset,
 )
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.keywords import check_keyword
+from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
@@ -48,7 +55,7 @@ class Kind(Enum):
     """Form of an option's value; `annotation` is its Python type where `Options` does not state one."""
 
     TEXT = "str | None"
-    LIST = "Sequence[str]"
+    LIST = "str | Sequence[str]"
     SWITCH = "bool | None"
     NUMBER = "float | None"
     PATH = "str | Path | None"
@@ -105,7 +112,9 @@ class Option:
         return self.default if self.usual is None else self.usual
 
     def read(self, value: Any, values: Values) -> Any:
-        """Return the value that a conversion works with."""
+        """Return the value that a conversion works with; PolicyError for one of another type."""
+        if self.parse is None:
+            check_keyword(self.name, value, f"{self.kind.value} | None")
         parsed = value if self.parse is None or value is None else self.parse(value)
         return parsed if self.combine is None else self.combine(parsed, values)
 
@@ -119,10 +128,18 @@ class Option:
         return value
 
 
-def _op_lists(value: Sequence[ListSource] | ListSource, values: Values) -> OpLists:
+def _overlays(value: Sequence[ListSource] | ListSource) -> Sequence[ListSource]:
+    kinds = (str, os.PathLike, Mapping)
+    overlays = [value] if isinstance(value, kinds) else value
+    if not isinstance(overlays, Collection) or not all(isinstance(overlay, kinds) for overlay in overlays):
+        words = "give the path of a YAML file, a mapping or a shipped name, or a list of these"
+        raise PolicyError(f"{spelled('lists', value)} is {type(value).__name__}; {words}")
+    return list(overlays)
+
+
+def _op_lists(overlays: Sequence[ListSource], values: Values) -> OpLists:
     from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
 
-    overlays = [value] if isinstance(value, (str, Path, Mapping)) else list(value)
     return load_lists(values["to"], overlays, environment_edits(os.environ))
 
 
@@ -162,6 +179,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Op lists on top of the default ones; repeatable.",
         doc="op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
         default=(),
+        parse=_overlays,
         combine=_op_lists,
         environment="AMP_REWRITE_LISTS",
     ),
@@ -343,24 +361,24 @@ OPTIONS: tuple[Option, ...] = (
 class Painting(TypedDict, total=False):
     """Keywords of a conversion that a training step takes, too."""
 
-    lists: Sequence[ListSource] | ListSource
-    level: str | Level | None
-    target: str | Target
-    safety: str | Safety
-    keep: Sequence[str]
-    lower: Sequence[str]
+    lists: Sequence[ListSource] | ListSource | None
+    level: LevelName | Level | None
+    target: TargetName | Target | None
+    safety: SafetyName | Safety | None
+    keep: str | Sequence[str] | None
+    lower: str | Sequence[str] | None
     gray_follows_allow: bool | None
 
 
 class Options(Painting, total=False):
-    """Keywords of a conversion, with their types for static checkers."""
+    """Keywords of a conversion, with their types for static checkers; None is the default."""
 
-    to: str | DType | Policy
+    to: LowType | None
     io: str | Sequence[str] | None
-    quantized: str | Quantized
-    fuse: str | Fuse
-    opset: Opset | None
-    placement: str | Placement | None
+    quantized: QuantizedName | Quantized | None
+    fuse: FuseName | Fuse | None
+    opset: Literal["auto"] | int | None
+    placement: PlacementName | Placement | None
 
 
 KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
@@ -437,7 +455,7 @@ class Request:
             value = cast(Values, options).get(name, option.default)
             if option.environment and (value is None or (isinstance(value, (list, tuple)) and not value)):
                 value = environment.get(name, option.unset)
-            values[name] = option.read(value, values)
+            values[name] = option.read(option.default if value is None else value, values)
         return cls(values)
 
     @property

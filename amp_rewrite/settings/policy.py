@@ -6,10 +6,13 @@ import math
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, advice, spelled
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LossScaleSpec = float | str | None
 """A loss scale in words: a number (fixed), "dynamic", or None."""
@@ -105,25 +108,26 @@ class Policy:
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 
-def low_type(to: str | DType | Policy) -> DType:
-    """Return the low type of a conversion: a type as it is, or the arithmetic type of a policy.
+def low_type(to: object) -> DType:
+    """Return the low type of a conversion: a type in a form that `DType.parse` takes, or the arithmetic of a policy.
 
-    A text is an element type ("float16", "bf16") or a policy's name ("mixed_float16", "p=f32,c=f16,o=f32").
-    PolicyError for a text that is neither, for a type that is not low, and for a policy that lowers nothing or whose
-    results are low.
+    A text may be a policy's name, too ("mixed_float16", "p=f32,c=f16,o=f32"). PolicyError for what is neither type nor
+    policy, for a type that is not low, and for a policy that lowers nothing or whose results are low.
     """
-    if isinstance(to, str):
+    if not isinstance(to, Policy):
+        named = isinstance(to, str) and (to.strip().startswith("mixed_") or "=" in to)
         try:
-            to = Policy(to.strip()) if to.strip().startswith("mixed_") or "=" in to else DType.parse(to)
+            to = Policy(str(to).strip()) if named else DType.parse(to)
         except PolicyError:
-            raise PolicyError(f"unknown type or policy {to!r}; use {_LOW_NAMES}") from None
+            hint = advice(to.strip().lower(), _LOW_NAMES, _LOW_FORMS) if isinstance(to, str) else _LOW_FORMS
+            raise PolicyError(f"unknown type or policy {to!r}; {hint}") from None
     if isinstance(to, Policy):
         if to.lowers is None:
             raise PolicyError(f"policy {to.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
         if to.output is not DType.FLOAT:
             raise PolicyError(
-                f"policy {to.name!r} does not keep results in float32; use mixed_{to.lowers.spelling}, and io='low' for"
-                " low inputs and outputs"
+                f"policy {to.name!r} does not keep results in float32; use mixed_{to.lowers.spelling}, and"
+                f" {spelled('io', 'low')} for low inputs and outputs"
             )
         return to.lowers
     if not to.low:
@@ -131,7 +135,22 @@ def low_type(to: str | DType | Policy) -> DType:
     return to
 
 
-_LOW_NAMES = "float16 (f16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
+LowName = Literal["float16", "fp16", "f16", "half", "bfloat16", "bf16", "mixed_float16", "mixed_bfloat16"]
+"""Words for a low type, for static checkers."""
+
+
+class TorchType(Protocol):
+    """A torch.dtype, known without torch."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """True for floating types."""
+
+
+LowType: TypeAlias = "LowName | int | DType | Policy | type[np.generic] | np.dtype[Any] | TorchType"
+"""Forms of a low type; an int is a `TensorProto.DataType` code."""
+_LOW_NAMES: tuple[str, ...] = get_args(LowName)
+_LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
 
 
 def serialize(policy: Policy) -> str | dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import parameters, reports, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.settings.options import OUTPUT
 
@@ -36,7 +36,7 @@ def diff(a: Path, b: Path, form: str, verbose: bool, **given: Any) -> int:
     from amp_rewrite.reports.diff import diff
 
     settings = parameters.in_force(given)
-    delta = diff(reports.report_in(a), reports.report_in(b))
+    delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
     brief = sys.stdout.isatty() and not verbose
     text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)

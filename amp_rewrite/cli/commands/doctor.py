@@ -8,6 +8,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.settings.policy import low_type
 
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
@@ -53,7 +54,7 @@ def doctor(
         kernels = write_kernels(dump_kernels)
         terminal.talk(f"wrote {kernels} kernels to {dump_kernels}", quiet=False)
         return 0
-    checkup = opening(model) if opens and model else doctor(model, to=to, gpu=gpu, dimensions=sizes)
+    checkup = opening(model) if opens and model else doctor(model, to=low_type(to), gpu=gpu, dimensions=sizes)
     terminal.show(checkup.to_json() if as_json else checkup.text())
     return 0 if checkup.well else FINDING
 

@@ -1,4 +1,4 @@
-"""`amp-rewrite explain`: the chain of reasons behind the type of one op."""
+"""`amp-rewrite explain`: the chain of reasons behind the types of ops."""
 
 from __future__ import annotations
 
@@ -7,24 +7,36 @@ from typing import Any
 
 import click
 
-from amp_rewrite.cli import parameters, reports, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Measuring
 
 
-@parameters.command(parameters.model, click.argument("node"), *parameters.CONVERSION, *parameters.MEASURING)
-def explain(model: Path, node: str, **given: Any) -> None:
+@parameters.command(
+    parameters.model,
+    click.argument("names", metavar="NODE...", nargs=-1, required=True),
+    *parameters.CONVERSION,
+    *parameters.MEASURING,
+    parameters.as_json,
+)
+def explain(model: Path, names: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, back to the op that decides.
 
-    MODEL may be a report, too. NODE is an op, or a value of the model, for the op that makes it. With the options of
-    `convert`, those for data among them, it says what `convert` would do.
+    MODEL may be a report, too. NODE is an op, a type of ops (Softmax), a pattern (op=Softmax), an input of the model,
+    for the ops that read it, or another value, for the op that makes it. With the options of `convert`, those for data
+    among them, it says what `convert` would do.
     """
-    from amp_rewrite.reports.explain import explain, makers
+    from amp_rewrite.reports.sources import is_report, report_in
 
     measuring = Measuring.taken(given)
     settings = parameters.in_force(given)
-    if reports.is_report(model):
-        terminal.show(explain(reports.report_in(model), node))
-        return
-    with terminal.stages(model.name, quiet=False) as tell:
-        converted, _ = measuring.completed(settings).converted(model, parameters.keywords(settings), tell)
-    terminal.show(explain(converted.report, node, makers(converted.view)))
+    if is_report(model):
+        from amp_rewrite.reports.explain import explained
+
+        explanation = explained(report_in(model), names)
+    else:
+        from amp_rewrite.pipeline.explain import explain
+
+        with terminal.stages(model.name, quiet=False) as tell:
+            converted, _ = measuring.completed(settings).converted(model, parameters.keywords(settings), tell)
+        explanation = explain(converted, *names)
+    terminal.show(explanation.to_json() if as_json else explanation.text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amp_rewrite.cli import parameters, reports, terminal
+from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import GENERAL
 
@@ -29,9 +29,10 @@ def report(model: Path, expect: tuple[str, ...], as_json: bool, verbose: bool) -
     """
     from amp_rewrite.reports.expect import Expectation
     from amp_rewrite.reports.render import table
+    from amp_rewrite.reports.sources import report_in
 
     expectations = [Expectation.parse(text) for text in expect]
-    report = reports.report_in(model)
+    report = report_in(model)
     outcomes = [expectation.outcome(report) for expectation in expectations]
     terminal.show(report.to_json() if as_json else report.text(verbose=verbose))
     failed = [outcome for outcome in outcomes if not outcome.met]

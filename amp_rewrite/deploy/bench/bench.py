@@ -22,7 +22,10 @@ from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.data.sources import Data
+from amp_rewrite.files.model import ModelSource
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.version import VERSION
 
 Tell = Callable[[str, int, int], None]
@@ -33,9 +36,10 @@ _MOST = 10**7  # runs of a model: a day of those that take 10 ms
 _SWEEP_SHARE = 4  # one in so many rounds for each size of a sweep
 
 
+@checked
 def bench(
-    models: Sequence[object],
-    data: object,
+    models: Sequence[ModelSource],
+    data: Data,
     *,
     names: Sequence[str] = (),
     provider: str | None = None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.deploy.bench.result import Benchmark
-from amp_rewrite.errors import ReportError
+from amp_rewrite.errors import ReportError, spelled
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -15,7 +15,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 def check_plot(file: Path, *, overwrite: bool = True) -> None:
     """Raise ReportError if a plot cannot be written to this file, and say why."""
     if file.exists() and not overwrite:
-        raise ReportError(f"{file} exists; name another file, or replace it with --overwrite")
+        raise ReportError(f"{file} exists; name another file, or replace it with {spelled('overwrite', True)}")
     if file.suffix.lower() not in SUFFIXES:
         raise ReportError(f"cannot draw to {file}: the suffix selects the format; use {', '.join(SUFFIXES)}")
     if file.is_dir():

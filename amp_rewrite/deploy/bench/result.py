@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing
 from amp_rewrite.reports.render import count, size, table
+from amp_rewrite.reports.result import Result
 
 SCHEMA = 1
 _MOST_OPS = 10
@@ -71,8 +72,8 @@ class Changed:
     ops: tuple[OpChange, ...]
 
 
-@dataclass(frozen=True)
-class Benchmark:
+@dataclass(frozen=True, repr=False)
+class Benchmark(Result):
     """Models side by side on one machine. The first entry is the baseline; with TF32 the second is a baseline too.
 
     `device`: the name of the device; `versions`: those of the packages; `fed`: origin of the data; `notes`: caveats.
@@ -88,6 +89,19 @@ class Benchmark:
     entries: tuple[Entry, ...]
     changed: tuple[Changed, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def brief(self) -> str:
+        """Models, each with its median latency, and the provider."""
+        latencies = ", ".join(f"{entry.name} {_ms(entry.latency.median)} ms" for entry in self.entries)
+        return f"{latencies} on {self.provider}"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the latencies of each model, in seconds, and its peak memory."""
+        for entry in self.entries:
+            timed = {"median": entry.latency.median, "p5": entry.latency.p5, "p95": entry.latency.p95}
+            factors = {f"vs {name}": speed_up.factor for name, speed_up in entry.speed_ups.items()}
+            yield {"model": entry.name, **timed, "with copies": entry.copies.median, "memory": entry.memory, **factors}
 
     @property
     def baselines(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from amp_rewrite.deploy.doctor.advice import (
 )
 from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, version
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
@@ -32,7 +32,7 @@ from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, 
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.policy import LowType, low_type
 
 OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
@@ -80,7 +80,7 @@ _INDENT = 9
 def doctor(
     model: object = None,
     *,
-    to: str | DType | Policy = "float16",
+    to: LowType = "float16",
     gpu: str | None = None,
     dimensions: Mapping[str, int] | None = None,
     load: Loader | None = None,
@@ -292,7 +292,7 @@ def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[st
     """Return the speed-up by the roofline, with its assumptions."""
     if not roofs:
         fact = f"no data sheet with {low.spelling} of this GPU is known here"
-        return Check("speed", UNKNOWN, fact, f"--gpu names another: {', '.join(ROOFS)}")
+        return Check("speed", UNKNOWN, fact, f"{spelled('gpu')} names another: {', '.join(ROOFS)}")
     view = View.of(with_dimensions(model, sizes, 1))
     bounds = [b for b in (bound(view, roof, low) for roof in roofs) if b is not None]
     if not bounds or bounds[0].counted < _ENOUGH * bounds[0].ops:

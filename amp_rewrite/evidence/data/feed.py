@@ -10,22 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError, advice
+from amp_rewrite.errors import FeedError, advice, spelled
+from amp_rewrite.evidence.data.batch import Raw, as_array, named
 from amp_rewrite.evidence.data.npy import short
-from amp_rewrite.evidence.data.sources import Filed, Raw, Source, source_of
+from amp_rewrite.evidence.data.sources import LIMIT, Filed, Source, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.ports import Port, input_ports
 
 Batch = Mapping[str, Array]
-
-LIMIT = 1 << 32
-"""Default limit on the bytes of one batch from a file."""
 
 _DEFAULT_INTS = (0, 2)
 _SHOWN = 8  # names in an error
@@ -46,12 +45,19 @@ class Feed:
     _allow_nonfinite: bool = field(repr=False)
     _source: Source = field(repr=False)
     _count: int | None = field(repr=False)
+    _mark: int = field(repr=False)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch by input name, arrays in the input's type. Raise FeedError for one that does not fit."""
         number = -1
         for number, raw in enumerate(self._source()):
-            yield _checked(raw, self._ports, number, self._allow_nonfinite)[0]
+            batch = _checked(raw, self._ports, number, self._allow_nonfinite)[0]
+            if number == 0 and _mark(batch) != self._mark:
+                raise FeedError(
+                    f"{self.origin}: another pass gives other batches, and a search compares passes; turn shuffling and"
+                    " random changes off, or give list(batches)"
+                )
+            yield batch
         if number < 0:
             raise FeedError(f"{self.origin}: {_NO_BATCH}")
 
@@ -67,8 +73,12 @@ class Feed:
     def of(cls, data: object, model: Model, *, allow_nonfinite: bool = False, limit: int = LIMIT) -> Feed:
         """Return the user's data as batches for a model.
 
-        `data`: a mapping from input names to arrays (one batch); an iterable of such mappings that can be read more
-        than once; a callable that gives a new iterator at each call, such as a generator function; a Feed; or a path:
+        `data`: one batch, an iterable of batches, a callable that gives a new one at each call, such as a generator
+        function, a Feed, or a path. A batch is a mapping from input names to arrays, an array (for the only input), or
+        a tuple of arrays in the order of the inputs that have no default; labels after those are left out. Arrays are
+        those of numpy, tensors of torch on any device, and what converts to arrays. A list of arrays is a list of
+        batches. The batches of a generator are kept in memory; other iterables, such as a DataLoader, must give the
+        same batches in each pass. A path is
 
         - a .npz file whose names are the inputs' (one batch), or `0/input`, `1/input` … (several);
         - a .npy file, for a model of one input;
@@ -136,14 +146,26 @@ def _checking(
     first = next(source(), None)
     if first is None:
         raise FeedError(f"{origin}: {_NO_BATCH}")
-    notes = _checked(first, ports, 0, allow_nonfinite)[1]
-    return Feed(origin, random, notes, ports, allow_nonfinite, source, count)
+    batch, notes = _checked(first, ports, 0, allow_nonfinite)
+    return Feed(origin, random, notes, ports, allow_nonfinite, source, count, _mark(batch))
+
+
+def _mark(batch: Batch) -> int:
+    """Return a number that tells one batch from another, by the beginning of each array."""
+    mark = 0
+    for value in batch.values():
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            mark = crc32(np.ascontiguousarray(value.reshape(-1)[:_MARKED]).tobytes(), mark)
+    return mark
+
+
+_MARKED = 4096
+"""Elements of an array by which a batch is recognized."""
 
 
 def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool) -> tuple[Batch, tuple[str, ...]]:
     """Return a batch that fits the inputs, and notes of its casts."""
-    if not isinstance(raw, Mapping):
-        raise FeedError(f"batch {number} is {type(raw).__qualname__}; give a mapping from input names to arrays")
+    raw, note = named(raw, ports, f"batch {number}")
     known = {port.name: port for port in ports}
     for name in raw:
         if name not in known:
@@ -154,7 +176,7 @@ def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite:
     if missing:
         fact = f"{_batch(number, raw)} has nothing for input {missing[0]!r}"
         raise FeedError(f"{fact}; give all of {', '.join(map(repr, missing))}{_names_beside(raw)}")
-    batch, notes = {}, []
+    batch, notes = {}, [note] if note else []
     for name, port in known.items():
         if name in raw:
             where = f"input {name!r} of {_batch(number, raw, name)}"
@@ -208,7 +230,7 @@ def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tu
 def _as_array(value: object, where: str) -> Array:
     """Return the value as a numpy array. Raise FeedError for ragged lists and other objects."""
     try:
-        array: Array = np.asarray(value)
+        array: Array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as cause:
         raise FeedError(f"{where} cannot be made an array: {' '.join(str(cause).split())[:200]}") from cause
     if array.dtype.hasobject and not all(isinstance(item, (str, bytes)) for item in array.flat):
@@ -254,12 +276,13 @@ def _check_finite(array: Array, source: object, where: str, allow_nonfinite: boo
     finite = np.isfinite(array)
     if finite.all():
         return
-    original = np.asarray(source)
+    original = as_array(source)
     at = tuple(int(i) for i in np.argwhere(~finite)[0])
     before, after = original[at], array[at]
     if array.dtype != original.dtype and np.isfinite(before):
         raise FeedError(f"{where} has {before} at {list(at)}, which is {after} in {array.dtype}; scale the data")
-    raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with --allow-nonfinite")
+    allowed = spelled("allow_nonfinite", True)
+    raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with {allowed}")
 
 
 def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
@@ -274,7 +297,9 @@ def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) 
         stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
-            raise FeedError(f"input {port.name!r} has {stated}; give one with --shape {port.name}={_example(port)}")
+            example = _example(port)
+            words = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
+            raise FeedError(f"input {port.name!r} has {stated}; give one with {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if len(sizes) > _MOST_AXES:
@@ -321,11 +346,10 @@ def _drawable(dtype: DType | None) -> bool:
     return dtype not in (None, DType.STRING) and (dtype.floating or dtype.numpy.kind in "biu")
 
 
-def _example(port: Port) -> str:
-    """Return an example of a shape as an option; free dimensions get small distinct numbers."""
+def _example(port: Port) -> tuple[int, ...]:
+    """Return an example of a shape; free dimensions get small distinct numbers."""
     free = iter((1, 128))
-    sizes = [dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None)]
-    return ",".join(map(str, sizes))
+    return tuple(dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None))
 
 
 def _check_ranges(ports: tuple[Port, ...], ranges: Mapping[str, tuple[int, int]]) -> None:

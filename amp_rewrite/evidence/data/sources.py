@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from amp_rewrite.errors import FeedError
+from amp_rewrite.evidence.data.batch import Raw, is_array, nbytes
 from amp_rewrite.evidence.data.npy import Npz, of_npy, short
 from amp_rewrite.runtime.ports import Port
 
-Raw = Mapping[str, Any]
-"""A batch before any check."""
-Source = Callable[[], Iterator[Raw]]
+Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
+"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
+Source = Callable[[], Iterator[object]]
 
 
 class Filed(dict[str, Any]):
@@ -43,28 +42,72 @@ def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, S
         path = Path(data)
         readers = _files(path, ports, limit)
         return path.name or str(path), lambda: (read() for read in readers), len(readers)
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) or is_array(data) or _is_batch(data):
         return "the arrays given", lambda: iter([data]), 1
     if isinstance(data, Iterator):
-        raise FeedError(
-            f"a {type(data).__name__} can be read only once; give a list, or the function that makes it"
-            " (data=batches instead of data=batches())"
-        )
-    if isinstance(data, Iterable) and not isinstance(data, (bytes, np.ndarray)):
-        count = len(data) if isinstance(data, Sequence) else None
-        return "the batches given", lambda: iter(data), count
+        kept = _Kept(data)
+        return "the batches given", lambda: iter(kept), None
+    if isinstance(data, Iterable) and not isinstance(data, bytes):
+        return "the batches given", lambda: iter(data), _length(data)
     if callable(data):
         return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_called, data), None
-    raise FeedError(
-        f"cannot feed {type(data).__qualname__}; give a path, a mapping from input names to arrays, a list of such"
-        " mappings, or a function that yields them"
-    )
+    raise FeedError(f"cannot feed {type(data).__qualname__}; give {FORMS}")
 
 
-def _called(data: Callable[[], object]) -> Iterator[Raw]:
+FORMS = (
+    "a path, an array, a mapping from input names to arrays, a tuple of arrays in the order of the inputs, a list, a"
+    " generator or a DataLoader of these, or a function that yields them"
+)
+"""Forms of data, for errors."""
+
+
+def _is_batch(data: object) -> bool:
+    """True for a tuple of arrays, which is one batch; a list of arrays is a list of batches."""
+    return isinstance(data, tuple) and bool(data) and all(map(is_array, data))
+
+
+def _length(data: Iterable[object]) -> int | None:
+    """Return the number of batches; None where it is not known, as for a loader of a stream."""
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+class _Kept(Iterable[object]):
+    """Batches of an iterator, kept in memory as they are read, so that they can be read again."""
+
+    def __init__(self, batches: Iterator[object]) -> None:
+        self._rest, self._kept, self._bytes = batches, list[object](), 0
+
+    def __iter__(self) -> Iterator[object]:
+        number = 0
+        while number < len(self._kept) or self._read():
+            yield self._kept[number]
+            number += 1
+
+    def _read(self) -> bool:
+        """Read one more batch. FeedError if all together take more than LIMIT bytes, as of an iterator without end."""
+        for batch in self._rest:
+            self._bytes += nbytes(batch)
+            if self._bytes > LIMIT:
+                raise FeedError(
+                    f"the batches of a {type(self._rest).__name__} take more than {LIMIT} bytes, and are kept in"
+                    " memory; give the function that makes them, or fewer batches (itertools.islice)"
+                )
+            self._kept.append(batch)
+            return True
+        return False
+
+
+LIMIT = 1 << 32
+"""Default limit on the bytes of one batch from a file, and on those of all batches of an iterator."""
+
+
+def _called(data: Callable[[], object]) -> Iterator[object]:
     batches = data()
-    if not isinstance(batches, Iterable) or isinstance(batches, Mapping):
-        raise FeedError(f"the function for batches gave {type(batches).__qualname__}; let it yield mappings of arrays")
+    if not isinstance(batches, Iterable) or isinstance(batches, Mapping) or is_array(batches):
+        raise FeedError(f"the function for batches gave {type(batches).__qualname__}; let it yield batches")
     return iter(batches)
 
 

@@ -20,7 +20,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
-from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.emulate import emulate
@@ -123,7 +123,7 @@ def report(content: bytes) -> None:
         read = Report.from_json(content, "r.json")
         read.text(verbose=True)
         if read.rows:
-            explain(read, "#0")
+            str(explained(read, ["#0"]))
         for delta in (diff(read, _sound()), diff(_sound(), read)):
             for form in ("text", "json", "markdown", "github"):
                 delta.to(form, ())

@@ -406,7 +406,8 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "float8"], "--to: unknown type or policy 'float8'; use float16 (f16, half), bfloat16 (bf16), "
+        (["--to", "float8"], "--to: unknown type or policy 'float8'; did you mean 'float16'?"),
+        (["--to", "banana"], "--to: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         (["--level", "max"], "--level: unknown level 'max'; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),
@@ -576,8 +577,7 @@ def test_explain_of_a_value_explains_the_op_that_makes_it(own: list[str]) -> Non
     assert run("explain", *own, "a").stdout == EXPLAINED  # what act gives
 
     for word, fact in {
-        "x": "no op makes 'x', an input or a weight; ask for a reader of it",
-        "w1": "no op makes 'w1', an input or a weight; ask for a reader of it",
+        "w1": "no op makes 'w1', a weight; ask for a reader of it",
         "atc": "no op or value is named 'atc'; did you mean 'act'?",
     }.items():
         done = run("explain", *own, word)

@@ -20,7 +20,7 @@ from amp_rewrite.decide.hazards.rule import MODELS, Rule
 from amp_rewrite.decide.reasons import DISTANCE, DOCS, KINDS, REASONS
 from amp_rewrite.decide.rule_table import RULES
 from amp_rewrite.errors import PatternError
-from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import Row
 from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
@@ -112,5 +112,5 @@ def test_explain_names_the_page_of_a_safety_rule() -> None:
     report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
     rows = (Row("a", "Sin", "float32", rule="angle"), Row("b", "Exp", "float32", rule="deny"))
     told = replace(report, rows=rows, casts=())
-    assert "    more: amp-rewrite rule angle, or docs/rules/angle.md\n" in explain(told, "a")
-    assert "docs/rules" not in explain(told, "b")
+    assert "    more: amp-rewrite rule angle, or docs/rules/angle.md\n" in str(explained(told, ["a"]))
+    assert "docs/rules" not in str(explained(told, ["b"]))

@@ -137,7 +137,7 @@ NOTHING_FED = "no input data; add --data FILE, or --random"
         ),
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--metric", "psnr"),
-            "metric psnr needs one bound, at_least (on the command line --at-least X)",
+            "metric psnr needs one bound; give --at-least and a number",
         ),
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--rtol", "1", "--only", "z"),

@@ -16,7 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
-from amp_rewrite.reports.explain import explain
+from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.settings.op_lists import load_lists
@@ -248,7 +248,7 @@ def test_the_report_counts_what_is_raised_and_says_who_asked() -> None:
     assert "  raised       2 ops to float32 (1 compute op)\n" in text
     assert "raised to float32: 2 ops\n  1  kept by 'one'     1 MatMul\n  1  kept by 'op=Exp'  1 Exp\n" in text
     assert "why" not in text
-    assert explain(result.report, "one") == (
+    assert str(explained(result.report, ["one"])) == (
         "one (MatMul) is float32: raised\n"
         "    of a low type in the model, and raised to float32: kept by 'one'\n"
         "    allow: float16.yaml:26: matrix product on tensor cores, float32 accumulation\n"

@@ -402,7 +402,7 @@ def test_which_gpu_the_estimate_is_for() -> None:
             "speed",
             "unknown",
             "no data sheet with float16 of this GPU is known here",
-            "--gpu names another: H200, A100, L4, T4, V100",
+            "gpu= names another: H200, A100, L4, T4, V100",
         )
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Feed, FeedError, Model
+from amp_rewrite.evidence.data import sources
 from amp_rewrite.evidence.data.feed import parse_int_ranges, parse_shapes
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -31,6 +33,8 @@ def parsed(signature: str, body: str = "", opset: int = 20) -> Model:
 
 
 MODEL = parsed("float[n, 3] x, int64[n] i")
+B = ml_dtypes.bfloat16
+A_BATCH = "give a mapping from input names to arrays, an array, or a tuple of arrays"
 ELSE = "; if it is for something else, leave it out"
 
 
@@ -94,6 +98,84 @@ def test_what_can_be_iterated_again_is_read_again() -> None:
     same(Feed.of(Loader(), MODEL), BATCH, BATCH)
 
 
+def test_an_array_is_the_only_input() -> None:
+    one = parsed("float[n, 3] x, float[3] w")
+    one.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
+    same(Feed.of(X, one), {"x": X})
+    same(Feed.of([X, X + 1], one), {"x": X}, {"x": X + 1})
+
+
+def test_a_tuple_of_arrays_stands_in_the_order_of_the_inputs() -> None:
+    same(Feed.of((X, I), MODEL), BATCH)
+    same(Feed.of([(X, I), [X + 1, I]], MODEL), BATCH, {"x": X + 1, "i": I})
+
+
+def test_labels_after_the_arrays_are_left_out_and_noted() -> None:
+    one = parsed("float[n, 3] x")
+    feed = Feed.of([(X, I)], one)
+    same(feed, {"x": X})
+    assert feed.notes == ("1 array after those for 'x' not fed: the model has no other input",)
+
+
+def test_an_array_that_may_be_a_label_or_an_input_is_refused() -> None:
+    two = parsed("float[n, 3] x, float[3] w")
+    two.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
+    assert refusal([(X, X[0])], two) == (
+        "batch 0 is 2 arrays, and input 'w' has a default: it or a label may be meant; give a mapping from input names"
+        " to arrays"
+    )
+
+
+def test_the_batches_of_a_generator_are_read_once_and_kept() -> None:
+    read = []
+
+    def batches() -> Iterator[Mapping[str, Any]]:
+        for number in range(3):
+            read.append(number)
+            yield {"x": X + number, "i": I}
+
+    feed = Feed.of(batches(), MODEL)
+    assert read == [0]
+    same(feed, BATCH, {"x": X + 1, "i": I}, {"x": X + 2, "i": I})
+    assert read == [0, 1, 2]
+
+
+def test_a_generator_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LIMIT", 10 * (X.nbytes + I.nbytes))
+    assert refusal(itertools.repeat(BATCH)) == (
+        "the batches of a repeat take more than 400 bytes, and are kept in memory; give the function that makes them,"
+        " or fewer batches (itertools.islice)"
+    )
+
+
+def test_passes_of_other_batches_are_refused() -> None:
+    counter = itertools.count()
+    assert refusal(lambda: iter([{"x": X + next(counter), "i": I}])) == (
+        "<lambda>(): another pass gives other batches, and a search compares passes; turn shuffling and random changes"
+        " off, or give list(batches)"
+    )
+
+
+@pytest.mark.torch
+def test_tensors_and_loaders_of_torch_are_data() -> None:
+    torch = pytest.importorskip("torch")
+    x, i = torch.tensor(X, requires_grad=True), torch.tensor(I)
+    same(Feed.of({"x": x, "i": i}, MODEL), BATCH)
+    same(Feed.of((x.to(torch.bfloat16), i), parsed("bfloat16[n, 3] x, int64[n] i")), {"x": X.astype(B), "i": I})
+    pairs = torch.utils.data.TensorDataset(x.detach(), i)
+    named = [{"x": x.detach()[at], "i": i[at]} for at in range(2)]
+    one = {"x": X[:1], "i": I[:1]}, {"x": X[1:], "i": I[1:]}
+    same(Feed.of(torch.utils.data.DataLoader(pairs, batch_size=1), MODEL), *one)
+    same(Feed.of(torch.utils.data.DataLoader(named, batch_size=1), MODEL), *one)
+
+
+@pytest.mark.torch
+def test_a_tensor_that_has_no_numbers_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    said = refusal({"x": torch.empty(2, 3, device="meta"), "i": I})
+    assert said.startswith("input 'x' of batch 0 cannot be made an array: ")
+
+
 def test_a_feed_can_be_given_to_another_model() -> None:
     half = parsed("float16[n, 3] x, int64[n] i")
     feed = Feed.of(Feed.randomly(MODEL, shapes={"x": (2, 3), "i": (2,)}, seed=4), half)
@@ -148,7 +230,7 @@ def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
         ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 ({2}) is int64, and the input takes float32; cast it with"
          " .astype('float32')"),
         ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 ({2}) has nan at [0, 0]; give finite numbers, or allow others"
-         " with --allow-nonfinite"),
+         " with allow_nonfinite=True"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_folder_is_named_by_its_file(
@@ -204,19 +286,23 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
     ("data", "message"),
     [
         (
-            (b for b in [BATCH]),
-            "a generator can be read only once; give a list, or the function that makes it (data=batches instead of"
-            " data=batches())",
-        ),
-        (
-            X,
-            "cannot feed ndarray; give a path, a mapping from input names to arrays, a list of such mappings, or a"
-            " function that yields them",
+            7,
+            "cannot feed int; give a path, an array, a mapping from input names to arrays, a tuple of arrays in the"
+            " order of the inputs, a list, a generator or a DataLoader of these, or a function that yields them",
         ),
         ([], "the batches given: no batch given; give at least one"),
-        ([X], "batch 0 is ndarray; give a mapping from input names to arrays"),
-        (lambda: BATCH, "the function for batches gave dict; let it yield mappings of arrays"),
-        (lambda: 7, "the function for batches gave int; let it yield mappings of arrays"),
+        (iter([]), "the batches given: no batch given; give at least one"),
+        (
+            X,
+            "batch 0 is 1 array, and the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
+            " mapping from input names to arrays",
+        ),
+        ([7], f"batch 0 is int; {A_BATCH}"),
+        ([[1.0, "2"]], f"batch 0 is list of float and str; {A_BATCH}"),
+        ([()], f"batch 0 is tuple; {A_BATCH}"),
+        (lambda: BATCH, "the function for batches gave dict; let it yield batches"),
+        (lambda: X, "the function for batches gave ndarray; let it yield batches"),
+        (lambda: 7, "the function for batches gave int; let it yield batches"),
         (lambda: iter([]), "<lambda>(): no batch given; give at least one"),
     ],
 )
@@ -278,7 +364,7 @@ def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
         ),
         (
             {**BATCH, "x": np.float32([[1, 2, 3], [4, np.nan, np.inf]])},
-            "input 'x' of batch 0 has nan at [1, 1]; give finite numbers, or allow others with --allow-nonfinite",
+            "input 'x' of batch 0 has nan at [1, 1]; give finite numbers, or allow others with allow_nonfinite=True",
         ),
         (
             {**BATCH, "x": np.float64([[1, 2, 3], [4, 5, 1e300]])},
@@ -360,7 +446,7 @@ def test_a_cast_that_overflows_is_refused() -> None:
 def test_numbers_of_a_low_type_are_checked_too(low: str) -> None:
     value = np.array([1, np.nan]).astype(low)
     assert refusal({"x": value}, parsed(f"{low}[2] x")) == (
-        "input 'x' of batch 0 has nan at [1]; give finite numbers, or allow others with --allow-nonfinite"
+        "input 'x' of batch 0 has nan at [1]; give finite numbers, or allow others with allow_nonfinite=True"
     )
 
 
@@ -430,9 +516,13 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
 @pytest.mark.parametrize(
     ("signature", "options", "message"),
     [
-        ("float[n, 3] x", {}, "input 'x' has the shape [n, 3]; give one with --shape x=1,3"),
-        ("float[n, ?, 4, m] x", {}, "input 'x' has the shape [n, ?, 4, m]; give one with --shape x=1,128,4,64"),
-        ("float[] x", {}, "input 'x' has no shape; give one with --shape x=1,128"),
+        ("float[n, 3] x", {}, "input 'x' has the shape [n, 3]; give one with shapes={'x': (1, 3)}"),
+        (
+            "float[n, ?, 4, m] x",
+            {},
+            "input 'x' has the shape [n, ?, 4, m]; give one with shapes={'x': (1, 128, 4, 64)}",
+        ),
+        ("float[] x", {}, "input 'x' has no shape; give one with shapes={'x': (1, 128)}"),
         (
             "float[n, 3] x",
             {"shapes": {"x": (2, 4)}},

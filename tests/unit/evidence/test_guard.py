@@ -233,7 +233,7 @@ def test_a_headroom_must_leave_room(headroom: float, said: str) -> None:
 def test_ranges_of_another_type_are_refused() -> None:
     with pytest.raises(PolicyError) as error:
         converted(chain(), seen(chain(), to="bfloat16"))
-    assert str(error.value) == "the ranges are for bfloat16, not for float16; calibrate with --to float16"
+    assert str(error.value) == "the ranges are for bfloat16, not for float16; calibrate with to='float16'"
 
 
 def test_ranges_of_another_model_are_refused() -> None:

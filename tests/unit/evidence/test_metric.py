@@ -212,7 +212,7 @@ def test_a_callable_that_gives_nan_never_passes() -> None:
 
 # -- criteria --------------------------------------------------------------------------------------------
 
-NONE = "no criterion given, and there is no default; give a tolerance, rtol and/or atol, or a metric with its bound"
+NONE = "no criterion given, and there is no default; give tolerance=, rtol= and/or atol=, or metric= with its bound"
 
 
 @pytest.mark.parametrize(
@@ -220,31 +220,37 @@ NONE = "no criterion given, and there is no default; give a tolerance, rtol and/
     [
         ({}, NONE),
         ({"at_least": 1.0}, "a bound without a metric; name one of cosine, psnr, snr, top1, scaled"),
-        ({"rtol": -1.0}, "rtol is -1.0; use a finite number of 0 or more"),
-        ({"atol": math.nan}, "atol is nan; use a finite number of 0 or more"),
-        ({"atol": math.inf}, "atol is inf; use a finite number of 0 or more"),
-        ({"metric": "cosine"}, "metric cosine needs one bound, at_least (on the command line --at-least X)"),
+        ({"rtol": -1.0}, "rtol=-1.0 is not a tolerance; use a finite number of 0 or more"),
+        ({"atol": math.nan}, "atol=nan is not a tolerance; use a finite number of 0 or more"),
+        ({"atol": math.inf}, "atol=inf is not a tolerance; use a finite number of 0 or more"),
+        ({"metric": "cosine"}, "metric cosine needs one bound; give at_least= and a number"),
         (
             {"metric": "cosine", "at_most": 1.0},
-            "metric cosine needs one bound, at_least (on the command line --at-least X)",
+            "metric cosine needs one bound; give at_least= and a number",
         ),
         (
             {"metric": "scaled", "at_least": 1.0},
-            "metric scaled needs one bound, at_most (on the command line --at-most X)",
+            "metric scaled needs one bound; give at_most= and a number",
         ),
         (
             {"metric": "psnr", "at_least": 1.0, "rtol": 1.0},
-            "both a tolerance (rtol, atol) and a metric are given; leave one out",
+            "rtol= or atol= is given beside metric=; leave one out",
         ),
         (
             {"metric": "cos", "at_least": 1.0},
             "unknown metric 'cos'; use one of cosine, psnr, snr, top1, scaled, or in Python a callable",
         ),
-        ({"metric": "psnr", "at_least": math.nan}, "at_least is nan; for psnr use a finite number"),
-        ({"metric": "snr", "at_least": -math.inf}, "at_least is -inf; for snr use a finite number"),
-        ({"metric": "cosine", "at_least": math.inf}, "at_least is inf; for cosine use a finite number from -1 to 1"),
-        ({"metric": "top1", "at_least": 2.0}, "at_least is 2.0; for top1 use a finite number from 0 to 1"),
-        ({"metric": "scaled", "at_most": -1.0}, "at_most is -1.0; for scaled use a finite number of 0 or more"),
+        ({"metric": "psnr", "at_least": math.nan}, "at_least=nan bounds nothing; for psnr use a finite number"),
+        ({"metric": "snr", "at_least": -math.inf}, "at_least=-inf bounds nothing; for snr use a finite number"),
+        (
+            {"metric": "cosine", "at_least": math.inf},
+            "at_least=inf bounds nothing; for cosine use a finite number from -1 to 1",
+        ),
+        ({"metric": "top1", "at_least": 2.0}, "at_least=2.0 bounds nothing; for top1 use a finite number from 0 to 1"),
+        (
+            {"metric": "scaled", "at_most": -1.0},
+            "at_most=-1.0 bounds nothing; for scaled use a finite number of 0 or more",
+        ),
     ],
 )
 def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], message: str) -> None:

@@ -143,7 +143,7 @@ def test_a_saved_file_is_loaded_again_and_replaced_only_when_asked(tmp_path: Pat
 
     with pytest.raises(EvidenceError) as refused:
         RANGES.save(path)
-    assert str(refused.value) == f"{path} exists; name another output, or replace it with --overwrite"
+    assert str(refused.value) == f"{path} exists; name another output, or replace it with overwrite=True"
 
     os.link(path, tmp_path / "old.json")
     replace(RANGES, batches=3).save(path, overwrite=True)

@@ -167,7 +167,9 @@ def test_progress_grows_to_its_total(tmp_path, inline):
 def test_an_existing_output_is_only_replaced_when_asked(tmp_path, inline):
     found = Model.load(inline)
     before = files(tmp_path)
-    with pytest.raises(ModelError, match=r"inline\.onnx exists; name another output, or replace it with --overwrite"):
+    with pytest.raises(
+        ModelError, match=r"inline\.onnx exists; name another output, or replace it with overwrite=True"
+    ):
         found.save(inline)
     (tmp_path / "dangling").symlink_to("nothing")
     with pytest.raises(ModelError, match="exists"):

@@ -133,7 +133,7 @@ def test_the_ir_version_follows_where_the_opset_needs_it() -> None:
 def test_what_can_not_be_moved_says_why(body: str, start: int, wanted: int, why: str) -> None:
     inputs = "float[1,1,2,2] x" if "Grid" in body else "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
     outputs = "int32[2,4] y" if "Bitwise" in body else "float[A] y" if "Shape" in body else "float[A,B] y"
-    text = f"the model cannot be moved to opset {wanted}: {why}; leave --opset out, or export again"
+    text = f"the model cannot be moved to opset {wanted}: {why}; leave opset= out, or export again"
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         at_opset(View.of(Model.load(model_of(body, start, inputs, outputs))), wanted, DType.FLOAT16, Target.ORT_CUDA)
 

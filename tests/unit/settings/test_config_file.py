@@ -133,7 +133,8 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
         ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
         ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' is here with '-' and with '_'; keep one"),
-        ('to = "float17"\n', ":1: unknown type or policy 'float17'; use float16 (f16, half), bfloat16 (bf16), "
+        ('to = "float17"\n', ":1: unknown type or policy 'float17'; did you mean 'float16'?"),
+        ('to = "banana"\n', ":1: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
         ('level = "deafult"\n', ":1: unknown level 'deafult'; use one of default, tensor-cores-only, "
          "treat-gray-as-deny, unsafe-force-all, lower-all"),

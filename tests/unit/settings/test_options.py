@@ -30,8 +30,8 @@ def test_a_function_that_takes_options_shows_them(function: Callable[..., object
     shown = inspect.signature(function).parameters
     assert {name: shown[name].default for name in DEFAULTS} == DEFAULTS
     assert {name: shown[name].annotation for name in ("to", "fuse")} == {
-        "to": "str | DType | Policy",
-        "fuse": "str | Fuse",
+        "to": "LowType | None",
+        "fuse": "FuseName | Fuse | None",
     }
     assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in shown.values())
 

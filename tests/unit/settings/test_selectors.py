@@ -229,8 +229,9 @@ def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins
          "io 'out:past_*=float16': no float32 output is named 'past_*'; there are: y, present_key"),
         ("mesk=float16", "io 'mesk=float16': no float32 input or output is named 'mesk'; did you mean 'mask'?"),
         ("x=bfloat16", "io 'x=bfloat16': the model is lowered to float16; use float16 or float32 here"),
-        ("x=half16", "io 'x=half16': unknown element type 'half16'; use one of float16 (f16, half), bfloat16 (bf16), "
-         "float32 (f32, float)"),
+        ("x=flaot16", "io 'x=flaot16': unknown element type 'flaot16'; did you mean 'float16'?"),
+        ("x=banana", "io 'x=banana': unknown element type 'banana'; use one of float16 (f16, fp16, half), "
+         "bfloat16 (bf16), float32 (f32, float)"),
         ("lo", "io 'lo' is not a rule; did you mean 'low'?"),
         ("past_*", "io 'past_*' is not a rule; write keep, low or GLOB=TYPE, with in: or out: before it"),
     ],

@@ -1,0 +1,50 @@
+"""Reports from what has one: a report, its file, a result of a conversion, or a model, whose inventory it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from amp_rewrite.errors import ReportError
+from amp_rewrite.reports.report import MAX_CHARACTERS, Report
+from amp_rewrite.version import VERSION
+
+if TYPE_CHECKING:
+    from amp_rewrite.files.model import ModelSource
+
+ReportSource: TypeAlias = "Report | ModelSource"
+"""Forms of a report that `report_in` takes."""
+
+
+def is_report(source: object) -> bool:
+    """True for a file with the name of a report, or a pipe, as in `diff <(git show main:report.json) report.json`."""
+    return isinstance(source, (str, os.PathLike)) and (Path(source).suffix == ".json" or Path(source).is_fifo())
+
+
+def report_in(source: ReportSource) -> Report:
+    """Return a report, that of a conversion, the one in a file, or the inventory of a model."""
+    if isinstance(held := getattr(source, "report", source), Report):
+        return held
+    if isinstance(source, (str, os.PathLike)) and is_report(source):
+        try:
+            return Report.from_json(_content(Path(source)), str(source))
+        except OSError as error:
+            raise ReportError(f"cannot read {source}: {error.strerror}; name a model or a JSON report") from error
+    from amp_rewrite.files.model import Model  # late: two reports are compared without onnx
+    from amp_rewrite.reports.report_builder import inventory
+
+    model = Model.load(source)
+    return inventory(model, name=model.path.name if model.path else None, tool=VERSION)
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a report, one more than a report may have at most."""
+    with file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            raise ReportError(f"cannot read {file}: it is not a regular file; name a model or a JSON report")
+        if status.st_size > MAX_CHARACTERS:
+            raise ReportError(f"{file}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
+        return stream.read(MAX_CHARACTERS + 1)

@@ -1,0 +1,278 @@
+"""Results for people: one line as repr, text as str, HTML for notebooks, dictionaries, tables; and how they compose."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+from onnx import ModelProto
+
+from amp_rewrite import (
+    Model,
+    PatternError,
+    PolicyError,
+    bench,
+    calibrate,
+    convert,
+    diff,
+    explain,
+    locate,
+    repair,
+    verify,
+)
+from amp_rewrite.cli import program
+from amp_rewrite.reports.render import html
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.result import Result
+
+EVIL = "<script>alert(1)</script>\x1b[2J"
+DATA = {"x": np.ones((2, 8), np.float32)}
+
+
+def net(name: str = "first") -> ModelProto:
+    weights = ", ".join(["0.5"] * 64)
+    text = (
+        '<ir_version: 10, opset_import: ["": 20]> g (float[n, 8] x) => (float[n, 8] y)'
+        f" <float[8, 8] w = {{{weights}}}, float[8, 8] v = {{{weights}}}>"
+        " { [first] a = MatMul (x, w) [big] b = Exp (a) [soft] s = Softmax (b) [tail] t = Softmax (b)"
+        " [sum] u = Add (s, t)"
+        " [second] y = MatMul (u, v) }"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].name = name
+    model.graph.name = name
+    return model
+
+
+@cache
+def results(name: str) -> dict[str, Result]:
+    model = net(name)
+    converted = convert(model)
+    return {
+        "Converted": converted,
+        "Report": converted.report,
+        "Verdict": verify(model, converted, DATA, rtol=0.5, names=(name, name)),
+        "Located": locate(model, converted, DATA, names=(name, name)),
+        "Ranges": calibrate(model, DATA),
+        "Delta": diff(model, converted),
+        "Repaired": repair(model, DATA, rtol=0.5, atol=0.5),
+        "Explanation": explain(converted, name),
+        "Benchmark": bench([model], DATA, names=[name], rounds=3, runs=1, warm=1, memory=False, profile=False),
+    }
+
+
+KINDS = [
+    *("Converted", "Report", "Verdict", "Located", "Ranges", "Delta", "Repaired", "Explanation", "Benchmark"),
+]
+
+
+# -- one line, text, HTML ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repr_is_one_short_line_and_a_str_is_the_text(kind: str) -> None:
+    result = results("first")[kind]
+    assert repr(result).startswith(f"<{kind} ") and repr(result).endswith(">")
+    assert repr(result).isprintable() and len(repr(result)) < 200
+    assert str(result) == result.text()
+
+
+def test_reprs_say_what_matters() -> None:
+    shown = {kind: repr(result) for kind, result in results("first").items()}
+    assert shown["Report"] == "<Report first → float16: 2 of 2 compute ops in float16, 4 Casts inserted>"
+    assert shown["Converted"] == shown["Report"].replace("Report", "Converted")
+    assert shown["Verdict"] == "<Verdict ok: 16 values compared in 1 output and 1 batch>"
+    assert shown["Delta"].startswith("<Delta first → first: 2 lowered, casts +4>")
+    assert shown["Ranges"] == "<Ranges of first for float16: 9 values in 1 batch>"
+    assert shown["Explanation"] == "<Explanation first: first float16 (allow_root)>"
+
+
+class Tags(HTMLParser):
+    """The tags and the visible text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.data = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.data += data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_html_is_small_and_holds_the_text(kind: str) -> None:
+    result = results("first")[kind]
+    page = Tags(result._repr_html_())
+    assert page.tags <= {"div", "b", "pre", "details", "summary", "table", "tr", "th", "td"}
+    assert result.text().rstrip("\n") in page.data
+    assert "table" in page.tags
+    assert len(result._repr_html_()) < 20_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_names_stay_text_in_html(kind: str) -> None:
+    result = results(EVIL)[kind]
+    page = Tags(result._repr_html_())
+    assert "script" not in page.tags
+    assert "\x1b" not in result._repr_html_() + repr(result)
+
+
+def test_html_escapes_every_part() -> None:
+    page = Tags(html("<i>a</i>", "<i>b</i>\n&amp;", ["<i>c</i>"], [["<i>d</i>"]]))
+    assert "i" not in page.tags
+    assert page.data == "<i>a</i><i>b</i>\n&amp;first rows<i>c</i><i>d</i>"
+
+
+def test_a_model_shows_no_weights() -> None:
+    assert repr(Model.load(net())) == "<Model 'first': 6 nodes>"
+
+
+# -- dictionaries and tables ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dictionary_holds_what_json_does(kind: str) -> None:
+    result = results("first")[kind]
+    assert result.to_dict() == json.loads(result.to_json())
+    assert result.to_dict()["schema"] >= 1
+
+
+def test_a_repair_as_a_dictionary_has_verdict_and_report() -> None:
+    fields = results("first")["Repaired"].to_dict()
+    assert fields["solved"] is True and fields["regions"] == []
+    assert fields["verdict"]["ok"] is True
+    assert fields["report"]["model"]["to"] == "float16"
+
+
+def test_a_table_has_a_row_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: rows))
+    tables: dict[str, list[dict[str, Any]]] = {kind: result.to_pandas() for kind, result in results("first").items()}
+    assert all(rows and all(isinstance(row, dict) for row in rows) for rows in tables.values())
+    assert [(row["name"], row["dtype"]) for row in tables["Report"]][:2] == [("first", "float16"), ("big", "float32")]
+    assert tables["Ranges"][0]["value"] == "x"
+    assert tables["Benchmark"][0]["model"] == "first"
+
+
+def test_a_table_without_pandas_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="to_pandas needs pandas; install it"):
+        convert(net()).report.to_pandas()
+
+
+# -- results compose --------------------------------------------------------------------------------------
+
+
+def test_results_of_conversions_are_models() -> None:
+    model = net()
+    converted, repaired = convert(model), repair(model, DATA, rtol=0.5, atol=0.5)
+    for candidate in (converted, repaired, converted.result, converted.model, converted.model.SerializeToString()):
+        assert verify(model, candidate, DATA, rtol=0.5).ok
+    assert locate(model, repaired, DATA).rows
+    assert convert(converted, to="float16").report.model.to == "float16"
+
+
+def test_a_repair_has_model_report_and_save(tmp_path: Path) -> None:
+    repaired = repair(net(), DATA, rtol=0.5, atol=0.5)
+    assert repaired.report is repaired.converted.report
+    assert repaired.model == repaired.converted.model
+    repaired.save(tmp_path / "out.onnx")
+    assert Model.load(tmp_path / "out.onnx").to_proto() == repaired.model
+
+
+def test_diff_takes_paths_models_results_and_reports(tmp_path: Path) -> None:
+    model, converted = net(), convert(net())
+    onnx.save(model, tmp_path / "a.onnx")
+    converted.save(tmp_path / "b.onnx")
+    (tmp_path / "r.json").write_text(converted.report.to_json(), "utf-8")
+    expected = diff(model, converted).counts
+    assert expected["lowered"] == 2
+    assert diff(str(tmp_path / "a.onnx"), tmp_path / "r.json").counts == expected
+    assert diff(tmp_path / "a.onnx", repair(model, DATA)).counts == expected
+    assert diff(Report.from_json(converted.report.to_json(), "r"), converted).differs is False
+    assert diff(tmp_path / "a.onnx", tmp_path / "b.onnx").counts["lowered"] == 2
+    assert diff(tmp_path / "a.onnx", tmp_path / "b.onnx").a == "a.onnx"
+
+
+# -- find and explain -----------------------------------------------------------------------------------------
+
+
+def test_rows_are_found_by_name_type_and_pattern() -> None:
+    report = convert(net()).report
+    for wanted, names in {
+        "soft": ["soft"],
+        "#1": ["big"],
+        "Softmax": ["soft", "tail"],
+        "op=Softmax": ["soft", "tail"],
+        "s*": ["soft", "sum", "second"],
+        "name~=^s.{3}$": ["soft"],
+        "op=Softmax,name=t*": ["tail"],
+        "scope=first": ["first"],
+    }.items():
+        assert [row.name for row in report.find(wanted)] == names, wanted
+    for wanted, message in {
+        "sotf": "first: no op is named 'sotf', or of that type; did you mean 'soft'?",
+        "softmax": "first: no op is named 'softmax', or of that type; did you mean 'Softmax', 'soft'?",
+        "op=Conv": "first: no op is named 'op=Conv', or of that type; name an op, a type of ops, or a pattern such as"
+        " op=MatMul",
+        "feeds=Exp": "pattern 'feeds=Exp': the rows of a report do not have the key 'feeds'; use name, op, scope",
+    }.items():
+        with pytest.raises(PatternError) as error:
+            report.find(wanted)
+        assert str(error.value) == message
+
+
+def test_explain_is_a_function_of_models_results_and_reports(tmp_path: Path) -> None:
+    converted = convert(net())
+    onnx.save(net(), tmp_path / "net.onnx")
+    (tmp_path / "r.json").write_text(converted.report.to_json(), "utf-8")
+    text = explain(converted, "soft").text()
+    assert text.startswith("soft (Softmax) is float32: ")
+    assert [str(explain(of, "soft")) for of in (net(), converted.report, tmp_path / "r.json")] == [text] * 3
+    assert str(explain(net(), "soft", keep="soft")) != text
+    with pytest.raises(PolicyError, match="keep: the conversion is done; leave the options out, or explain the model"):
+        explain(converted, "soft", keep="soft")
+    with pytest.raises(PatternError, match="nothing to explain; name an op, a type of ops or a value"):
+        explain(converted)
+
+
+def test_explain_takes_types_inputs_outputs_and_several_names() -> None:
+    converted = convert(net())
+    alike = explain(converted, "Softmax").text()
+    assert alike.startswith("soft (Softmax) is float32: ")
+    assert alike.replace("    and 1 more alike: tail\n", "", 1) == explain(converted, "soft").text() != alike
+    assert explain(converted, "op=Softmax").text() == alike
+    of_input = explain(converted, "x")
+    assert of_input.text() == f"x is an input of the model, float32, read by\n{explain(converted, 'first')}"
+    assert (
+        explain(converted, "y").text() == explain(converted, "second").text() == explain(converted.report, "y").text()
+    )
+    assert explain(converted, "b").text() == explain(converted, "big").text()
+    both = explain(converted, "first", "second")
+    assert both.text() == f"{explain(converted, 'first')}\n{explain(converted, 'second')}"
+    assert [(chain["asked"], chain["steps"][0]["dtype"]) for chain in both.to_dict()["chains"]] == [
+        ("first", "float16"),
+        ("second", "float16"),
+    ]
+
+
+def test_the_command_explains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(net(), tmp_path / "net.onnx")
+    monkeypatch.chdir(tmp_path)
+    words = ["explain", "net.onnx", "op=Softmax", "x", "first"]
+    expected = explain("net.onnx", "op=Softmax", "x", "first")
+    assert CliRunner().invoke(program, words).stdout == expected.text()
+    assert json.loads(CliRunner().invoke(program, [*words, "--json"]).stdout) == expected.to_dict()

@@ -1,0 +1,206 @@
+"""Keywords of public functions: the forms of a low type, None, values of a wrong type, and how errors spell them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+import amp_rewrite
+from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
+from amp_rewrite.cli import program
+from amp_rewrite.errors import options_spelled, spelled
+from amp_rewrite.evidence.metric import MEASURES, MetricName
+from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.settings import choices
+from amp_rewrite.settings.policy import LowName, low_type
+
+NET = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 20]> g (float[n, 8] x) => (float[n, 8] y)'
+    " <float[8, 8] w = {" + ", ".join(["0.5"] * 64) + "}> { y = MatMul (x, w) }"
+)
+DATA = {"x": np.ones((2, 8), np.float32)}
+
+
+# -- forms of a low type ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        *("float16", "fp16", "half", " F16 ", "mixed_float16", Policy("mixed_float16"), DType.FLOAT16),
+        *(np.float16, np.dtype("float16"), onnx.TensorProto.FLOAT16, np.int64(10)),
+    ],
+    ids=repr,
+)
+def test_float16_has_many_forms(to: Any) -> None:
+    assert low_type(to) is DType.FLOAT16
+
+
+@pytest.mark.parametrize(
+    "to",
+    ["bfloat16", "bf16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), onnx.TensorProto.BFLOAT16, DType.BFLOAT16],
+    ids=repr,
+)
+def test_bfloat16_has_many_forms(to: Any) -> None:
+    assert low_type(to) is DType.BFLOAT16
+
+
+@pytest.mark.torch
+def test_a_torch_type_is_a_low_type() -> None:
+    torch = pytest.importorskip("torch")
+    assert low_type(torch.float16) is DType.FLOAT16
+    assert low_type(torch.bfloat16) is DType.BFLOAT16
+    assert convert(NET, to=torch.bfloat16).report.model.to == "bfloat16"
+
+
+def test_every_form_of_a_type_converts() -> None:
+    assert convert(NET, to=np.float16).report.to_json() == convert(NET).report.to_json()
+    assert convert(NET, to=None).report.to_json() == convert(NET).report.to_json()
+    assert calibrate(NET, DATA, to=ml_dtypes.bfloat16).to == "bfloat16"
+
+
+FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("flaot16", "unknown type or policy 'flaot16'; did you mean 'float16'?"),
+        ("mixed_fp16", "unknown type or policy 'mixed_fp16'; did you mean 'mixed_float16'?"),
+        ("banana", f"unknown type or policy 'banana'; {FORMS}"),
+        (True, f"unknown type or policy True; {FORMS}"),
+        (4242, f"unknown type or policy 4242; {FORMS}"),
+        ([], f"unknown type or policy []; {FORMS}"),
+        (np.float32, "cannot lower to float32; use float16 or bfloat16"),
+        (float, "cannot lower to float64; use float16 or bfloat16"),
+        (ml_dtypes.float8_e4m3fn, "cannot lower to float8e4m3fn; use float16 or bfloat16"),
+        (onnx.TensorProto.INT8, "cannot lower to int8; use float16 or bfloat16"),
+    ],
+)
+def test_what_is_not_a_low_type_is_refused(to: Any, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        convert(NET, to=to)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("to", ["fp16", "half", "bf16"])
+def test_the_command_line_takes_the_same_words(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(NET, tmp_path / "net.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(program, ["net.onnx", "--to", to, "-q"]).exit_code == 0
+    assert Path(f"net.{low_type(to).spelling}.onnx").exists()
+
+
+# -- None, and values of a wrong type ------------------------------------------------------------------
+
+
+def test_none_stands_for_the_default_of_every_keyword() -> None:
+    options: dict[str, Any] = dict.fromkeys(amp_rewrite.settings.options.KEYWORDS)
+    assert convert(NET, headroom=None, **options).report == convert(NET).report  # type: ignore[arg-type]
+    near: dict[str, Any] = {"rtol": 0.1, "outputs": None, "equal_nan": None, "allow_nonfinite": None, "emulate": None}
+    assert verify(NET, NET, DATA, **near) == verify(NET, NET, DATA, rtol=0.1)
+    none: dict[str, Any] = dict.fromkeys(("rtol", "budget", "headroom", "allow_nonfinite", "progress"))
+    assert repair(NET, DATA, **none, **options).converted.report == repair(NET, DATA).converted.report
+
+
+def test_none_leaves_the_environment_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMP_REWRITE_LEVEL", "lower-all")
+    assert convert(NET, level=None).report.model.level == "lower-all"
+
+
+TEXTS = "text, a list of text or None"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "message"),
+    [
+        ("keep", 5, f"keep=5 is int; give {TEXTS}"),
+        ("lower", [1, 2], f"lower=[1, 2] is list; give {TEXTS}"),
+        ("io", {"x": "float16"}, f"io={{'x': 'float16'}} is dict; give {TEXTS}"),
+        ("gray_follows_allow", "yes", "gray_follows_allow='yes' is str; give True, False or None"),
+        ("headroom", "2", "headroom='2' is str; give a number"),
+        ("folder", 3, "folder=3 is int; give text, a path or None"),
+        ("ranges", 3, "ranges=3 is int; give a Ranges, text, a path or None"),
+        ("level", 3, "unknown level 3; use one of default, tensor-cores-only, treat-gray-as-deny, unsafe-force-all, "
+         "lower-all"),
+        ("placement", 3, "unknown placement 3; use auto, propagate, mincut, or with a GPU mincut:H200, mincut:A100, "
+         "mincut:L4, mincut:T4, mincut:V100"),
+        ("lists", 3, "lists=3 is int; give the path of a YAML file, a mapping or a shipped name, or a list of these"),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_wrong_type_is_an_error_with_its_keyword(keyword: str, value: Any, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        convert(NET, **{keyword: value})
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "message"),
+    [
+        ("rtol", "1e-2", "rtol='1e-2' is str; give a number or None"),
+        ("atol", True, "atol=True is bool; give a number or None"),
+        ("equal_nan", "no", "equal_nan='no' is str; give True or False"),
+        ("outputs", 3, "outputs=3 is int; give a list of text or text"),
+        ("names", ["one"], "names=['one'] is list; give two names or None"),
+        ("progress", 1, "progress=1 is int; give a function or None"),
+        ("metric", 3, "unknown metric 3; use one of cosine, psnr, snr, top1, scaled, or in Python a callable"),
+    ],
+)  # fmt: skip
+def test_verify_checks_its_keywords_too(keyword: str, value: Any, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        verify(NET, NET, DATA, **{keyword: value})
+    assert str(error.value) == message
+
+
+def test_a_long_value_is_cut_in_an_error() -> None:
+    with pytest.raises(PolicyError) as error:
+        verify(NET, NET, DATA, rtol=np.zeros(1000))  # type: ignore[arg-type]
+    assert len(str(error.value)) < 200
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert verify(NET, NET, DATA, rtol=np.float32(0.1), equal_nan=np.bool_(True)).ok  # type: ignore[arg-type]
+    assert repair(NET, DATA, budget=np.int64(3)).budget == 3  # type: ignore[arg-type]
+
+
+# -- keywords in Python, options on the command line ------------------------------------------------------
+
+
+def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
+    words = (("at_most",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"))
+    assert [spelled(*word) for word in words] == ["at_most=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
+    with options_spelled():
+        assert [spelled(*word) for word in words] == ["--at-most", "--rtol -1.0", "--overwrite", "--opset auto"]
+    assert spelled("at_most") == "at_most="
+
+
+def test_one_mistake_reads_as_python_here_and_as_a_shell_there(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(NET, path)
+    with pytest.raises(PolicyError, match=r"^metric scaled needs one bound; give at_most= and a number$"):
+        verify(path, path, DATA, metric="scaled")
+    said = CliRunner().invoke(
+        program, ["verify", str(path), str(path), "--random", "--shape", "x=1,8", "--metric=scaled"]
+    )
+    assert said.stderr == "error: metric scaled needs one bound; give --at-most and a number\n"
+
+
+# -- the words for static checkers ------------------------------------------------------------------------
+
+
+def test_the_words_for_static_checkers_are_those_that_are_read() -> None:
+    for choice in (choices.Level, choices.Target, choices.Safety, choices.Quantized, choices.Fuse):
+        words = get_args(getattr(sys.modules[choice.__module__], f"{choice.__name__}Name"))
+        assert set(words) == {member.value for member in choice}
+    placements = get_args(choices.PlacementName)
+    assert {choices.Placement.parse(word).spelling for word in placements} >= {f"mincut:{gpu}" for gpu in ROOFS}
+    assert all(low_type(word).low for word in get_args(LowName))
+    assert set(get_args(MetricName)) == set(MEASURES)
