@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
@@ -20,10 +20,11 @@ from onnx.serialization import registry
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import store, tensors, wire
+from amp_rewrite.files import program, store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.functions import check_expansion
+from amp_rewrite.files.held import Held, any_held
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.regular import open_regular
 from amp_rewrite.files.rounding import Fit
@@ -76,42 +77,52 @@ ModelSource: TypeAlias = "str | os.PathLike[str] | _Bytes | ModelProto | Model |
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Model:
-    """A model proto, read only and maybe shared, whose heavy tensors may be *stubs* (see `tensors`), and its path."""
+    """A model proto, read only and maybe shared, whose heavy tensors may be *stubs* (see `tensors`), and its path.
+
+    It keeps alive the tensors of a program to which its stubs refer.
+    """
 
     proto: ModelProto
     path: Path | None = None
+    held: frozenset[Held] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if any_held() else ()
+        object.__setattr__(self, "held", frozenset(h for t in stubs if (h := tensors.source(t).held) is not None))
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
         """Load a model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; return a Model as is,
         also that of a result of `convert` or `repair`.
 
-        From a path, tensors above 16 KiB become stubs instead of being read; text formats are recognized by suffix
-        (.onnxtxt, .textproto, .json). `folder`: the folder of external data, by default that of the path. The
+        From a path or a program, tensors above 16 KiB become stubs instead of being read; text formats are recognized
+        by suffix (.onnxtxt, .textproto, .json). `folder`: the folder of external data, by default that of the path. The
         argument is never changed. ModelError, in one line, for an invalid model.
         """
         if isinstance(held := getattr(source, "result", source), Model):
             return held
+        place = None if folder is None else Path(folder)
         if isinstance(source, (str, os.PathLike)):
             path = Path(source)
-            return cls(_of_path(path, None if folder is None else Path(folder)), path)
+            return cls(_of_path(path, place), path)
+        own: dict[str, Source] = {}
         if isinstance(source, (bytes, bytearray, memoryview)):
-            proto, shared = _parsed(bytes(source), "the model"), False
+            proto = _parsed(bytes(source), "the model")
         elif isinstance(source, ModelProto):
-            proto, shared = source, True
+            proto = source
         else:
-            proto, shared = _of_object(source), False
-            folder = folder if folder is not None else _ir_folder(source)
+            proto, own = program.lazily(source, place)
         _check(proto, "the model")
-        if any(is_stub(tensor) for sparse in (False, True) for tensor in wire.tensors(proto, sparse=sparse)):
-            if folder is None:
+        stubs = [t for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]
+        if stubs:
+            if place is None and not all(_location(stub) in own for stub in stubs):
                 raise ModelError(
                     "the model has external data, but no folder is known for it; load it from its path, or pass the"
                     " folder"
                 )
-            if shared:
+            if proto is source:
                 proto = clone(proto)
-            _resolve(proto, Folder(Path(folder)), {})
+            _resolve(proto, Folder(place or Path()), own)
         return cls(proto)
 
     def __repr__(self) -> str:
@@ -312,31 +323,6 @@ def _parsed(content: bytes, name: str) -> ModelProto:
     return proto
 
 
-def _of_object(source: object) -> ModelProto:
-    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, found by attributes, without importing torch."""
-    proto = getattr(source, "model_proto", None)
-    if isinstance(proto, ModelProto):
-        return proto
-    if type(source).__module__.partition(".")[0] == "onnx_ir":
-        import onnx_ir
-
-        converted: object = onnx_ir.to_proto(source)
-        if isinstance(converted, ModelProto):
-            return converted
-    raise ModelError(
-        f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
-        " an onnx_ir.Model, or a result of convert or repair"
-    )
-
-
-def _ir_folder(source: object) -> str | None:
-    """Folder of the external data of an onnx_ir.Model, if it is a single one."""
-    initializers = getattr(getattr(source, "graph", None), "initializers", {})
-    constants = [getattr(value, "const_value", None) for value in initializers.values()]
-    folders = {os.fspath(base) for c in constants if (base := getattr(c, "base_dir", None))}
-    return folders.pop() if len(folders) == 1 else None
-
-
 def _check(proto: ModelProto, name: str) -> None:
     if not proto.HasField("graph"):
         raise ModelError(f"{name} has no graph: it is not an ONNX model; export it again")
@@ -360,8 +346,11 @@ def _resolve(proto: ModelProto, folder: Folder, own: dict[str, Source]) -> None:
         for sparse in (False, True):
             for tensor in wire.tensors(proto, sparse=sparse):
                 if is_stub(tensor):
-                    location = tensor.external_data[0].value if tensor.external_data else ""
-                    place = own.get(location) or folder.source(tensor)
+                    place = own.get(_location(tensor)) or folder.source(tensor)
                     tensors.make_stub(tensor, place)
                     if sparse or place.length <= HEAVY:
                         tensor.CopyFrom(tensors.materialized(tensor, sources))
+
+
+def _location(stub: TensorProto) -> str:
+    return stub.external_data[0].value if stub.external_data else ""

@@ -1,9 +1,10 @@
 """The bytes of tensors: their location, and reading them in chunks.
 
 A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data has the absolute
-path, the offset, the length, and the *stamp* of the file. If the bytes have another element type than `data_type`,
-the stub carries a *pending cast*, which is applied on reading. All of this is inside the TensorProto, so a stub can be
-copied, renamed and moved between models like any other tensor.
+path, the offset, the length, and the *stamp* of the file. The stub of a tensor of a program in memory has no path, and
+the key of that tensor (see `held`) as its stamp. If the bytes have another element type than `data_type`, the stub
+carries a *pending cast*, which is applied on reading. All of this is inside the TensorProto, so a stub can be copied,
+renamed and moved between models like any other tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO
 
@@ -24,6 +25,7 @@ import onnx.numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.casting import Array, cast
+from amp_rewrite.files.held import Held, copy_bytes, held
 from amp_rewrite.files.regular import open_regular
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
@@ -38,8 +40,8 @@ _COPIED = 1 << 20  # bytes
 class Source:
     """Location of a stub's bytes, and their type there.
 
-    `stamp`: identifies one state of the file. `explicit`: the tensor in memory has data_location set to DEFAULT,
-    instead of unset.
+    `stamp`: identifies one state of the file, or `held`, the tensor of a program; then there is no path. `explicit`:
+    the tensor in memory has data_location set to DEFAULT, instead of unset.
     """
 
     path: str
@@ -48,6 +50,12 @@ class Source:
     dtype: DType
     stamp: str
     explicit: bool
+    held: Held | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def in_memory(self) -> bool:
+        """True for a tensor of a program."""
+        return not self.path
 
 
 def stamp(status: os.stat_result) -> str:
@@ -71,6 +79,7 @@ def source(tensor: onnx.TensorProto) -> Source:
             dtype=DType[entries[_DTYPE]],
             stamp=entries[_STAMP],
             explicit=_EXPLICIT in entries,
+            held=None if entries["location"] else held(entries[_STAMP]),
         )
     except KeyError as cause:
         raise ModelError(
@@ -163,6 +172,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
+        self._held: tuple[Held, Array] | None = None
 
     @cached_property
     def memory(self) -> Array:
@@ -192,6 +202,9 @@ class Sources:
 
     def fill(self, source: Source, at: int, target: memoryview) -> None:
         """Read the source's bytes from byte `at` into `target`."""
+        if source.in_memory:
+            copy_bytes(self._values(source), at, target)
+            return
         file = self._file(source)
         try:
             file.seek(source.offset + at)
@@ -203,6 +216,15 @@ class Sources:
                 done += count
         except OSError as cause:
             raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
+
+    def _values(self, source: Source) -> Array:
+        """Return the values of a tensor of a program; those of the last one are kept, as a file is kept open."""
+        if source.held is None:
+            raise ModelError("the program that holds the weights is gone; keep the Model that was loaded from it")
+        if self._held is None or self._held[0] is not source.held:
+            self._held = None  # before the next one takes memory
+            self._held = source.held, source.held.values()
+        return self._held[1]
 
     def _file(self, source: Source) -> BinaryIO:
         key = source.path, source.stamp

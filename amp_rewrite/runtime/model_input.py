@@ -14,7 +14,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import wire
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.tensors import Sources, is_stub, nbytes, source
+from amp_rewrite.files.tensors import Sources, is_stub, materialized, nbytes, source
 
 _FROM_FOLDER = "session.model_external_initializers_file_folder_path"
 _LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is passed as a file
@@ -24,7 +24,7 @@ _LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is 
 def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
     """Yield the model for onnxruntime, a message that refers to the files of weights or a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
-    in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t))
+    in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
     if in_memory <= _LARGEST_MESSAGE and all(source(stub).dtype.code == stub.data_type for stub in heavy):
         yield _message(model.proto, heavy)
         return
@@ -44,12 +44,17 @@ def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Ma
     """Serialize the model with stubs as onnxruntime reads them: files below one folder."""
     if not heavy:
         return proto.SerializeToString(), {}
-    places = [source(tensor) for tensor in heavy]
+    places = [place for tensor in heavy if not (place := source(tensor)).in_memory]
+    copy = clone(proto)
     with Sources() as sources:
+        for tensor in wire.tensors(copy):
+            if is_stub(tensor) and source(tensor).in_memory:
+                tensor.CopyFrom(materialized(tensor, sources))
         for first in {(p.path, p.stamp): p for p in places}.values():
             sources.fill(first, 0, memoryview(bytearray()))  # refuses a file that has changed
+    if not places:
+        return copy.SerializeToString(), {}
     folder = os.path.commonpath([os.path.dirname(p.path) for p in places])  # noqa: PTH120
-    copy = clone(proto)
     for tensor in wire.tensors(copy):
         if is_stub(tensor):
             place = source(tensor)

@@ -85,11 +85,11 @@ class Digests:
 
 def _identity(model: Model) -> str | None:
     """Return a sha256 of everything but the weights in files, and of the states of these files; None without such
-    weights, or if a file is missing or was changed a moment ago."""
+    weights, with some of a program in memory, or if a file is missing or was changed a moment ago."""
     stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
     # a stub is serialized with its source, which includes the stamp of the loaded file
     light = wire.pieces(model.proto, lambda t: [t.SerializeToString(deterministic=True)] if is_stub(t) else None)
-    if not stubs or light is None:
+    if not stubs or light is None or any(source(stub).in_memory for stub in stubs):
         return None
     digest = hashlib.sha256()
     for piece in light:

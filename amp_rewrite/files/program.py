@@ -1,0 +1,168 @@
+"""Programs of torch and onnx_ir: their protos, whose tensors stay where they are until they are read."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.external_data import Folder
+from amp_rewrite.files.held import Held
+from amp_rewrite.files.protos import clone
+from amp_rewrite.files.tensors import Source, elements
+
+
+def lazily(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
+    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, without importing torch; the program stays as it is.
+
+    Its tensors have no values yet, but locations, and a source for each. `folder`: that of external data, which is not
+    resolved then; by default each tensor knows its own.
+    """
+    model = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
+    if model is None:
+        proto = getattr(source, "model_proto", None)  # of an older torch
+        if isinstance(proto, ModelProto):
+            return proto, {}
+        raise ModelError(
+            f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
+            " an onnx_ir.Model, or a result of convert or repair"
+        )
+    import onnx_ir
+
+    shelf = _Shelf(folder)
+    try:
+        proto = onnx_ir.to_proto(shelf.model(model))
+    except onnx_ir.serde.SerdeError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, ModelError):
+            raise cause from None
+        words = " ".join(str(cause).split())
+        raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {words}; export it again") from error
+    assert isinstance(proto, ModelProto)
+    return proto, shelf.own
+
+
+def _of_onnx_ir(model: object) -> bool:
+    return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
+
+
+class _Lent:
+    """An object of a program in which some attributes are replaced, since the program must not be changed."""
+
+    def __init__(self, lender: object, **replaced: object) -> None:
+        self._lender = lender
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._lender, name)
+
+
+class _LentNodes(_Lent):
+    """A graph or a function."""
+
+    _nodes: list[object]
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class _Shelf:
+    """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.own: dict[str, Source] = {}
+        self._secret = secrets.token_hex(16)  # cannot collide with a location of external data
+        self._folders: dict[str, Folder] = {}
+        self._known: dict[int, tuple[object, str]] = {}  # the tensor too: its id is its own while it lives
+
+    def model(self, model: Any) -> Any:
+        functions = {key: self._holder(function) for key, function in model.functions.items()}
+        return _Lent(model, graph=self._holder(model.graph), functions=functions)
+
+    def _holder(self, holder: Any) -> Any:
+        """Return a graph or a function with its tensors replaced."""
+        nodes = [self._with_attributes(node, _Lent) for node in holder]
+        if not hasattr(holder, "initializers"):
+            return self._with_attributes(holder, _LentNodes, _nodes=nodes)
+        values = holder.initializers.items()
+        return _LentNodes(holder, _nodes=nodes, initializers={name: self._value(value) for name, value in values})
+
+    def _with_attributes(self, owner: Any, lent: type[_Lent], **replaced: object) -> Any:
+        attributes: Mapping[str, Any] = owner.attributes
+        if not replaced and not any(a.type.name in _HEAVY for a in attributes.values()):
+            return owner
+        return lent(owner, attributes={name: self._attribute(a) for name, a in attributes.items()}, **replaced)
+
+    def _attribute(self, attribute: Any) -> Any:
+        if attribute.value is None or attribute.is_ref() or (kind := attribute.type.name) not in _HEAVY:
+            return attribute
+        one = self._holder if kind in ("GRAPH", "GRAPHS") else self._tensor
+        many = kind.endswith("S")
+        return _Lent(attribute, value=[one(v) for v in attribute.value] if many else one(attribute.value))
+
+    def _value(self, value: Any) -> Any:
+        tensor = value.const_value
+        return value if tensor is None else _Lent(value, const_value=self._tensor(tensor))
+
+    def _tensor(self, tensor: Any) -> Any:
+        """Return a tensor with the facts of the given one, whose values are elsewhere, or a copy of a small one."""
+        import onnx_ir
+
+        kind = DType.of(tensor.dtype.value)
+        explicit = False
+        if isinstance(tensor, onnx_ir.serde.TensorProtoTensor):
+            proto = tensor.raw
+            if not proto.HasField("raw_data") or proto.HasField("segment") or kind in (None, DType.STRING):
+                return onnx_ir.serde.TensorProtoTensor(clone(proto))
+            explicit = proto.HasField("data_location")
+        elif kind in (None, DType.STRING) or (isinstance(tensor, onnx_ir.ExternalTensor) and not self._found(tensor)):
+            return copy.copy(tensor)
+        if id(tensor) not in self._known:
+            key = f"{self._secret}.{len(self.own)}"
+            self.own[key] = self._source(tensor, kind, explicit)
+            self._known[id(tensor)] = tensor, key
+        return onnx_ir.ExternalTensor(
+            self._known[id(tensor)][1],
+            None,
+            None,
+            tensor.dtype,
+            shape=onnx_ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+
+    def _found(self, tensor: Any) -> bool:
+        """True if the external tensor knows its folder, and no other one is given."""
+        return self.folder is None and bool(os.fspath(tensor.base_dir))
+
+    def _source(self, tensor: Any, kind: DType, explicit: bool) -> Source:
+        """Return the source of a tensor in a file or in memory."""
+        import onnx_ir
+
+        proto = onnx.TensorProto(name=tensor.name or "", data_type=kind.code, dims=tensor.shape.numpy())
+        if isinstance(tensor, onnx_ir.ExternalTensor):
+            for key in ("location", "offset", "length"):
+                if (value := getattr(tensor, key)) is not None:
+                    proto.external_data.add(key=key, value=str(value))
+            base = os.fspath(tensor.base_dir)
+            return self._folders.setdefault(base, Folder(Path(base))).source(proto)
+        held = Held(tensor, kind, count := elements(proto))
+        return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held)
+
+
+_HEAVY = frozenset(("TENSOR", "TENSORS", "GRAPH", "GRAPHS"))

@@ -1,0 +1,252 @@
+"""Programs in memory: their tensors are read when they are written, and the program stays as it is."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from amp_rewrite import convert
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files import wire
+from amp_rewrite.files.fingerprint import fingerprint
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import is_stub
+from amp_rewrite.runtime.runner import Runner
+from support.paths import TESTS
+from support.weights import external, model, one, plain, scatter, values
+
+ir = pytest.importorskip("onnx_ir")
+
+ALLOWANCE = 60_000_000
+
+
+def supported() -> onnx.ModelProto:
+    """Return the model with tensors in every kind of place that onnx_ir knows, as onnx_ir writes it."""
+    proto = model()
+    for tensor in wire.tensors(proto):
+        del tensor.metadata_props[:]  # of a TensorProto onnx_ir writes them twice
+    return ir.to_proto(ir.from_proto(proto))
+
+
+def program(tensor: object, *more: object) -> object:
+    """Return a program that multiplies by a matrix of 65 columns; other tensors are initializers beside it."""
+    out = ir.from_proto(
+        onnx.parser.parse_model(
+            '<ir_version: 11, opset_import: ["" : 21]> g (float[N,65] x, float[65,64] w) => (float[N,64] y)'
+            " { y = MatMul (x, w) }"
+        )
+    )
+    matrix = out.graph.inputs.pop()
+    matrix.const_value = tensor
+    out.graph.register_initializer(matrix)
+    for index, other in enumerate(more):
+        out.graph.register_initializer(ir.Value(name=f"more{index}", const_value=other))
+    return out
+
+
+def lazy(function: object, *, cache: bool = False, shape: tuple[int, ...] = (65, 64)) -> object:
+    return ir.LazyTensor(function, dtype=ir.DataType.FLOAT, shape=ir.Shape(shape), cache=cache, name="w")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of a process from /proc")
+@pytest.mark.parametrize("kind", ["memory", "lazy"])
+def test_converting_and_saving_a_program_takes_a_fifth_of_its_weights(kind, tmp_path):
+    command = [sys.executable, str(TESTS / "support" / "program_memory.py"), kind, str(tmp_path)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found["weights"] > 2e8
+    assert found["grown"] <= 0.2 * found["weights"] + ALLOWANCE
+    assert found["same"]
+
+
+@pytest.mark.parametrize("external_data", [False, True])
+def test_a_program_gives_the_bytes_that_its_file_gives(tmp_path, external_data):
+    proto = supported()
+    onnx.save(proto, tmp_path / "model.onnx")
+    for name, source in (("program", ir.from_proto(proto)), ("file", tmp_path / "model.onnx")):
+        (tmp_path / name).mkdir()
+        convert(source).save(tmp_path / name / "out.onnx", external_data=external_data)
+    written, expected = (sorted((tmp_path / name).iterdir()) for name in ("program", "file"))
+    assert [f.name for f in written] == [f.name for f in expected]
+    assert [f.read_bytes() for f in written] == [f.read_bytes() for f in expected]
+
+
+def test_heavy_tensors_of_a_program_are_stubs_in_bodies_and_functions_too():
+    found = Model.load(ir.from_proto(supported()))
+    heavy = [t.name or "constant" for t in wire.tensors(found.proto) if is_stub(t)]
+    assert heavy == ["body", "constant", "heavy", "big", "tied", "constant"]
+    assert found.to_proto() == supported()
+    assert fingerprint(found) == fingerprint(Model.load(supported()))
+
+
+def test_a_program_of_torch_is_not_serialized():
+    class Program:
+        model = program(ir.Tensor(values(65, 64)))
+
+        @property
+        def model_proto(self) -> onnx.ModelProto:
+            raise AssertionError("all weights in one proto")
+
+    assert [t.data_type for t in convert(Program()).model.graph.initializer] == [TensorProto.FLOAT16]
+    assert Model.load(SimpleNamespace(model=3, model_proto=supported())).proto == supported()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
+def test_every_type_and_layout_is_read(dtype, order):
+    kind = np.dtype(dtype) if dtype in ("float32", "float64", "int8", "bool", "complex64") else None
+    if kind is None:
+        import ml_dtypes
+
+        kind = np.dtype(getattr(ml_dtypes, dtype))
+    given = np.asarray(values(3, 50, 7, 300), kind, order=order)
+    found = Model.load(program(ir.Tensor(values(65, 64)), ir.Tensor(given)))
+    tensor = found.proto.graph.initializer[1]
+    assert is_stub(tensor)
+    assert found.to_proto().graph.initializer[1].raw_data == given.tobytes()
+    np.testing.assert_array_equal(found.array(tensor).view(np.uint8), np.ascontiguousarray(given).view(np.uint8))
+    np.testing.assert_array_equal(np.concatenate(list(found.chunks(tensor, 1000))), given.reshape(-1))
+
+
+def test_packed_words_and_empty_tensors_of_a_program_are_read():
+    import ml_dtypes
+
+    packed = ir.Tensor(np.arange(40_001).astype(ml_dtypes.int4), name="packed")
+    words = ir.StringTensor([b"a", b"b" * 20_000], shape=ir.Shape([2]), name="words")
+    empty, number = ir.Tensor(np.empty((0, 4), np.float32)), ir.Tensor(np.array(2.5))
+    given = program(ir.Tensor(values(65, 64)), packed, words, empty, number)
+    found = Model.load(given)
+    assert [t.name for t in wire.tensors(found.proto) if is_stub(t)] == ["w", "more0"]
+    assert found.to_proto() == ir.to_proto(given)
+
+
+@pytest.mark.torch
+def test_tensors_of_torch_are_read_where_they_are():
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.from_numpy(values(64, 65)).t())
+    brief = torch.from_numpy(values(100, 100)).to(torch.bfloat16)
+    adapted = map(ir.tensor_adapters.TorchTensor, (weight, brief))
+    found = Model.load(program(*adapted)).to_proto()
+    np.testing.assert_array_equal(numpy_helper.to_array(found.graph.initializer[0]), weight.detach().numpy())
+    assert found.graph.initializer[1].raw_data == brief.view(torch.uint16).numpy().tobytes()
+
+
+@pytest.mark.torch
+def test_a_tensor_without_values_is_named():
+    torch = pytest.importorskip("torch")
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        weight = torch.empty(65, 64)
+    with pytest.raises(ModelError, match=r"tensor 'w' of the program cannot be read: .*export the program again"):
+        convert(program(ir.tensor_adapters.TorchTensor(weight, name="w")))
+
+
+def test_a_lazy_tensor_of_other_size_or_without_luck_is_refused():
+    with pytest.raises(ModelError, match="tensor 'w' of the program has 16 bytes, but its shape and type need 16640"):
+        convert(program(lazy(lambda: ir.Tensor(np.ones(4, np.float32)))))
+    with pytest.raises(ModelError, match="tensor 'w' of the program cannot be read: 'x'; give it values"):
+        convert(program(lazy(lambda: {}["x"])))
+
+
+def test_a_shared_tensor_is_written_once_and_the_program_keeps_its_names(tmp_path):
+    shared = ir.Tensor(values(65, 64), name="first")
+    given = program(shared, shared)
+    found = Model.load(given)
+    found.save(tmp_path / "m.onnx", external_data=True)
+    (data,) = tmp_path.glob("*.data")
+    assert data.stat().st_size == 65 * 64 * 4
+    assert shared.name == "first"
+    names = [t.name for t in found.proto.graph.initializer]
+    assert names == ["w", "more0"]
+
+
+def test_a_caching_tensor_caches_nothing_for_a_conversion(tmp_path):
+    calls = []
+    given = lazy(lambda: calls.append(1) or ir.Tensor(values(65, 64)), cache=True)
+    convert(program(given)).save(tmp_path / "m.onnx")
+    assert calls
+    assert given._tensor is None
+
+
+def test_weights_live_as_long_as_the_converted_model(tmp_path):
+    array = np.array(values(65, 64))
+    alive = weakref.ref(array)
+    converted = convert(program(ir.Tensor(array)))
+    del array
+    gc.collect()
+    assert converted.model.graph.initializer
+    converted.save(tmp_path / "m.onnx")
+    del converted
+    gc.collect()
+    assert alive() is None
+
+
+def test_weights_that_change_before_they_are_written_are_refused(tmp_path):
+    array = values(65, 64).copy()
+    converted = convert(program(ir.Tensor(array, name="w")))
+    array += 1
+    with pytest.raises(ModelError, match=r"tensor 'w' of the program has changed .*; convert it again"):
+        converted.save(tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_external_tensors_of_several_folders_are_read_from_their_files(tmp_path):
+    tensors = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        proto = one(numpy_helper.from_array(values(65, 64, seed=len(tensors)), "w"))
+        external(proto.graph.initializer[0], "w.bin")
+        (tmp_path / name / "w.bin").write_bytes(values(65, 64, seed=len(tensors)).tobytes())
+        onnx.save_model(proto, tmp_path / name / "m.onnx")
+        tensors.append(ir.load(tmp_path / name / "m.onnx").graph.initializers["w"].const_value)
+    found = Model.load(program(*tensors))
+    for seed, tensor in enumerate(found.proto.graph.initializer):
+        np.testing.assert_array_equal(found.array(tensor), values(65, 64, seed=seed))
+    assert all(tensor.raw is None for tensor in tensors)
+    found = Model.load(program(*tensors), folder=tmp_path / "a")
+    np.testing.assert_array_equal(found.array(found.proto.graph.initializer[1]), values(65, 64))
+
+
+def test_a_program_without_a_folder_for_its_data_is_refused(tmp_path):
+    scatter(supported(), tmp_path / "m.onnx")
+    proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    with pytest.raises(ModelError, match="pass the folder"):
+        Model.load(ir.from_proto(proto))
+    found = Model.load(ir.from_proto(proto), folder=tmp_path).to_proto()
+    expected = [*plain(supported()).graph.initializer]
+    assert [t for t in plain(found).graph.initializer if t.name != "lone"] == expected
+
+
+def test_what_onnx_ir_cannot_write_is_refused_in_one_line():
+    given = program(ir.Tensor(values(65, 64)))
+    sparse = ir.Attr("value", ir.AttributeType.SPARSE_TENSOR, object())
+    next(iter(given.graph)).attributes["value"] = sparse
+    with pytest.raises(ModelError, match=r"^onnx_ir cannot make a ModelProto [^\n]*Sparse tensors [^\n]*again$"):
+        Model.load(given)
+
+
+@pytest.mark.parametrize("largest", [0, 1 << 26])
+def test_a_program_runs_from_memory_and_from_a_temporary_file(monkeypatch, largest):
+    monkeypatch.setattr("amp_rewrite.runtime.model_input._LARGEST_MESSAGE", largest)
+    weight, x = values(65, 64), values(2, 65)
+    given = program(ir.Tensor(weight))
+    np.testing.assert_allclose(Runner.open(Model.load(given)).run({"x": x})["y"], x @ weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(Runner.open(convert(given).result).run({"x": x})["y"], x @ weight, rtol=0.01, atol=0.05)
+
+
+def test_a_program_with_data_in_a_file_runs(tmp_path):
+    weight = values(65, 64)
+    (tmp_path / "w.bin").write_bytes(weight.tobytes())
+    facts = {"shape": ir.Shape([65, 64]), "name": "w", "base_dir": tmp_path}
+    tensor = ir.ExternalTensor("w.bin", 0, weight.nbytes, ir.DataType(TensorProto.FLOAT), **facts)
+    found = Runner.open(Model.load(program(tensor, ir.Tensor(values(90, 90))))).run({"x": values(2, 65)})["y"]
+    np.testing.assert_allclose(found, values(2, 65) @ weight, rtol=1e-4, atol=1e-5)
