@@ -215,6 +215,11 @@ class _Build:
     def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
         if not tensor.data_type:
             raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
+        if not frame.main and tensor.name in frame.visible:
+            raise ModelError(
+                f"{frame.where}: initializer {tensor.name!r} has the name of a value outside, and runtimes disagree"
+                " about which of the two is read; rename one of them"
+            )
         elements(tensor)  # raises for dims that no tensor has
         vtype = ValueType(TENSOR, DType.of(tensor.data_type))
         held = Value(self._next, frame.scope, tensor.name, Role.INITIALIZER, None, public, overridable, tensor)

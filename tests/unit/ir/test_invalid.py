@@ -95,12 +95,19 @@ def left_out() -> ModelProto:
 
 BRANCH = GraphProto(name="b", output=[helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])])
 BRANCH.node.append(helper.make_node("Relu", ["x"], ["z"]))
+SHADOWING = GraphProto()
+SHADOWING.CopyFrom(BRANCH)
+SHADOWING.initializer.append(helper.make_tensor("x", TensorProto.FLOAT, [2], [1, 2]))
 REFUSED = [
     (owner("If", "c", then_branch=BRANCH), "node 'If' (If) lacks the attribute 'else_branch'; add it"),
     (owner("If", "c", then_branch=BRANCH, else_branch=None), "has the attribute 'else_branch' hold nothing; export it"),
     (
         owner("If", "c", then_branch=BRANCH, else_branch=1),
         "has the attribute 'else_branch' as INT, not as GRAPH",
+    ),
+    (
+        owner("If", "c", then_branch=SHADOWING, else_branch=BRANCH),
+        "graph 'If/then_branch/': initializer 'x' has the name of a value outside, and runtimes disagree",
     ),
     (owner("Loop", "n c x"), "node 'Loop' (Loop) lacks the attribute 'body'; add it"),
     (left_out(), "leaves out input 0, which is not optional; name it"),
