@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Decorate a function: a keyword of None has its default, and one that its annotation excludes is a PolicyError."""
+    """Decorate a function: a value that a keyword's annotation excludes is a PolicyError, but None is the default."""
     stated = {
         name: parameter.annotation
         for name, parameter in signature(function).parameters.items()
@@ -28,12 +28,14 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
-        for name in [name for name, value in keywords.items() if value is None and name in stated]:
-            del keywords[name]
-        for name, value in keywords.items():
-            if name in stated:
-                check_keyword(name, value, stated[name], function.__globals__)
-        return function(*given, **keywords)
+        said = {
+            name: value
+            for name, value in keywords.items()
+            if value is not None or "None" in _alternatives(stated.get(name, "None"))
+        }
+        for name in said.keys() & stated.keys():
+            check_keyword(name, said[name], stated[name], function.__globals__)
+        return function(*given, **said)
 
     return call  # type: ignore[return-value]
 
@@ -83,7 +85,7 @@ def _form(part: str, known: Mapping[str, object]) -> _Form:
         return _FORMS[part]
     if part.startswith("Callable"):
         return "a function", callable
-    if part in known and not isinstance(known[part], type):
+    if "[" in part or (part in known and not isinstance(known[part], type)):
         return "", lambda value: True
     return f"a {part}", lambda value: any(kind.__name__ == part for kind in type(value).__mro__)
 
