@@ -40,7 +40,7 @@ class Bake:
     keeps_original: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The changes that `apply` carries out, as data; values and ops are those of one View.
 
@@ -62,6 +62,9 @@ class Plan:
     identities: frozenset[OpId] = frozenset()
     io: Mapping[ValueId, DType] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.to.spelling}: {len(self.retype)} values retyped, {len(self.casts)} Casts>"
 
     @property
     def empty(self) -> bool:

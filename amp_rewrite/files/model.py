@@ -126,7 +126,7 @@ class Model:
         return cls(proto)
 
     def __repr__(self) -> str:
-        return f"<Model {self.path or self.proto.graph.name!r}: {len(self.proto.graph.node)} nodes>"
+        return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
         """Return all values of a tensor, read and cast for a stub. Do not modify the result."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "ValueId", "Variable", "View"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class View(Index):
     """A model and its index. Build it with `View.of`; O(nodes + uses)."""
 
@@ -52,6 +52,9 @@ class View(Index):
             model = replace(model, proto=ordered)
             index = build(ordered)
         return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
+
+    def __repr__(self) -> str:
+        return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
 
     def dtype(self, value: ValueId | None) -> DType | None:
         """Return the element type of a value in any container; None if unknown, and for an omitted input."""

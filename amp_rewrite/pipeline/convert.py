@@ -14,6 +14,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.cast_plan import Plan, plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.errors import Finding, PolicyError, spelled
+from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
@@ -34,7 +35,6 @@ from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.evidence.data.sources import Data
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.errors import PatternError, advice
+from amp_rewrite.errors import PatternError, advice, spelled
 from amp_rewrite.reports.find import find_rows
 from amp_rewrite.reports.render import plain, shortened
 from amp_rewrite.reports.result import Result
@@ -180,7 +180,7 @@ def _found(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Se
             raise PatternError(f"{report.model.name}: no op makes {name!r}, a weight; ask for a reader of it")
         return (makers[name],), None
     known = dict.fromkeys((*(row.name for row in report.rows), *makers, *(row.op for row in report.rows)))
-    hint = advice(name, known, "report --verbose lists them all", most=3)
+    hint = advice(name, known, f"the text of the report with {spelled('verbose', True)} lists them all", most=3)
     raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
 
 

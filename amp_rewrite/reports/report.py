@@ -119,7 +119,7 @@ def _report(text: str | bytes, source: str) -> Report:
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
-        raise ReportError(f"{source}: not UTF-8 text, so not a report; write it with --report or --json") from error
+        raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
     advice = "write the report again"
     loaded, fault = reading.load(text, source, "a report of this tool", advice, ReportError, _decoded)
     schema = loaded.get("schema") if isinstance(loaded, dict) else None

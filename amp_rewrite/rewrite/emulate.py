@@ -16,7 +16,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import ModelError, PolicyError
-from amp_rewrite.files.model import Model, baked
+from amp_rewrite.files.model import Model, ModelSource, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies, check_imports
 from amp_rewrite.ir.builder import new_cast, new_node
@@ -40,7 +40,7 @@ _FLOAT32_IN_TWIN = frozenset({DType.FLOAT, DType.FLOAT16, DType.BFLOAT16})
 _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
 
-def emulate(model: object, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
+def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
     """Return the model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
 
     `model`: what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, signature, unwrap
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -19,7 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Decorate a function: a keyword of None has its default, and one that its annotation excludes is a PolicyError."""
+    """Decorate a function: a value that a keyword's annotation excludes is a PolicyError, but None is the default.
+
+    Aliases in annotations accept every value, because the function parses it; a name that its module imports for type
+    checkers alone is that of a class.
+    """
     stated = {
         name: parameter.annotation
         for name, parameter in signature(function).parameters.items()
@@ -28,12 +32,14 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
-        for name in [name for name, value in keywords.items() if value is None and name in stated]:
-            del keywords[name]
-        for name, value in keywords.items():
-            if name in stated:
-                check_keyword(name, value, stated[name], function.__globals__)
-        return function(*given, **keywords)
+        said = {
+            name: value
+            for name, value in keywords.items()
+            if value is not None or "None" in _alternatives(stated.get(name, "None"))
+        }
+        for name in said.keys() & stated.keys():
+            check_keyword(name, said[name], stated[name], unwrap(function).__globals__)
+        return function(*given, **said)
 
     return call  # type: ignore[return-value]
 
@@ -41,7 +47,7 @@ def checked(function: F) -> F:
 def check_keyword(name: str, value: object, annotation: str, known: Mapping[str, object] = {}) -> None:
     """Raise PolicyError, naming the keyword, if the annotation excludes a value.
 
-    `known`: names in the annotation. One of them that is not a class, such as a Literal, has a parser of its own.
+    `known`: what names in the annotation stand for.
     """
     forms = [_form(part, known) for part in _alternatives(annotation)]
     if not any(fits(value) for _, fits in forms):
@@ -83,7 +89,7 @@ def _form(part: str, known: Mapping[str, object]) -> _Form:
         return _FORMS[part]
     if part.startswith("Callable"):
         return "a function", callable
-    if part in known and not isinstance(known[part], type):
+    if "[" in part or (part in known and not isinstance(known[part], type)):
         return "", lambda value: True
     return f"a {part}", lambda value: any(kind.__name__ == part for kind in type(value).__mro__)
 

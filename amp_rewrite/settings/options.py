@@ -168,7 +168,8 @@ OPTIONS: tuple[Option, ...] = (
         name="to",
         metavar="float16|bfloat16|POLICY",
         help="The type to lower to, or a policy.  [default: float16]",
-        doc='the type to lower to: "float16", "bfloat16" or a policy such as "mixed_float16"',
+        doc='the type to lower to: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy such as'
+        ' "mixed_float16"; in Python also a type of numpy, ml_dtypes, torch or onnx, such as `np.float16`',
         default="float16",
         parse=low_type,
     ),

@@ -22,7 +22,7 @@ class Paint:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Coloring:
     """The paint of every float32 type variable, by op and name; ops without a variable (If, Loop, custom ops …) use "".
 
@@ -36,6 +36,10 @@ class Coloring:
     _by_op: Mapping[OpId, tuple[str, ...]] = field(repr=False)
     upcast_refused: Mapping[OpId, Paint] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+
+    def __repr__(self) -> str:
+        low = sum(paint.dtype is self.to for paint in self.paints.values())
+        return f"<Coloring: {low} of {len(self.paints)} type variables in {self.to.spelling}>"
 
     def of(self, op: OpId) -> Paint | None:
         """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op."""

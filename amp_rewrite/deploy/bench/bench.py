@@ -20,7 +20,7 @@ from amp_rewrite.deploy.bench.result import Benchmark, Changed, Entry, Sized
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.deploy.doctor.isolated import runtimes
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError, ModelError, PolicyError
+from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import ModelSource
@@ -72,12 +72,14 @@ def bench(
     fit.
     """
     often = _Often(rounds, runs, warm)
-    _check(models, names, {**often._asdict(), "limit": limit, "a batch size": min(sizes, default=None)})
+    _check(models, names, {**often._asdict(), "limit": limit, "sizes": min(sizes, default=None)})
     if max(rounds * (runs or MOST_RUNS), warm) > _MOST:
         amount = f"{rounds} rounds of {runs or MOST_RUNS} runs after {warm}"
         raise PolicyError(f"{amount} are more than {_MOST} runs; give fewer")
     if threads > MOST_THREADS:
-        raise PolicyError(f"threads is {threads}; give at most {MOST_THREADS}, or leave it out for one per core")
+        raise PolicyError(
+            f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"
+        )
     conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
     tell = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
@@ -233,4 +235,4 @@ def _check(models: Sequence[object], names: Sequence[str], counts: Mapping[str, 
         raise PolicyError(f"{len(names)} names are given for {len(models)} models; give as many, or none")
     for name, number in counts.items():
         if number is not None and number < 1:
-            raise PolicyError(f"{name} is {number}, which is too small; give at least 1")
+            raise PolicyError(f"{spelled(name, number)} is too small; give at least 1")

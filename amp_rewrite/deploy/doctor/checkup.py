@@ -24,10 +24,11 @@ from amp_rewrite.deploy.doctor.advice import (
 from amp_rewrite.deploy.doctor.isolated import Asked, asked, machine_asked, opened, runtimes, version
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.render import count, shortened, size, table
+from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
@@ -49,8 +50,8 @@ class Check:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkup:
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkup(Result):
     """All checks, in order. Advice and unknown facts are not findings."""
 
     checks: tuple[Check, ...]
@@ -60,13 +61,22 @@ class Checkup:
         """True without a finding."""
         return all(check.state != FINDING for check in self.checks)
 
+    @property
+    def brief(self) -> str:
+        """Number of findings."""
+        findings = sum(check.state == FINDING for check in self.checks)
+        return count(findings, "finding") if findings else "all well"
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Yield the checks as dictionaries."""
+        return map(asdict, self.checks)
+
     def text(self) -> str:
         """Return a line per check, followed by its remedy if any."""
         lines = table([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
         for at, check in enumerate(self.checks):
             lines[at] += f"\n{'':{_INDENT}}{check.remedy}" if check.remedy else ""
-        findings = sum(check.state == FINDING for check in self.checks)
-        return "\n".join([*lines, "", count(findings, "finding") if findings else "all well"])
+        return "\n".join([*lines, "", self.brief])
 
     def to_json(self) -> str:
         """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
@@ -78,7 +88,7 @@ _INDENT = 9
 
 
 def doctor(
-    model: object = None,
+    model: ModelSource | None = None,
     *,
     to: LowType = "float16",
     gpu: str | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.errors import ConfigError, PolicyError
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, TENSORRT, has_provider
+from amp_rewrite.settings.keywords import check_keyword
 
 Provider = str | tuple[str, Mapping[str, object]]
 
 IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
-_OWN = ("model", "to", "folder")  # arguments of convert that a Session settles itself
+_OWN = ("model", "to", "folder", "data")  # arguments of convert that a Session settles itself, or cannot cache
 _WORDS = {"": False, "0": False, "false": False, "no": False, "off": False}
 _WORDS |= {"1": True, "true": True, "yes": True, "on": True}
 
@@ -30,15 +30,15 @@ def check_options(options: Mapping[str, object]) -> None:
             raise TypeError(f"Session() got an unexpected keyword argument {name!r}; convert takes {', '.join(known)}")
 
 
-def check_words(*, threads: object, providers: object, **switches: object) -> None:
+def check_words(*, threads: int, providers: object, **switches: object) -> None:
     """Raise PolicyError for arguments of a wrong type or value."""
-    if not isinstance(threads, Integral) or not 0 <= int(threads) <= MOST_THREADS:
+    check_keyword("threads", threads, "int")
+    for name, value in switches.items():
+        check_keyword(name, value, "bool | None")
+    if not 0 <= threads <= MOST_THREADS:
         raise PolicyError(
             f"threads is {threads!r}; give how many may work on one op, at most {MOST_THREADS}, or 0 for one per core"
         )
-    for name, value in switches.items():
-        if value not in (None, True, False):
-            raise PolicyError(f"{name} is {value!r}; give True or False")
     if isinstance(providers, str):
         raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
 

@@ -24,7 +24,7 @@ from amp_rewrite.deploy.session.arguments import (
 from amp_rewrite.deploy.session.cache import Cache, key_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, ModelError, PolicyError
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
@@ -65,7 +65,7 @@ class Session:
 
     def __init__(
         self,
-        model: object,
+        model: ModelSource,
         *,
         policy: str | Policy | None = None,
         providers: Sequence[Provider] | None = None,

@@ -243,7 +243,7 @@ def test_options_that_contradict_or_lack_each_other_are_misuse(model: str, words
             ("--data", "d.npz", "--headroom", "1"),
             "a headroom of 1 leaves nothing to spare; use a number above 1, as in 2",
         ),
-        (("--data", "d.npz", "--rtol", "-1"), "rtol is -1.0; use a finite number of 0 or more"),
+        (("--data", "d.npz", "--rtol", "-1"), "--rtol -1.0 is not a tolerance; use a finite number of 0 or more"),
         (("--data", "d.npz", "--rtol", "1", "--budget", "0"), "a budget of 0 trials finds nothing; use 1 or more"),
         (
             ("--ranges", "none.json"),

@@ -429,12 +429,12 @@ def test_each_model_gets_the_batch_in_the_types_of_its_inputs() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"rounds": 0}, "rounds is 0, which is too small; give at least 1"),
-        ({"sizes": [0]}, "a batch size is 0, which is too small; give at least 1"),
+        ({"rounds": 0}, "rounds=0 is too small; give at least 1"),
+        ({"sizes": [0]}, "sizes=0 is too small; give at least 1"),
         ({"names": ["a"]}, "1 names are given for 2 models; give as many, or none"),
         ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
         ({"provider": ""}, "this onnxruntime has no provider ''; use one of "),
-        ({"threads": 1025}, "threads is 1025; give at most 1024, or leave it out for one per core"),
+        ({"threads": 1025}, "threads=1025 is too many; give at most 1024, or leave it out for one per core"),
         (
             {"rounds": 10**6, "runs": 11},
             "1000000 rounds of 11 runs after 1 are more than 10000000 runs; give fewer",

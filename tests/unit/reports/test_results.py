@@ -138,7 +138,11 @@ def test_html_escapes_every_part() -> None:
 
 
 def test_a_model_shows_no_weights() -> None:
+    converted = convert(net())
     assert repr(Model.load(net())) == "<Model 'first': 6 nodes>"
+    assert repr(converted.view) == "<View of <Model 'first': 6 nodes>: 6 ops, 9 values>"
+    assert repr(converted.coloring) == "<Coloring: 2 of 6 type variables in float16>"
+    assert repr(converted.plan) == "<Plan float16: 2 values retyped, 4 Casts>"
 
 
 # -- dictionaries and tables ----------------------------------------------------------------------------

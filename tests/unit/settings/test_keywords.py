@@ -20,6 +20,7 @@ from amp_rewrite.errors import options_spelled, spelled
 from amp_rewrite.evidence.metric import MEASURES, MetricName
 from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings import choices
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import LowName, low_type
 
 NET = onnx.parser.parse_model(
@@ -109,6 +110,14 @@ def test_none_stands_for_the_default_of_every_keyword() -> None:
     assert verify(NET, NET, DATA, **near) == verify(NET, NET, DATA, rtol=0.1)
     none: dict[str, Any] = dict.fromkeys(("rtol", "budget", "headroom", "allow_nonfinite", "progress"))
     assert repair(NET, DATA, **none, **options).converted.report == repair(NET, DATA).converted.report
+
+
+def test_none_with_a_meaning_of_its_own_is_not_the_default() -> None:
+    @checked
+    def seen(*, cache: bool | None = True, tf32: bool = True) -> tuple[bool | None, bool]:
+        return cache, tf32
+
+    assert seen(cache=None, tf32=None) == (None, True)  # type: ignore[arg-type]
 
 
 def test_none_leaves_the_environment_in_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,53 @@
+"""Every function that runs a model takes data in the same forms, and a conversion on data is guarded by its ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite import FeedError, PolicyError, bench, calibrate, convert, locate, repair, verify
+from amp_rewrite.evidence.data.sources import Data
+
+NET = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 20]> g (float[n, 8] x) => (float[n, 8] y)'
+    f" <float[8, 8] w = {{{', '.join(['0.5'] * 64)}}}> {{ y = MatMul (x, w) }}"
+)
+X = np.full((2, 8), 1e5, np.float32)  # the product is beyond float16
+
+
+def test_a_conversion_on_data_keeps_what_does_not_fit(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=X)
+    assert [row.dtype for row in convert(NET).report.rows] == ["float16"]
+    guarded = convert(NET, data=X)
+    assert [row.dtype for row in guarded.report.rows] == ["float32"]
+    assert guarded.report == repair(NET, X).report == convert(NET, ranges=calibrate(NET, X)).report
+    assert [row.dtype for row in convert(NET, data=tmp_path / "d.npz").report.rows] == ["float32"]
+    assert [row.dtype for row in convert(NET, data=X / 1e5).report.rows] == ["float16"]
+    with pytest.raises(PolicyError, match="data= and ranges= both give ranges; leave one out"):
+        convert(NET, data=X, ranges=calibrate(NET, X))
+
+
+RUNS: dict[str, Callable[[Data], object]] = {
+    "calibrate": lambda data: calibrate(NET, data).batches,
+    "verify": lambda data: verify(NET, NET, data, rtol=1).fed.batches,
+    "locate": lambda data: locate(NET, NET, data).fed.batches,
+    "repair": lambda data: repair(NET, data, rtol=1).ranges.batches,
+    "convert": lambda data: len(convert(NET, data=data).report.findings) and 2,
+    "bench": lambda data: bench([NET], data, rounds=3, runs=1, warm=1, memory=False, profile=False).rounds - 1,
+}
+
+
+@pytest.mark.parametrize("function", RUNS)
+def test_generators_tuples_and_functions_are_data_everywhere(function: str) -> None:
+    for data in ((X + i for i in range(2)), [(X,), (X, X)], lambda: iter([{"x": X}, X]), [X, {"x": X.tolist()}]):
+        assert RUNS[function](data) == 2
+
+
+@pytest.mark.parametrize("function", RUNS)
+def test_other_data_are_refused_everywhere(function: str) -> None:
+    with pytest.raises(FeedError, match=r"^cannot feed int; give a path, an array, a mapping"):
+        RUNS[function](7)  # type: ignore[arg-type]
