@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class DType(Enum):
-    """An ONNX element type; the value is its `TensorProto.DataType` code."""
+    """An ONNX element type; the value is its `TensorProto.DataType` code.
+
+    Example:
+        >>> from amp_rewrite import DType
+        >>> DType.parse("half").max
+        65504.0
+    """
 
     FLOAT = 1
     UINT8 = 2
@@ -59,7 +65,11 @@ class DType(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of `elements` packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
+        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later).
+
+        Args:
+            elements: their number.
+        """
         return (elements * self.bits + 7) // 8
 
     @property
@@ -105,12 +115,23 @@ class DType(Enum):
 
     @classmethod
     def of(cls, code: int) -> DType | None:
-        """Return the type of a `TensorProto.DataType` code; None for UNDEFINED and unknown codes."""
+        """Return the type of a code; None for UNDEFINED and unknown codes.
+
+        Args:
+            code: a `TensorProto.DataType` code.
+        """
         return _BY_CODE.get(code)
 
     @classmethod
     def parse(cls, spelling: str) -> DType:
-        """Return the type spelled "float16", "f16", "half", "bf16", "float32" …; PolicyError for other words."""
+        """Return the type of a name.
+
+        Args:
+            spelling: "float16", "f16", "half", "bf16", "float32" …
+
+        Raises:
+            PolicyError: the name is unknown.
+        """
         dtype = _PARSE.get(spelling.strip().lower())
         if dtype is None:
             names = "float16 (f16, half), bfloat16 (bf16), float32 (f32, float)"

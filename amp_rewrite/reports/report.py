@@ -35,10 +35,33 @@ MAX_CHARACTERS = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Report(ReportData):
-    """A report that can be printed, stored and read again."""
+    """A report that can be printed, stored and read again.
+
+    Attributes:
+        model: facts about the model and settings of the conversion.
+        totals: counts.
+        rows: one per op.
+        casts: inserted Casts.
+        baked: weights stored in another type.
+        findings: what to know about the result.
+        inputs: those of the model.
+        outputs: those of the model.
+        weights: bytes of weights by type.
+        schema: version of the format.
+
+    Example:
+        >>> import amp_rewrite
+        >>> report = amp_rewrite.convert("model.onnx").report
+        >>> amp_rewrite.Report.from_json(report.to_json(), "report.json") == report
+        True
+    """
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return one screen of summary; `verbose` adds every row. Ends with a newline."""
+        """Return one screen of summary. Ends with a newline.
+
+        Args:
+            verbose: add every row.
+        """
         return summary(self, verbose=verbose)
 
     def to_json(self) -> str:
@@ -54,7 +77,15 @@ class Report(ReportData):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
-        """Return the report of a `to_json` text. ReportError, naming `source` and the field, for other text."""
+        """Return the report of a `to_json` text.
+
+        Args:
+            text: the JSON.
+            source: its name in errors.
+
+        Raises:
+            ReportError: the text is invalid; names `source` and the field.
+        """
         return _report(text, source)
 
 
