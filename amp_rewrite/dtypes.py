@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class DType(Enum):
-    """An ONNX element type; the value is its `TensorProto.DataType` code."""
+    """An ONNX element type; the value is its `TensorProto.DataType` code.
+
+    Example:
+        >>> from amp_rewrite import DType
+        >>> DType.parse("half").max
+        65504.0
+    """
 
     FLOAT = 1
     UINT8 = 2
@@ -60,7 +66,11 @@ class DType(Enum):
     __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of `elements` packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
+        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later).
+
+        Args:
+            elements: their number.
+        """
         return (elements * self.bits + 7) // 8
 
     @property
@@ -106,13 +116,24 @@ class DType(Enum):
 
     @classmethod
     def of(cls, code: int) -> DType | None:
-        """Return the type of a `TensorProto.DataType` code; None for UNDEFINED and unknown codes."""
+        """Return the type of a code; None for UNDEFINED and unknown codes.
+
+        Args:
+            code: a `TensorProto.DataType` code.
+        """
         return _BY_CODE.get(code)
 
     @classmethod
     def parse(cls, spelling: object) -> DType:
-        """Return the type of a word ("float16", "fp16", "half", "bf16", "float32" …), of a type of numpy, ml_dtypes or
-        torch, or of a `TensorProto.DataType` code; PolicyError for anything else."""
+        """Return the type of a name, of a type of another package, or of a code.
+
+        Args:
+            spelling: "float16", "fp16", "half", "bf16", "float32" …, a type of numpy, ml_dtypes or torch, or a
+                `TensorProto.DataType` code.
+
+        Raises:
+            PolicyError: it is not a known type.
+        """
         if isinstance(spelling, cls):
             return spelling
         dtype = _BY_CODE.get(spelling) if _is_code(spelling) else _PARSE.get(_word(spelling))

@@ -75,7 +75,16 @@ def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
 def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
     """Return a context with a bar on stderr for `progress` arguments; None if stderr is not a terminal.
 
-    In a program: `with progress_bar("training") as bar: trainer.fit(batches, epochs=9, progress=bar)`.
+    Args:
+        title: text before the bar.
+
+    Returns:
+        A context manager that gives the function, or None.
+
+    Example:
+        >>> import amp_rewrite
+        >>> with amp_rewrite.progress_bar("calibrating") as bar:
+        ...     ranges = amp_rewrite.calibrate("model.onnx", "batches.npz", progress=bar)
     """
     return progress(title, quiet=False)
 

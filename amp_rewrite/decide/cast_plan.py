@@ -44,10 +44,19 @@ class Bake:
 class Plan:
     """The changes that `apply` carries out, as data; values and ops are those of one View.
 
-    `retype`: values whose element type changes at their producer. `rename`: those of them whose name must stay with the
-    other type (`casts` then gives it back). `attributes`: ops whose attribute of the result type changes, with the new
-    type. `widened`: ops whose attributes of an inner type become float32. `drop`: folded Casts. `identities`: Casts
-    that became copies but make a public value.
+    Attributes:
+        to: the low type.
+        retype: values whose element type changes at their producer.
+        rename: those of them whose name must stay with the other type; `casts` then gives it back.
+        casts: Casts to insert.
+        bakes: constants to store in another type.
+        rewire: inputs that read another value.
+        attributes: ops whose attribute of the result type changes, with the new type.
+        widened: ops whose attributes of an inner type become float32.
+        drop: folded Casts.
+        identities: Casts that became copies but make a public value.
+        io: types of public values.
+        findings: findings about the plan.
     """
 
     to: DType
@@ -80,8 +89,22 @@ def plan_casts(
 ) -> Plan:
     """Return the plan behind a coloring: at most one Cast per value and type, and none for constants that can be baked.
 
-    `io` maps public values to the type that they get; the others keep theirs. `saturate`: values whose Cast clamps.
     O(nodes + uses).
+
+    Args:
+        view: the model's index.
+        coloring: the types.
+        io: public values and the type that they get; the others keep theirs.
+        saturate: values whose Cast clamps.
+
+    Returns:
+        The changes, for `apply`.
+
+    Example:
+        >>> from amp_rewrite import DType, Model, View, load_lists, paint, plan
+        >>> view = View.of(Model.load("model.onnx"))
+        >>> plan(view, paint(view, load_lists(DType.FLOAT16), DType.FLOAT16)).empty
+        False
     """
     if not (coloring.changes or io):
         return Plan(coloring.to, findings=tuple(_refused(view, coloring)))

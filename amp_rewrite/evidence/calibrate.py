@@ -43,17 +43,33 @@ def calibrate(
     folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
-    """Return the range of every floating value of a model over data: see `Ranges` and docs/how-to/calibration.md.
+    """Return the range of every floating value of a model over data; docs/how-to/calibration.md says how to use it.
 
-    `model`: what `Model.load` takes (`folder`: where its external data lies); low values are measured in its widened
-    twin, so that their true ranges are seen. `data`: what `Feed.of` takes, or a Feed; NaN and infinity in it only with
-    `allow_nonfinite`. `to`: as `convert` takes it. `chunk`: taps in one session; fewer make smaller graphs and more
-    runs. `threads` for one op; None: one per core. `progress(done, total)` counts runs; the total asks the data for its
-    length.
+    onnxruntime measures everything on the CPU without optimizations: each op computes what stands in the model. Low
+    values are measured in the model's widened twin, so that their true ranges are seen.
 
-    onnxruntime measures everything on the CPU without optimizations: each op computes what stands in the model. Raise
-    PolicyError for another type, and for a chunk or threads below 1; ModelError and FeedError as `Model.load`,
-    `Feed.of` and `Runner` raise them.
+    Args:
+        model: as `Model.load` takes it.
+        data: a Feed, or an argument of `Feed.of`.
+        to: the low type, as `convert` takes it.
+        allow_nonfinite: accept NaN and infinity in the data.
+        chunk: taps in one session; fewer make smaller graphs and more runs.
+        threads: for one op; None: one per core.
+        folder: where the external data of a ModelProto lies.
+        progress: called as `progress(done, total)` with runs; the total asks the data for its length.
+
+    Returns:
+        The ranges, for `convert(…, ranges=…)`.
+
+    Raises:
+        PolicyError: `to` is not a low type, or `chunk` or `threads` is below 1.
+        ModelError: the model is invalid or does not run.
+        FeedError: the data do not fit the model.
+
+    Example:
+        >>> import amp_rewrite
+        >>> ranges = amp_rewrite.calibrate("model.onnx", "batches.npz")
+        >>> ranges.save("ranges.json")
     """
     low = low_type(to)
     if chunk is not None and chunk < 1:

@@ -50,9 +50,16 @@ class Spot:
 class Located(Result):
     """Compared ops in topological order, and the first at which the error jumps.
 
-    `first_jump`: the first op whose accumulated error is more than `JUMP` times the largest error of its inputs (or of
-    the low type's epsilon); None without a jump. `matched` of `matchable` floating values of the candidate match a
-    value of the reference.
+    Attributes:
+        reference: name of the reference.
+        candidate: name of the candidate.
+        fed: the data.
+        low: the low type.
+        rows: one per compared op.
+        first_jump: first op with an accumulated error over `JUMP` times the largest of its inputs, or of epsilon.
+        matched: floating values of the candidate that match a value of the reference.
+        matchable: floating values of the candidate.
+        notes: caveats.
     """
 
     reference: str
@@ -76,12 +83,20 @@ class Located(Result):
         return map(asdict, self.rows)
 
     def top(self, number: int) -> tuple[Spot, ...]:
-        """Return the ops with the largest local error, in topological order among equals."""
+        """Return the ops with the largest local error, in topological order among equals.
+
+        Args:
+            number: how many.
+        """
         adding = [row for row in self.rows if row.own]
         return tuple(sorted(adding, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
-        """Return a text of the first jump and of the ops with the largest local error; it ends with a newline."""
+        """Return a text of the first jump and of the ops with the largest local error; it ends with a newline.
+
+        Args:
+            top: the number of ops.
+        """
         facts = (
             ("reference", self.reference),
             ("candidate", f"{self.candidate}: {self.low}{'' if self.low == DType.FLOAT.spelling else ' emulated'}"),
@@ -98,7 +113,11 @@ class Located(Result):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:
-        """Return JSON, one op per line in topological order, or the `top` largest local errors; infinity is "inf"."""
+        """Return JSON, one op per line; infinity is "inf".
+
+        Args:
+            top: the number of ops with the largest local error; None: all, in topological order.
+        """
         head = {
             "schema": SCHEMA,
             "reference": self.reference,
@@ -126,14 +145,31 @@ def locate(
 ) -> Located:
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
 
-    `a`, `b`: what `Model.load` takes; if `a` is half already, the reference is its float32 twin without rounding.
-    `data`: what `Feed.of` takes for `a`, or a Feed, with NaN and infinity only if `allow_nonfinite`. `names` of both in
-    the result. Ops and values are matched by structure and name, so `b` need not be a conversion of `a` by this
-    package. Low ops are emulated, on every machine. Only a few numbers per value leave the runtime; `chunk` and
-    `progress` as for `local_errors`.
+    Ops and values are matched by structure and name, so `b` need not be a conversion of `a` by this package. Low ops
+    are emulated, on every machine. Ops of the main graph are measured; an op with bodies as a whole. Only a few numbers
+    per value leave the runtime.
 
-    Ops of the main graph are measured; an op with bodies as a whole. Raise ModelError if nothing matches, and for two
-    models that do not fit into one graph (other opsets, other inputs).
+    Args:
+        a: as `Model.load` takes it; if it is half already, the reference is its float32 twin without rounding.
+        b: as `Model.load` takes it.
+        data: a Feed, or an argument of `Feed.of`, for `a`.
+        allow_nonfinite: accept NaN and infinity in the data.
+        names: those of both models in the result.
+        chunk: pairs of values measured in one session.
+        progress: called as `progress(done, total)` with runs.
+
+    Returns:
+        The local and the accumulated error of each op, and the first op at which the error jumps.
+
+    Raises:
+        ModelError: nothing matches, or the models do not fit into one graph (other opsets, other inputs).
+        FeedError: the data do not fit the model.
+
+    Example:
+        >>> import amp_rewrite
+        >>> low = amp_rewrite.convert("model.onnx").model
+        >>> located = amp_rewrite.locate("model.onnx", low, "batches.npz")
+        >>> worst = located.top(1)[0]
     """
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
     first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))

@@ -45,12 +45,27 @@ class Range(Fit):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ranges(Result):
-    """Ranges of one model's values for the type `to` ("float16" or "bfloat16"), rounded to nearest even.
+    """Ranges of one model's values for the low type `to`, rounded to nearest even.
 
-    `values` has the range of each floating tensor by its `key`, in topological order: its name, or, for a value in a
-    body, the body's path, a colon and the name. A copy (Reshape, Transpose …) has the range of its source. Constants
-    count once per batch. `untapped` has the reason for each floating value without a range. `origin` and `random`
-    describe the data, `model`, `graph` and `weights` the model: its file name and its `Fingerprint`.
+    A copy (Reshape, Transpose …) has the range of its source. Constants count once per batch.
+
+    Attributes:
+        to: "float16" or "bfloat16".
+        values: range of each floating tensor by its `key`: its name, in a body after the body's path and a colon.
+        batches: number of batches.
+        origin: where the data come from.
+        random: True for random data.
+        model: file name of the model.
+        graph: the graph's `Fingerprint`.
+        weights: the weights' `Fingerprint`.
+        untapped: the reason for each floating value without a range.
+        tool: version of this package.
+
+    Example:
+        >>> import amp_rewrite
+        >>> first = amp_rewrite.calibrate("model.onnx", "batches.npz")
+        >>> first.merge(first).batches
+        2
     """
 
     to: str
@@ -75,11 +90,23 @@ class Ranges(Result):
         return ({"value": name, **asdict(range_)} for name, range_ in self.values.items())
 
     def of(self, view: View, value: ValueId) -> Range | None:
-        """Return the range of a value of the model, or None if it was not tapped."""
+        """Return the range of a value, or None if it was not tapped.
+
+        Args:
+            view: the model's index.
+            value: one of its values.
+        """
         return self.values.get(key(view, value))
 
     def check(self, model: Model) -> None:
-        """Raise EvidenceError, naming the difference, if these are not the ranges of this model."""
+        """Raise an error, naming the difference, if these are not the ranges of this model.
+
+        Args:
+            model: the model to convert.
+
+        Raises:
+            EvidenceError: graph or weights differ.
+        """
         from amp_rewrite.files.fingerprint import fingerprint
 
         own = fingerprint(model)
@@ -89,7 +116,14 @@ class Ranges(Result):
             raise EvidenceError(f"the ranges are of another model{name}: {fault} differ; {_AGAIN} on this one")
 
     def merge(self, other: Ranges) -> Ranges:
-        """Return the ranges over the batches of both. Raise EvidenceError for those of another model or type."""
+        """Return the ranges over the batches of both.
+
+        Args:
+            other: ranges of the same model and type.
+
+        Raises:
+            EvidenceError: they are those of another model or type.
+        """
         fault = (
             _other("type", self.to, other.to)
             or _other("graph", self.graph, other.graph)
@@ -120,7 +154,15 @@ class Ranges(Result):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
-        """Read what `to_json` wrote. Raise EvidenceError, naming the source and the invalid field."""
+        """Return the ranges in what `to_json` wrote.
+
+        Args:
+            text: the JSON.
+            source: its name in errors.
+
+        Raises:
+            EvidenceError: the text is invalid; names the field.
+        """
         advice = "name a file that calibrate wrote"
         loaded = load(text, source, "a file of ranges", advice, EvidenceError, json_stream.decode)
         try:
@@ -129,8 +171,15 @@ class Ranges(Result):
             raise EvidenceError(f"{source}: {error.where} {error}; {_AGAIN}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file completely or not at all. Raise EvidenceError if it cannot be written, or exists without
-        `overwrite`."""
+        """Write the file, completely or not at all.
+
+        Args:
+            path: the file to write.
+            overwrite: replace an existing file.
+
+        Raises:
+            EvidenceError: the file cannot be written, or exists.
+        """
         file = Path(path)
         check_writable(file, overwrite)
         try:
@@ -140,7 +189,14 @@ class Ranges(Result):
 
     @classmethod
     def load(cls, path: str | Path) -> Ranges:
-        """Read ranges from a file. Raise EvidenceError, naming the fault in one line, if it is invalid."""
+        """Return the ranges in a file.
+
+        Args:
+            path: a file that `save` wrote.
+
+        Raises:
+            EvidenceError: the file is invalid; names the fault in one line.
+        """
         file = Path(path)
         try:
             if not (file.is_file() or file.is_fifo()):
@@ -155,7 +211,11 @@ class Ranges(Result):
         return cls.from_json(content, str(file))
 
     def text(self, *, top: int | None = None) -> str:
-        """Return a summary and a table of `top` rows: values with infinity or NaN first, then by absmax."""
+        """Return a summary and a table of rows: values with infinity or NaN first, then by absmax.
+
+        Args:
+            top: the number of rows; None: all.
+        """
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
         unseen = [(name,) for name, range_ in self.values.items() if not range_.count]

@@ -53,8 +53,16 @@ class Fed:
 class Verdict(Result):
     """Verdict on a candidate's outputs against a reference's, with its reason.
 
-    `ok` only if every row is ok, every output has at least one compared value, and `refusals` (differences in names and
-    number of outputs) is empty. `notes` are caveats, for example that the data were random.
+    It is `ok` only if every row is, every output has at least one compared value, and there are no `refusals`.
+
+    Attributes:
+        reference: how the reference ran.
+        candidate: how the candidate ran.
+        fed: the data.
+        criterion: tolerance or measure.
+        rows: one per output and batch.
+        refusals: differences in names and number of outputs.
+        notes: caveats, for example that the data were random.
     """
 
     reference: Ran
@@ -139,7 +147,11 @@ class Verdict(Result):
         return (*failures, *empty)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return a text: how both ran, a table of the worst batch per output (`verbose`: all batches), the verdict."""
+        """Return a text: how both ran, a table of the worst batch per output, the verdict.
+
+        Args:
+            verbose: all batches.
+        """
         facts = (
             ("reference", f"{self.reference.model}: {self.reference.as_}"),
             ("candidate", f"{self.candidate.model}: {self.candidate.as_}"),

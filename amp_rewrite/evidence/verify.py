@@ -54,18 +54,40 @@ def verify(
 ) -> Verdict:
     """Return the verdict on the outputs of the candidate `b` against those of the reference `a`, with every number.
 
-    `a`, `b`: what `Model.load` takes. `data`: what `Feed.of` takes, or a Feed (`Feed.randomly`); both models get it,
-    each input in its own type there. The criterion has no default: a `tolerance` for the largest error, relative to the
-    largest value of the output; `rtol` and/or `atol`; or a `metric` (a name in `metric.MEASURES`, or a callable) with
-    `at_least` or `at_most`. `outputs`: the only ones to compare. NaN on both sides passes only with `equal_nan`; the
-    data may hold NaN and infinity only with `allow_nonfinite`.
+    The criterion has no default: `tolerance`; `rtol` and/or `atol`; or a `metric` with `at_least` or `at_most`. One
+    batch is in memory at a time.
 
-    `emulate`: low-precision ops run as float32 ops that round (`amp_rewrite.emulate`); None: unless a CUDA provider
-    opens, because onnxruntime's CPU provider does not round. `provider`: the one that must open; None: CUDA where it
-    opens, else the CPU. `names` of the models in the verdict. `progress(done, total)` counts batches.
+    Args:
+        a: the reference, as `Model.load` takes it.
+        b: the candidate, as `Model.load` takes it.
+        data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
+        tolerance: largest error, relative to the largest value of the output.
+        rtol: tolerance relative to the reference's value.
+        atol: absolute tolerance, added to the relative one.
+        metric: a name in `metric.MEASURES`, or a callable.
+        at_least: lower bound of `metric`.
+        at_most: upper bound of `metric`.
+        outputs: the only ones to compare.
+        equal_nan: accept NaN on both sides.
+        allow_nonfinite: accept NaN and infinity in the data.
+        emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
+        provider: the one that must open; None: CUDA where it opens, else the CPU.
+        names: those of both models in the verdict.
+        progress: called as `progress(done, total)` with batches.
 
-    One batch is in memory at a time. Raise ModelError, FeedError or PolicyError for invalid arguments; a candidate with
-    other outputs gives a verdict that is not ok.
+    Returns:
+        The verdict. A candidate with other outputs gives one that is not ok.
+
+    Raises:
+        ModelError: a model is invalid or does not run.
+        FeedError: the data do not fit a model.
+        PolicyError: the criterion is missing or invalid.
+
+    Example:
+        >>> import amp_rewrite
+        >>> low = amp_rewrite.convert("model.onnx")
+        >>> amp_rewrite.verify("model.onnx", low, "batches.npz", tolerance=1e-2).ok
+        True
     """
     by = criterion(tolerance=tolerance, rtol=rtol, atol=atol, metric=metric, at_least=at_least, at_most=at_most)
     chosen = (outputs,) if isinstance(outputs, str) else tuple(outputs)

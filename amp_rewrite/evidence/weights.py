@@ -46,10 +46,24 @@ def check_weights(
 ) -> tuple[WeightFit, ...]:
     """Return the rounding error of each floating weight (initializer or Constant) in the type `to`, the worst first.
 
-    `model`: what `Model.load` takes, or a View; `values`: only these of its values, for example those that a plan
-    bakes. Weights that saturate come first, then those with the largest share of new zeros, then by `error`. Weights
-    already of that type are skipped. Weights are streamed: one chunk of one weight is in memory. Raise PolicyError
-    if `to` is not a low type.
+    Weights are streamed: one chunk of one weight is in memory. Weights already of that type are skipped.
+
+    Args:
+        model: as `Model.load` takes it, or a View.
+        to: the low type, as `convert` takes it.
+        values: only these of its values, for example those that a plan bakes.
+
+    Returns:
+        Weights that saturate first, then those with the largest share of new zeros, then by `error`.
+
+    Raises:
+        PolicyError: `to` is not a low type.
+
+    Example:
+        >>> import amp_rewrite
+        >>> worst = amp_rewrite.check_weights("model.onnx", "bfloat16")[0]
+        >>> worst.fit.overflow
+        0
     """
     low = low_type(to)
     view = model if isinstance(model, View) else View.of(Model.load(model))

@@ -80,6 +80,17 @@ class Model:
     """A model proto, read only and maybe shared, whose heavy tensors may be *stubs* (see `tensors`), and its path.
 
     It keeps alive the tensors of a program to which its stubs refer.
+
+    Attributes:
+        proto: the ModelProto.
+        path: the file that it was read from; None for one from memory.
+        held: the tensors of a program.
+
+    Example:
+        >>> from amp_rewrite import Model
+        >>> model = Model.load("model.onnx")
+        >>> model.nbytes
+        104504
     """
 
     proto: ModelProto
@@ -92,12 +103,17 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model from a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; return a Model as is,
-        also that of a result of `convert` or `repair`.
+        """Load a model and return it; return a Model as is, also that of a result of `convert` or `repair`.
 
         From a path or a program, tensors above 16 KiB become stubs instead of being read; text formats are recognized
-        by suffix (.onnxtxt, .textproto, .json). `folder`: the folder of external data, by default that of the path. The
-        argument is never changed. ModelError, in one line, for an invalid model.
+        by suffix (.onnxtxt, .textproto, .json).
+
+        Args:
+            source: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
+            folder: the folder of external data, by default that of the path.
+
+        Raises:
+            ModelError: the model is invalid; in one line.
         """
         if isinstance(held := getattr(source, "result", source), Model):
             return held
@@ -129,19 +145,34 @@ class Model:
         return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
-        """Return all values of a tensor, read and cast for a stub. Do not modify the result."""
+        """Return all values of a tensor, read and cast for a stub. Do not modify the result.
+
+        Args:
+            tensor: one of the model.
+        """
         with Sources() as sources:
             return tensors.array(tensor, sources)
 
     def chunks(self, tensor: TensorProto, elements: int = tensors.CHUNK) -> Iterator[Array]:
-        """Yield the tensor's values as flat arrays of at most `elements`, in their type in the file."""
+        """Yield the tensor's values as flat arrays, in their type in the file.
+
+        Args:
+            tensor: one of the model.
+            elements: the largest size of an array.
+        """
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
     def fit(self, tensor: TensorProto, to: DType, memory: Array | None = None) -> Fit:
         """Return the effects of rounding the tensor to the floating type `to`, streamed. O(values).
 
-        `memory`: reusable memory from `tensors.fresh_memory`. ModelError for a tensor that is not floating.
+        Args:
+            tensor: one of the model.
+            to: a floating type.
+            memory: reusable memory from `tensors.fresh_memory`.
+
+        Raises:
+            ModelError: the tensor is not floating.
         """
         kind = tensors.dtype(tensor)
         if not kind.floating:
@@ -169,18 +200,28 @@ class Model:
     ) -> None:
         """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
 
-        `external_data`: weights go to `<stem>.<hash>.data` beside it; None: when they are more than 1.5 GB.
-        An existing path is only replaced with `overwrite`; it may be the file that the model came from, but
-        then its stubs point to a file that is gone, and the model must be loaded again. Of a link the name
-        is replaced, not the file that it leads to. `progress(done, total)` is called with bytes.
-        ModelError for whatever is in the way.
+        The path may be that of the file that the model came from, but then its stubs point to a file that is gone, and
+        the model must be loaded again. Of a link the name is replaced, not the file that it leads to.
+
+        Args:
+            path: the file to write.
+            overwrite: replace an existing file.
+            external_data: write weights to `<stem>.<hash>.data` beside it; None: when they are more than 1.5 GB.
+            progress: called as `progress(done, total)` with bytes.
+
+        Raises:
+            ModelError: the file cannot be written, or exists.
         """
         external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
         saving = store.Saving(Path(path), self.path, overwrite=overwrite, external=external)
         saving.save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:
-        """Return a copy with every tensor in memory. ModelError above 2 GB, protobuf's limit."""
+        """Return a copy with every tensor in memory.
+
+        Raises:
+            ModelError: it is larger than 2 GB, protobuf's limit.
+        """
         if self.nbytes > store.LARGEST_FILE:
             raise ModelError(
                 f"the model has {self.nbytes} bytes of tensors, more than a ModelProto can serialize; use"

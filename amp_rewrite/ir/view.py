@@ -31,7 +31,24 @@ __all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "Use", "Value", "Va
 
 @dataclass(frozen=True, repr=False)
 class View(Index):
-    """A model and its index. Build it with `View.of`; O(nodes + uses)."""
+    """A model and its index. Build it with `View.of`; O(nodes + uses).
+
+    Attributes:
+        opsets: opset versions by domain.
+        ops: all ops, in topological order across scopes; an op's id is its position.
+        values: all values; a value's id is its position.
+        scopes: the main graph and the bodies.
+        types: type of each value.
+        uses: inputs that read each value.
+        carried: pairs of values that a body hands over from one iteration to the next.
+        names: all names in use.
+        model: the model, with its nodes in topological order.
+
+    Example:
+        >>> from amp_rewrite import Model, View
+        >>> [op.op_type for op in View.of(Model.load("model.onnx")).ops][-1]
+        'Softmax'
+    """
 
     model: Model
     _fits: dict[tuple[ValueId, DType], Fit] = field(default_factory=dict, repr=False)
@@ -39,9 +56,13 @@ class View(Index):
 
     @classmethod
     def of(cls, model: Model) -> View:
-        """Index a model. ModelError with the node's name if the graph cannot run.
+        """Return the index of a model. Its `model` has the nodes in topological order.
 
-        The view of a model whose nodes are not in topological order has a `model` in which they are.
+        Args:
+            model: the model.
+
+        Raises:
+            ModelError: the graph cannot run; names the node.
         """
         try:
             index = build(model.proto)
@@ -57,12 +78,20 @@ class View(Index):
         return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
 
     def dtype(self, value: ValueId | None) -> DType | None:
-        """Return the element type of a value in any container; None if unknown, and for an omitted input."""
+        """Return the element type of a value in any container; None if unknown, and for an omitted input.
+
+        Args:
+            value: id of the value.
+        """
         value_type = self.types[value] if value is not None else None
         return value_type.dtype if value_type else None
 
     def tensor_dtype(self, value: ValueId) -> DType | None:
-        """Return the element type of a tensor; None for values in other containers, and if unknown."""
+        """Return the element type of a tensor; None for values in other containers, and if unknown.
+
+        Args:
+            value: id of the value.
+        """
         value_type = self.types[value]
         return value_type.dtype if value_type and value_type.container == TENSOR else None
 
@@ -73,14 +102,28 @@ class View(Index):
         return tuple(dtype for dtype in dtypes if dtype is not None and dtype.low)
 
     def value_name(self, value: ValueId) -> str:
+        """Return the name of a value.
+
+        Args:
+            value: id of the value.
+        """
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:
-        """Yield the ops that read a value, once per use."""
+        """Yield the ops that read a value, once per use.
+
+        Args:
+            value: id of the value.
+        """
         return (self.ops[use.op] for use in self.uses[value])
 
     def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
-        """Return the op, of one of `kinds` if given, that produces a value; None for inputs and initializers."""
+        """Return the op that produces a value; None for inputs and initializers.
+
+        Args:
+            value: id of the value.
+            *kinds: op types; for another one None.
+        """
         made_by = self.values[value].producer if value is not None else None
         if made_by is None:
             return None
@@ -88,18 +131,31 @@ class View(Index):
         return op if not kinds or op.kind in kinds else None
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
+        """Return the tensor of a constant value: an initializer without override, or the output of a Constant.
+
+        Args:
+            value: id of the value.
+        """
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
 
     def array(self, value: ValueId | None) -> Array | None:
-        """Return the elements of a constant value; None for other values."""
+        """Return the elements of a constant value; None for other values.
+
+        Args:
+            value: id of the value.
+        """
         tensor = self.constant(value)
         return self.model.array(tensor) if tensor is not None else None
 
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""
+        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant.
+
+        Args:
+            value: id of the value.
+            to: the low type.
+        """
         if (value, to) not in self._fits:
             tensor = self.constant(value)
             self._fits[value, to] = self.model.fit(tensor, to, self._memory) if tensor is not None else Fit()

@@ -46,7 +46,12 @@ METADATA_KEY = "amp_rewrite"
 class Converted(Result):
     """Result of `convert`: the model, the report, and the steps in between.
 
-    `result` holds the model with its weights still in their files: save that for models of any size.
+    Attributes:
+        result: the model, with its weights still where they were; save it for models of any size.
+        report: the type of each op, with the reason.
+        view: the model that was painted, indexed.
+        coloring: the type of each type variable.
+        plan: the Casts and other changes.
     """
 
     result: Model
@@ -74,11 +79,24 @@ class Converted(Result):
 
     @cached_property
     def model(self) -> ModelProto:
-        """Converted model, whole in memory. ModelError over 2 GB; `save` has no such limit."""
+        """Converted model, whole in memory.
+
+        Raises:
+            ModelError: it is larger than 2 GB; `save` has no such limit.
+        """
         return self.result.to_proto()
 
     def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
-        """Write the model, weights streamed, whole or not at all; see `Model.save`."""
+        """Write the model, weights streamed, whole or not at all.
+
+        Args:
+            path: the file to write.
+            overwrite: replace an existing file.
+            external_data: as `Model.save` takes it.
+
+        Raises:
+            ModelError: the file cannot be written, or exists.
+        """
         self.result.save(path, overwrite=overwrite, external_data=external_data)
 
 
@@ -96,16 +114,33 @@ def convert(
 ) -> Converted:
     """Convert a float32 model to mixed precision; the report says why each op has its type.
 
-    `model`: a path, bytes, a ModelProto (`folder`: where its external data lies), a torch ONNXProgram or an
-    onnx_ir.Model; it is never changed. `ranges`: the result of `calibrate`, or its file; an op that would read or make
-    a value that does not fit `to` with a factor `headroom` to spare stays float32. `data`: what `Feed.of` takes; the
-    ranges are then measured on it first.
+    An op that would read or make a value outside the range of `to` stays float32 if `ranges` or `data` are given. A
+    model with nothing to lower comes back unchanged. The environment may set AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the
+    list edits (AMP_REWRITE_DENYLIST_ADD …) and AMP_REWRITE_LOG_PATH; an argument wins over them.
 
-    The function reads AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS, the list edits (AMP_REWRITE_DENYLIST_ADD …) and
-    AMP_REWRITE_LOG_PATH; an argument wins over them.
+    Args:
+        model: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
+        ranges: the result of `calibrate`, or its file.
+        data: a Feed, or an argument of `Feed.of`; the ranges are then measured on it.
+        headroom: factor to spare between a value in `ranges` and the largest one of `to`.
+        folder: where the external data of a ModelProto lies.
+        **options: see docs/reference/options.md.
 
-    Raises ModelError, ListError, PatternError, PolicyError, ConfigError or EvidenceError, each saying what to do.
-    A model with nothing to lower comes back unchanged.
+    Returns:
+        The converted model with its report. Weights of a program in memory must not change until it is saved.
+
+    Raises:
+        ModelError: the model is invalid or cannot be read.
+        ListError: an op list is invalid.
+        PatternError: a pattern of `keep`, `lower` or `io` is malformed or matches nothing.
+        PolicyError: an option has an unknown value, or both `data` and `ranges` are given.
+        ConfigError: a variable of the environment is malformed.
+        EvidenceError: the ranges are those of another model.
+
+    Example:
+        >>> import amp_rewrite
+        >>> converted = amp_rewrite.convert("model.onnx", to="float16")
+        >>> converted.save("model_float16.onnx")
     """
     if data is not None and ranges is not None:
         raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")

@@ -55,13 +55,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, repr=False)
 class Repaired(Result):
-    """Result of `repair`. `solved`: the search ended with a set of regions, and `converted` with them is near enough as
-    it really runs; `verdict` says how near. Without a tolerance `verdict` is None, and `solved` True.
+    """Result of `repair`. Pins of ranges alone are in `converted.report` with the guard's rules.
 
-    `regions` are the pinned ones, those with the largest errors first; pins of ranges alone are in `converted.report`
-    with the guard's rules. If the search fails, all candidates are pinned. `minimal`: a trial shows for each region
-    that the outputs are not near enough without it. `trail`: all trials. `candidates`: number of regions to choose of.
-    `remark`: advice where elements near zero alone made the plain conversion fail.
+    Attributes:
+        converted: the conversion with the pins; if the search failed, with all candidates pinned.
+        verdict: how near the result is as it really runs; None without a tolerance.
+        ranges: the ranges of the data.
+        regions: the pinned regions, those with the largest errors first.
+        minimal: True if a trial shows for each region that the outputs are not near enough without it.
+        candidates: number of regions to choose of.
+        budget: the largest number of trials.
+        trail: all trials.
+        solved: True if the search ended and the result is near enough; True without a tolerance.
+        remark: advice where elements near zero alone made the plain conversion fail.
     """
 
     converted: Converted
@@ -155,20 +161,43 @@ def repair(
 ) -> Repaired:
     """Convert a model so that its outputs on `data` are near enough to float32, with few ops pinned to float32.
 
-    Criterion: `tolerance`, `rtol` and/or `atol`, or a `metric` with its bound, as for `verify`. Without one, the
-    conversion is guarded by the ranges of the data, and no search follows; on random data it runs as well, and fails if
-    outputs become infinite or NaN. `data`: a Feed, or an argument of `Feed.of`, with NaN and infinity only if
-    `allow_nonfinite`. Without `ranges`, calibration on the data comes first.
-    `progress(stage, done, total)` follows the work. The other arguments are `convert`'s.
-
     Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
     or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is one run
-    over the data; there are at most `budget` of them.
+    over the data.
 
     The reference is the model in float32, of a half model its widened twin. Trials run emulated on the CPU; the
-    verdict is that of `verify` on the result. A failed search is not an error: see `Repaired.solved`.
+    verdict is that of `verify` on the result. Without a criterion the conversion is guarded by the ranges of the data,
+    and no search follows; on random data it runs as well, and fails if outputs become infinite or NaN.
 
-    Raises what `convert`, `calibrate` and `verify` raise; PolicyError also for a budget below 1.
+    Args:
+        model: as `convert` takes it.
+        data: a Feed, or an argument of `Feed.of`.
+        tolerance: largest error, relative to the largest value of the output, as for `verify`.
+        rtol: relative tolerance, as for `verify`.
+        atol: absolute tolerance, as for `verify`.
+        metric: a measure with its bound, as for `verify`.
+        at_least: lower bound of `metric`.
+        at_most: upper bound of `metric`.
+        ranges: as `convert` takes them; by default those measured on the data.
+        headroom: as `convert` takes it.
+        budget: the largest number of trials.
+        allow_nonfinite: accept NaN and infinity in the data.
+        folder: as `convert` takes it.
+        progress: called as `progress(stage, done, total)`.
+        **options: those of `convert`, see docs/reference/options.md.
+
+    Returns:
+        The conversion with its verdict. A failed search is not an error: see `Repaired.solved`.
+
+    Raises:
+        AmpRewriteError: as `convert`, `calibrate` and `verify` raise it.
+        PolicyError: the budget is below 1.
+
+    Example:
+        >>> import amp_rewrite
+        >>> repaired = amp_rewrite.repair("model.onnx", "batches.npz", tolerance=1e-2)
+        >>> repaired.solved
+        True
     """
     near: dict[str, Any] = {
         "tolerance": tolerance,

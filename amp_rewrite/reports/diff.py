@@ -77,10 +77,17 @@ class CastChange:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Delta(Result):
-    """Differences of B from A. `settings` (name, in A, in B) explain them, but do not count as differences.
+    """Differences of B from A. `settings` explain them, but do not count as differences.
 
-    `alike` are the ops that compute the same from the same ops, `ops` those of the larger model. `unrelated`: they are
-    so few that these are two models, not two versions of one.
+    Attributes:
+        a: name of A.
+        b: name of B.
+        changes: ops that differ.
+        casts: Casts that differ.
+        settings: name, value in A, value in B; they explain differences, but do not count as such.
+        alike: number of ops that compute the same from the same ops.
+        ops: number of ops of the larger model.
+        unrelated: True if so few are alike that these are two models, not two versions of one.
     """
 
     a: str
@@ -110,12 +117,17 @@ class Delta(Result):
 
     @property
     def differs(self) -> bool:
+        """True if there is any difference."""
         return bool(self.changes or self.casts)
 
     def fails(self, kinds: Collection[str] = ()) -> bool:
         """True if there is a difference of one of these kinds; of any kind if none is named.
 
-        PolicyError for an unknown kind.
+        Args:
+            kinds: kinds of differences.
+
+        Raises:
+            PolicyError: a kind is unknown.
         """
         for kind in kinds:
             if kind not in KINDS:
@@ -124,7 +136,7 @@ class Delta(Result):
         return any(self.counts[kind] for kind in kinds or KINDS)
 
     def summary(self) -> str:
-        """One line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""
+        """Return one line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""
         parts = [f"{number} {kind}" for kind, number in self.counts.items() if number and kind != "casts"]
         if self.casts:
             signs = Counter(cast.sign for cast in self.casts)
@@ -132,9 +144,12 @@ class Delta(Result):
         return ", ".join(parts) or "no difference"
 
     def to(self, form: str, fail_on: Collection[str] | None = None, *, verbose: bool | None = None) -> str:
-        """Return the differences as "text", "json", "markdown" or "github", which marks failures of a check.
+        """Return the differences in one form.
 
-        `verbose`: see `text`; the other forms name each op.
+        Args:
+            form: "text", "json", "markdown" or "github", which marks failures of a check.
+            fail_on: as in `github`.
+            verbose: as in `text`; the other forms name each op.
         """
         if form == "text":
             return self.text(verbose=verbose)
@@ -145,7 +160,8 @@ class Delta(Result):
     def text(self, *, verbose: bool | None = None) -> str:
         """Return the differences as text, with each op. Ends with a newline.
 
-        Unrelated models get one line, unless `verbose`. False: a summary by type, for a terminal.
+        Args:
+            verbose: None: one line for unrelated models; False: a summary by type, for a terminal; True: each op.
         """
         if not self.differs:
             return "no difference\n"
@@ -201,7 +217,8 @@ class Delta(Result):
     def github(self, fail_on: Collection[str] | None = None) -> str:
         """Return annotations, one per difference: errors for the kinds that the check fails on, warnings for others.
 
-        `fail_on` as in `fails`: empty means every kind; None means that nothing fails.
+        Args:
+            fail_on: as in `fails`: empty means every kind; None means that nothing fails.
         """
         lines: list[str] = []
         for kind, group in self._by_kind().items():
@@ -232,6 +249,19 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     cannot be recognized counts as removed and added. Constants and copies are values here, not ops, and casts between
     floats count as casts, whether a conversion would insert them or the model has them as nodes. An op from which no
     output is computed does not count. Of a report of version 1 the types are compared, not what it lacks.
+
+    Args:
+        a: the report of the older model.
+        b: the report of the newer one.
+
+    Returns:
+        The differences, which print as text, JSON, Markdown or annotations of GitHub.
+
+    Example:
+        >>> import amp_rewrite
+        >>> a, b = (amp_rewrite.convert("model.onnx", to=to).report for to in ("float16", "bfloat16"))
+        >>> amp_rewrite.diff(a, b).differs
+        True
     """
     a, b = report_in(a), report_in(b)
     mine, theirs = Flow(a), Flow(b)

@@ -39,7 +39,26 @@ MAX_CHARACTERS = 256 * 2**20
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(Result, ReportData):
-    """A report that can be printed, stored and read again."""
+    """A report that can be printed, stored and read again.
+
+    Attributes:
+        model: facts about the model and settings of the conversion.
+        totals: counts.
+        rows: one per op.
+        casts: inserted Casts.
+        baked: weights stored in another type.
+        findings: what to know about the result.
+        inputs: those of the model.
+        outputs: those of the model.
+        weights: bytes of weights by type.
+        schema: version of the format.
+
+    Example:
+        >>> import amp_rewrite
+        >>> report = amp_rewrite.convert("model.onnx").report
+        >>> amp_rewrite.Report.from_json(report.to_json(), "report.json") == report
+        True
+    """
 
     @property
     def brief(self) -> str:
@@ -58,7 +77,11 @@ class Report(Result, ReportData):
     def find(self, op: str) -> tuple[Row, ...]:
         """Return the rows of an op by its name or path, of all ops of a type, or of those that a pattern matches.
 
-        PatternError, with names to use instead, for none.
+        Args:
+            op: a name, an op type or a pattern.
+
+        Raises:
+            PatternError: nothing matches; with names to use instead.
         """
         if found := find_rows(self, op):
             return tuple(self.rows[i] for i in found)
@@ -67,7 +90,12 @@ class Report(Result, ReportData):
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
 
     def text(self, *, verbose: bool = False, more: str = "") -> str:
-        """Return one screen of summary; `verbose` adds every row. It ends with the evidence, before that `more`."""
+        """Return one screen of summary, which ends with the evidence. Ends with a newline.
+
+        Args:
+            verbose: add every row.
+            more: text before the evidence.
+        """
         return summary(self, verbose=verbose, more=more)
 
     def to_json(self) -> str:
@@ -85,7 +113,15 @@ class Report(Result, ReportData):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
-        """Return the report of a `to_json` text. ReportError, naming `source` and the field, for other text."""
+        """Return the report of a `to_json` text.
+
+        Args:
+            text: the JSON.
+            source: its name in errors.
+
+        Raises:
+            ReportError: the text is invalid; names `source` and the field.
+        """
         return _report(text, source)
 
 

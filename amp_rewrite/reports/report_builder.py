@@ -49,10 +49,25 @@ def report_of(
     findings: Iterable[Finding] = (),
     **settings: str | None,
 ) -> Report:
-    """Return the report of a conversion; without `coloring` the inventory of a model as it is.
+    """Return the report of a conversion, or the inventory of a model as it is. O(nodes + uses).
 
-    `name` is the model's file (only its last part is kept), else the graph's name stands for it. `findings`
-    come on top of the plan's, `settings` are spellings of options that the header states. O(nodes + uses).
+    Args:
+        view: the model's index.
+        coloring: the types; None: the inventory.
+        plan: the changes; None: the inventory.
+        name: the model's file, of which the last part is kept; by default the graph's name.
+        tool: version of this package.
+        lists: the lists in force.
+        findings: those on top of the plan's.
+        **settings: spellings of options that the header states.
+
+    Returns:
+        The report.
+
+    Example:
+        >>> from amp_rewrite import Model, View, report_of
+        >>> len(report_of(View.of(Model.load("model.onnx"))).rows)
+        7
     """
     for unknown in settings.keys() - set(STATED):
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")

@@ -32,6 +32,19 @@ def apply(view: View, plan: Plan) -> Model:
 
     One walk. Everything that the plan does not name is kept as it is: node order, names, value_info,
     metadata, training_info, functions, sparse initializers, quantization annotations.
+
+    Args:
+        view: the model's index.
+        plan: changes of this view, as `plan` returns them.
+
+    Returns:
+        The new model.
+
+    Example:
+        >>> from amp_rewrite import DType, Model, View, apply, load_lists, paint, plan
+        >>> view = View.of(Model.load("model.onnx"))
+        >>> coloring = paint(view, load_lists(DType.FLOAT16), DType.FLOAT16)
+        >>> low = apply(view, plan(view, coloring))
     """
     proto = clone(view.model.proto)
     if not plan.empty:

@@ -43,11 +43,9 @@ _BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimpl
 def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, folder: str | Path | None = None) -> Model:
     """Return the model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
 
-    `model`: what `Model.load` takes; it is not changed. `io` says which inputs and outputs keep their
-    low type: "numpy" float16 ones, while bfloat16 ones, which numpy cannot hold, become float32; "same" all;
-    "float32" none. What is fed in float32 is rounded on entry. Sequences and optionals become float32 always,
-    and their elements are taken to be of the low type already. Local functions are inlined, and training_info
-    is left out. Names, order and shapes of inputs and outputs stay.
+    What is fed in float32 is rounded on entry. Sequences and optionals become float32 always, and their elements are
+    taken to be of the low type already. Local functions are inlined, and training_info is left out. Names, order and
+    shapes of inputs and outputs stay.
 
     Without `rounding` it is the *widened* twin: what the model would compute if its low types were float32. Its
     weights are those that the model holds; inputs are not rounded, the model's Casts between floats and low types
@@ -55,9 +53,26 @@ def emulate(model: ModelSource, *, io: str = "numpy", rounding: bool = True, fol
     float32 reference of a model that is half already.
 
     Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
-    their low type between Casts, with and without `rounding`. PolicyError for another `io`; ModelError as
-    `Model.load` and `View.of` raise it. O(nodes + uses). Low weights that lie in a file stay there; those with a
-    pending cast are read.
+    their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights that lie in a file stay
+    there; those with a pending cast are read.
+
+    Args:
+        model: as `Model.load` takes it; it is not changed.
+        io: inputs and outputs that keep their low type: "numpy" (float16 ones), "same" (all) or "float32" (none).
+        rounding: False makes the widened twin.
+        folder: where the external data of a ModelProto lies.
+
+    Returns:
+        The float32 twin.
+
+    Raises:
+        PolicyError: `io` is another word.
+        ModelError: the model is invalid.
+
+    Example:
+        >>> import amp_rewrite
+        >>> twin = amp_rewrite.emulate(amp_rewrite.convert("model.onnx").model)
+        >>> twin.save("emulated.onnx")
     """
     if io not in _KEPT_EDGES:
         raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")

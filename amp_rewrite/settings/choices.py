@@ -81,10 +81,13 @@ class Quantized(_Choice):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Method that finds the border between the types: without `gpu` TensorFlow's, which spreads colors.
+    """Method that finds the border between the types.
 
-    With a GPU, the minimum cut over the costs of Casts, float32 and lost fusions on that GPU. `islands`: ops of the
-    allow list, too, stay float32 where a low type gains less than its Casts cost.
+    With a GPU, it is the minimum cut over the costs of Casts, float32 and lost fusions on that GPU.
+
+    Args:
+        gpu: the GPU; None: spread colors as TensorFlow does.
+        islands: keep ops of the allow list float32, too, where a low type gains less than its Casts cost.
     """
 
     gpu: Roof | None = None
@@ -92,8 +95,14 @@ class Placement:
 
     @classmethod
     def parse(cls, spelling: str | Placement) -> Placement:
-        """Return the placement of "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or
-        "propagate", in any case; PolicyError for anything else."""
+        """Return the placement of a word, in any case.
+
+        Args:
+            spelling: "auto" (the allow list is low), "mincut" (islands, too, for an A100), "mincut:GPU" or "propagate".
+
+        Raises:
+            PolicyError: the word is unknown.
+        """
         if isinstance(spelling, Placement):
             return spelling
         name, colon, gpu = str(spelling).strip().partition(":")

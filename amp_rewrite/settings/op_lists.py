@@ -36,6 +36,11 @@ class OpLists:
 
     `fingerprint` is a sha256 over ops, colors and conditions: the same lists have the same fingerprint,
     whatever their reasons and sources.
+
+    Attributes:
+        name: names of the lists.
+        entries: entries by op.
+        fingerprint: the sha256 in hexadecimal.
     """
 
     name: str
@@ -51,7 +56,14 @@ class OpLists:
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry that decides for a node, UNLISTED without one. `attributes`: plain values by name."""
+        """Return the entry that decides for a node, UNLISTED without one.
+
+        Args:
+            domain: of the op.
+            op_type: of the op.
+            attributes: plain values by name.
+            operands: number of its inputs.
+        """
         domain = normal_domain(domain)
         for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
@@ -59,21 +71,39 @@ class OpLists:
         return self.otherwise(domain, op_type)
 
     def entries_of(self, domain: str, op_type: str) -> tuple[Entry, ...]:
-        """Return the entries of an op in order of precedence."""
+        """Return the entries of an op in order of precedence.
+
+        Args:
+            domain: of the op.
+            op_type: of the op.
+        """
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the entry of a node that passes no condition of its op, or of an op on no list."""
+        """Return the entry of a node that passes no condition of its op, or of an op on no list.
+
+        Args:
+            domain: of the op.
+            op_type: of the op.
+        """
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def ops(self, color: Color) -> tuple[str, ...]:
-        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
+        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)".
+
+        Args:
+            color: the list.
+        """
         names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
         return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists as a level sees them; those that change only the painting leave them as they are."""
+        """Return the lists as a level sees them; those that change only the painting leave them as they are.
+
+        Args:
+            level: the level.
+        """
         if level not in _LEVEL_CHANGES:
             return self
         colors, now = _LEVEL_CHANGES[level]
@@ -111,8 +141,22 @@ def load_lists(
 ) -> OpLists:
     """Return the lists for a target type: the shipped ones, then each overlay in turn, then the edits.
 
-    An overlay is the name of a shipped list (a new base), the path of a YAML file, or a mapping of the same
-    form. ListError names file and line of an error; PolicyError if `to` is not float16 or bfloat16.
+    Args:
+        to: float16 or bfloat16.
+        overlays: names of shipped lists (a new base), paths of YAML files, or mappings of the same form.
+        edits: ops to add to a list or to remove from one.
+
+    Returns:
+        The lists in force.
+
+    Raises:
+        ListError: an overlay is invalid; names file and line.
+        PolicyError: `to` is another type.
+
+    Example:
+        >>> from amp_rewrite import DType, load_lists
+        >>> load_lists(DType.FLOAT16, [{"deny": ["MatMul"]}]).classify("", "MatMul", {}, 2).color.value
+        'deny'
     """
     if not to.low:
         raise PolicyError(f"there are no op lists for {to.spelling}; use float16 or bfloat16")

@@ -24,14 +24,27 @@ _BY_NAME = "default"  # the loss scale that belongs to the name
 class Policy:
     """Element types of parameters, arithmetic and results; models, training and settings share the class.
 
-    `name`: "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), an
+    A name is "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), an
     element type ("float16", "f32" … for all three), or all three spelled out ("p=f32,c=f16,o=f32"; `p` and `o`
     are float32 if left out). "_infer" has no types: everything stays as it is.
-    `loss_scale`: None, "dynamic" or a number of 1 or more; by default "dynamic" for mixed_float16, else None.
 
     Equal spellings are equal policies: "p=f32,c=f16,o=f32" is mixed_float16. Names, defaults, errors and the
     warning are those of Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it makes a layer; here the function
-    that takes the policy checks it. PolicyError for an unknown name; TypeError for a name that is not a string.
+    that takes the policy checks it.
+
+    Args:
+        name: the types.
+        loss_scale: None, "dynamic" or a number of 1 or more; by default "dynamic" for mixed_float16, else None.
+
+    Raises:
+        PolicyError: the name is unknown.
+        TypeError: the name is not a string.
+
+    Example:
+        >>> import amp_rewrite
+        >>> policy = amp_rewrite.Policy("mixed_float16")
+        >>> policy.compute_dtype.spelling, policy.variable_dtype.spelling
+        ('float16', 'float32')
     """
 
     name: str
@@ -96,7 +109,14 @@ class Policy:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Policy:
-        """Return the policy of a `get_config` result. PolicyError for unknown keys."""
+        """Return the policy of a `get_config` result.
+
+        Args:
+            config: the result.
+
+        Raises:
+            PolicyError: a key is unknown.
+        """
         unknown = sorted(config.keys() - {"name", "loss_scale"})
         if unknown or "name" not in config:
             raise PolicyError(f"not a policy's configuration: {config!r}; it has `name` and may have `loss_scale`")
@@ -104,7 +124,11 @@ class Policy:
 
     @classmethod
     def of(cls, policy: str | Policy | None) -> Policy:
-        """Return a policy, from a policy or its name; None is float32."""
+        """Return a policy, from a policy or its name.
+
+        Args:
+            policy: a policy or a name; None is float32.
+        """
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 

@@ -21,19 +21,34 @@ from amp_rewrite.train.vjp.table import VJPS
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
-    """Return a new model that also computes the gradients of a loss with respect to `wrt`, one name or several.
+    """Return a new model that also computes the gradients of a loss.
 
-    `model`: as `Model.load` takes it; it is not changed. `loss`: a floating value of the main graph with one
-    element. `wrt`: floating inputs or initializers. The model's outputs stay first; the gradients follow as
-    `<name>_grad`, in the order of `wrt`, each with the type and shape of its variable. A gradient is zero where the
-    loss does not depend on the variable.
+    The model's outputs stay first; the gradients follow as `<name>_grad`, in the order of `wrt`, each with the type and
+    shape of its variable. A gradient is zero where the loss does not depend on the variable.
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
     the loss applies its row of `train.vjp.table`. The forward pass is rewritten as in `differentiable`. Works at
     the model's opset, 12 or later. O(nodes + uses).
 
-    GradientError if the loss is not one number or does not depend on `wrt`, if a name does not fit, and if an op on
-    a path has no gradient rule; the message names the path.
+    Args:
+        model: as `Model.load` takes it; it is not changed.
+        loss: a floating value of the main graph with one element.
+        wrt: floating inputs or initializers, one name or several.
+        folder: where the external data of a ModelProto lies.
+
+    Returns:
+        The model with more outputs.
+
+    Raises:
+        GradientError: a name does not fit, the loss does not depend on `wrt`, or an op has no rule; names the path.
+
+    Example:
+        >>> import amp_rewrite, onnx
+        >>> head, body = '<ir_version: 10, opset_import: ["" : 20]>', "s = ReduceSumSquare <keepdims = 0> (x)"
+        >>> squares = onnx.parser.parse_model(f"{head} g (float[3] x) => (float s) {{ {body} }}")
+        >>> model = amp_rewrite.gradients(squares, "s", "x")
+        >>> [output.name for output in model.proto.graph.output]
+        ['s', 'x_grad']
     """
     wrt = (wrt,) if isinstance(wrt, str) else wrt
     source = Model.load(model, folder=folder)

@@ -14,7 +14,14 @@ from amp_rewrite.settings.list_entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """The color of a type variable: its element type, the rule behind it, and the op that caused it."""
+    """The color of a type variable.
+
+    Attributes:
+        dtype: its element type.
+        rule: the rule behind it.
+        because: the op that caused it.
+        note: details.
+    """
 
     dtype: DType
     rule: str
@@ -26,8 +33,14 @@ class Paint:
 class Coloring:
     """The paint of every float32 type variable, by op and name; ops without a variable (If, Loop, custom ops …) use "".
 
-    Type variables that are low in the model are included only if they are upcast. `upcast_refused`: ops that were to be
-    upcast and keep their low type, with the reason. `findings`: findings about the coloring as a whole.
+    Type variables that are low in the model are included only if they are upcast.
+
+    Attributes:
+        to: the low type.
+        paints: the paint of each variable.
+        entries: the list entry of each op.
+        upcast_refused: ops that were to be upcast and keep their low type, with the reason.
+        findings: findings about the coloring as a whole.
     """
 
     to: DType
@@ -42,7 +55,11 @@ class Coloring:
         return f"<Coloring: {low} of {len(self.paints)} type variables in {self.to.spelling}>"
 
     def of(self, op: OpId) -> Paint | None:
-        """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op."""
+        """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op.
+
+        Args:
+            op: id of the op.
+        """
         names = self._by_op.get(op, ())
         if not names:
             return self.upcast_refused.get(op)
@@ -52,12 +69,22 @@ class Coloring:
         return next((p for p in paints if p.dtype is self.to), paints[0])
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
-        """Return the type that a variable of an op gets; None if it keeps its type."""
+        """Return the type that a variable of an op gets; None if it keeps its type.
+
+        Args:
+            op: id of the op.
+            variable: name of its type variable.
+        """
         paint = self.paints.get((op, variable)) if variable is not None else None
         return paint.dtype if paint is not None else None
 
     def lowered(self, op: OpId, variable: str | None) -> bool:
-        """True if a variable of an op becomes the low type."""
+        """True if a variable of an op becomes the low type.
+
+        Args:
+            op: id of the op.
+            variable: name of its type variable.
+        """
         return self.dtype(op, variable) is self.to
 
     @property

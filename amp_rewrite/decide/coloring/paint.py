@@ -56,11 +56,25 @@ def paint(
     """Return a color for every float32 type variable of a model, with the rule and the op behind each.
 
     The gate wins over `options.keep` and `options.lower`, they win over pins, and pins over the lists. Low ops that
-    `keep`, and pins with `raises`, name become float32 (`upcast`). Clusters of `hazards` get one color each. `place`
-    moves the border between the types once the rules have spread the colors (`placement.*`). O(nodes + uses), `place`
-    apart.
+    `keep`, and pins with `raises`, name become float32 (`upcast`). O(nodes + uses), `place` apart.
 
-    `old`: fields of `PaintOptions` and `Hazards` as keywords, which is deprecated.
+    Args:
+        view: the model's index.
+        lists: the lists in force.
+        to: float16 or bfloat16.
+        options: level, target, patterns and pins.
+        hazards: pins and clusters of safety rules; a cluster gets one color.
+        place: moves the border between the types once the rules have spread the colors (`placement.*`).
+        **old: fields of `PaintOptions` and `Hazards`, which is deprecated.
+
+    Returns:
+        The coloring.
+
+    Example:
+        >>> from amp_rewrite import DType, Model, View, load_lists, paint
+        >>> view = View.of(Model.load("model.onnx"))
+        >>> paint(view, load_lists(DType.FLOAT16), DType.FLOAT16).changes
+        True
     """
     options, hazards = _with_keywords(options or PaintOptions(), hazards or Hazards(), old)
     gate = Gate.of(options.target, to)

@@ -28,12 +28,21 @@ from amp_rewrite.settings.list_entry import Color, Entry
 class PaintOptions:
     """Options of painting, resolved to the ops of one view.
 
-    `keep` and `lower` map ops to the pattern that named them. `pins` come on top of the hazards'. `norms`: clusters of
-    which only scale and bias are treated apart. `low_inputs`: graph inputs that the caller feeds in the low type.
-    `gray_follows_allow`: by default TensorFlow's choice, off for float16, on for bfloat16. Two extensions of
-    TensorFlow's rules: with `shapes_follow`, Shape and Size take their input as it is; with `spare_casts`, ops become
-    low where that takes no Cast, or takes one away: tables of weights (`rules.between_allow`), quantized weights
-    (`rules.weights_follow`) and ends (`rules.joins`). With `rescale` quantizers are clear.
+    With `spare_casts` ops become low where that takes no Cast, or takes one away: tables of weights
+    (`rules.between_allow`), quantized weights (`rules.weights_follow`) and ends (`rules.joins`).
+
+    Args:
+        level: how far to go.
+        target: the runtime of the result.
+        gray_follows_allow: lower a gray op right after an allow op; by default off for float16, on for bfloat16.
+        keep: ops that stay float32, with the pattern that named each.
+        lower: ops to lower, with the pattern that named each.
+        pins: types of ops, on top of the hazards'.
+        norms: clusters of which only scale and bias are treated apart.
+        low_inputs: graph inputs that the caller feeds in the low type.
+        shapes_follow: Shape and Size take their input as it is.
+        spare_casts: lower ops where that spares Casts.
+        rescale: quantizers are clear.
     """
 
     level: Level = Level.DEFAULT

@@ -57,19 +57,40 @@ def bench(
 ) -> Benchmark:
     """Return how long models take on the first batch of `data`, their peak memory, and the ops that got slower.
 
-    `models`: what `Model.load` takes; the first one is the baseline. On CUDA a float32 baseline runs twice, without
-    TF32 and with it; other float32 models run without. `data`: what `Feed.of` takes, with NaN and infinity only if
-    `allow_nonfinite`; each model gets it in the types of its inputs. `names` of the models in the result.
-    `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
-
     Latency is that of single runs: `warm` of each model first, then `rounds` in which all take turns, with `runs` of
-    each (None: as many as take 50 ms), once with inputs and outputs that stay on the device, once with copies.
-    `sizes`: batches to sweep, where the inputs' first dimension is free. `memory`: the peak, each measured in a
-    process of its own. `limit`: the bytes into which the largest batch is to fit, found to a sixteenth. `profile`:
-    the time of each op, in one more process each. `seed`: that of the bootstrap. `progress(stage, done, total)`.
+    each, once with inputs and outputs that stay on the device, once with copies. On CUDA a float32 baseline runs twice,
+    without TF32 and with it; other float32 models run without.
 
-    Raise ModelError, naming the model, for one that does not open or run; FeedError and PolicyError for what does not
-    fit.
+    Args:
+        models: as `Model.load` takes them; the first one is the baseline.
+        data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
+        names: those of the models in the result.
+        provider: the one that must open; None: CUDA where it opens, else the CPU.
+        rounds: number of rounds.
+        runs: of each model in a round; None: as many as take 50 ms.
+        warm: runs of each model that are not measured.
+        sizes: batches to sweep, where the inputs' first dimension is free.
+        memory: measure the peak, each in a process of its own.
+        limit: the bytes into which the largest batch is to fit, found to a sixteenth.
+        profile: measure the time of each op, in one more process each.
+        threads: for one op; 0: one per core.
+        allow_nonfinite: accept NaN and infinity in the data.
+        seed: that of the bootstrap.
+        progress: called as `progress(stage, done, total)`.
+
+    Returns:
+        Latencies with confidence intervals, memory and changed ops.
+
+    Raises:
+        ModelError: a model does not open or run; names the model.
+        FeedError: the data do not fit the models.
+        PolicyError: an argument has an unknown value.
+
+    Example:
+        >>> import amp_rewrite
+        >>> few = {"rounds": 2, "runs": 1, "memory": False, "profile": False, "provider": "CPUExecutionProvider"}
+        >>> len(amp_rewrite.bench(["model.onnx"], "batches.npz", **few).entries)
+        1
     """
     often = _Often(rounds, runs, warm)
     _check(models, names, {**often._asdict(), "limit": limit, "sizes": min(sizes, default=None)})

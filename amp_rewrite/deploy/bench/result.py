@@ -76,7 +76,17 @@ class Changed:
 class Benchmark(Result):
     """Models side by side on one machine. The first entry is the baseline; with TF32 the second is a baseline too.
 
-    `device`: the name of the device; `versions`: those of the packages; `fed`: origin of the data; `notes`: caveats.
+    Attributes:
+        provider: the opened provider.
+        device: the name of the device.
+        versions: those of the packages.
+        fed: origin of the data.
+        rounds: number of rounds.
+        runs: of each model in a round.
+        warm_up: runs of each model that were not measured.
+        entries: one per model.
+        changed: ops that got slower or faster.
+        notes: caveats.
     """
 
     provider: str

@@ -52,7 +52,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkup(Result):
-    """All checks, in order. Advice and unknown facts are not findings."""
+    """All checks, in order. Advice and unknown facts are not findings.
+
+    Attributes:
+        checks: one per topic.
+    """
 
     checks: tuple[Check, ...]
 
@@ -97,14 +101,29 @@ def doctor(
     ask: Callable[[], Asked] | None = None,
     installed: Callable[[str], str | None] | None = None,
 ) -> Checkup:
-    """Check what keeps half precision from being fast on this machine, and in a model (as for `convert`) if given.
+    """Check what keeps half precision from being fast on this machine, and in a model if given.
 
-    `to`: as `convert` takes it. `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
-    of the model's free dimensions by name ("?": all without one), for the estimate; 1 for those that are not given.
-    `load`, `ask` and `installed` replace the loader of libraries, onnxruntime in a process of its own, and the
-    installed packages. By default the driver, too, is queried in a process of its own, because it may crash.
+    By default the driver, too, is queried in a process of its own, because it may crash.
 
-    Raise PolicyError for an unknown type or GPU, and the errors of `convert` for the model.
+    Args:
+        model: as `convert` takes it.
+        to: the low type, as `convert` takes it.
+        gpu: a GPU whose speed is estimated instead of the one here.
+        dimensions: sizes of the model's free dimensions by name ("?": all without one); 1 for others.
+        load: replaces the loader of libraries.
+        ask: replaces onnxruntime in a process of its own.
+        installed: replaces the installed packages.
+
+    Returns:
+        All checks, with remedies.
+
+    Raises:
+        PolicyError: the type or the GPU is unknown.
+        AmpRewriteError: as `convert` raises it for the model.
+
+    Example:
+        >>> import amp_rewrite
+        >>> checks = amp_rewrite.doctor("model.onnx", gpu="A100").checks
     """
     low = low_type(to)
     if gpu is not None and gpu not in ROOFS:

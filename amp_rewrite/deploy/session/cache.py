@@ -44,11 +44,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A folder of converted models, at most `limit` bytes; the least recently used entries are evicted first.
+    """A folder of converted models; the least recently used entries are evicted first.
 
     Any number of processes of one user may use it at once. An entry appears atomically, with a seal of the digest of
     its model and of its report, without which it is not used: only this user has the key. A folder in which others may
     write is not used. Entries used in the last ten minutes are not evicted, so the limit may be exceeded for that long.
+
+    Args:
+        folder: the folder; it is made when needed.
+        limit: the largest size in bytes.
     """
 
     folder: Path
@@ -58,7 +62,11 @@ class Cache:
     def usual(cls, environ: Mapping[str, str]) -> Cache:
         """Return the user's cache: `amp-rewrite` in XDG_CACHE_HOME, by default ~/.cache.
 
-        ConfigError if the user has no home folder, such as an unnamed user in a container.
+        Args:
+            environ: the environment.
+
+        Raises:
+            ConfigError: the user has no home folder, such as an unnamed user in a container.
         """
         stated = environ.get("XDG_CACHE_HOME", "")
         # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
@@ -80,6 +88,9 @@ class Cache:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed.
 
         O(bytes) for the first load of an entry, which verifies its seal; O(nodes) for later ones.
+
+        Args:
+            key: digest of a conversion.
         """
         entry = self._root / key
         if not private(self._home):
@@ -100,7 +111,16 @@ class Cache:
         return None
 
     def store(self, key: str, model: Model, report: str) -> None:
-        """Store a model and its report. ModelError if that fails; existing entries stay."""
+        """Store a model and its report; existing entries stay.
+
+        Args:
+            key: digest of the conversion.
+            model: the result.
+            report: its report as JSON.
+
+        Raises:
+            ModelError: the entry cannot be written.
+        """
         if model.nbytes > self.limit:
             raise ModelError(
                 f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"

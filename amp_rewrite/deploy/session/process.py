@@ -32,15 +32,32 @@ state = State()
 
 
 def global_policy() -> Policy:
-    """Return the default policy; float32 unless changed by `set_policy`."""
+    """Return the default policy; float32 unless changed by `set_policy`.
+
+    Returns:
+        The policy of the process.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.global_policy().name
+        'float32'
+    """
     return state.policy or Policy("float32")
 
 
 def set_policy(policy: str | Policy | None) -> None:
-    """Set the policy of the process, by name or as an object; None resets it.
+    """Set the policy of the process. The first one that computes in float16 warns if no GPU computes faster in it.
 
-    PolicyError for a policy without a floating compute type, and for a mixed policy while the graph rewrite is
-    enabled. The first policy that computes in float16 warns, once per process, if float16 is not faster on the GPUs.
+    Args:
+        policy: a name or a Policy; None resets it.
+
+    Raises:
+        PolicyError: it has no floating compute type, or is mixed while the graph rewrite is enabled.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.set_policy("mixed_bfloat16")
+        >>> amp_rewrite.set_policy(None)
     """
     _set(policy, blamed=3)
 
@@ -67,7 +84,20 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
 
 @contextmanager
 def policy_scope(policy: str | Policy | None) -> Iterator[None]:
-    """Set the policy of the process inside `with`, and restore the previous one."""
+    """Set the policy of the process inside `with`, and restore the previous one.
+
+    Args:
+        policy: as `set_policy` takes it.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> import amp_rewrite
+        >>> with amp_rewrite.policy_scope("mixed_bfloat16"):
+        ...     amp_rewrite.global_policy().name
+        'mixed_bfloat16'
+    """
     before = state.policy
     _set(policy, blamed=4)  # contextlib stands between
     try:

@@ -44,23 +44,34 @@ _ON_GPU = (CUDA, TENSORRT)
 
 
 class Session:
-    """A model opened by onnxruntime, in the precision of a policy.
+    """A model opened by onnxruntime, in the precision of a policy. docs/how-to/session.md explains all settings.
 
-    `model`: as `convert` takes it. `policy`: "mixed_float16", "mixed_bfloat16" or a `Policy`; by default that of the
-    process: float32, unless changed by `set_policy` or `enable_mixed_precision_graph_rewrite`. A mixed policy converts
-    the model, or loads the result from `cache`: a `Cache`, a folder, by default the user's own; None for no cache.
+    A mixed policy converts the model, or loads the result from the cache. The model is not converted, with a warning,
+    if a low type would not be faster: without a GPU, or on one below compute capability 7.0 (bfloat16: 8.0).
+    `report`: the type of each op, with the reason; None for a model that was not converted. `get_providers()` has the
+    opened providers, `notes` all warnings.
 
-    The model is not converted, with a warning, if a low type would not be faster: without a GPU, or on one below
-    compute capability 7.0 (bfloat16: 8.0). `ignore_performance`, or AMP_REWRITE_IGNORE_PERFORMANCE, converts it anyway.
-    `report`: the type of each op, with the reason; None for a model that was not converted.
+    Args:
+        model: as `convert` takes it.
+        policy: "mixed_float16", "mixed_bfloat16" or a `Policy`; None: that of the process (`set_policy`), or float32.
+        providers: those of onnxruntime, by name or with options; by default CUDA if available, then the CPU.
+        device: the GPU's number.
+        tf32: compute float32 products in TF32, with the precision of float16.
+        cuda_graph: record the work once and replay it; run through `bind`.
+        threads: per op on the CPU; 0 for one per core.
+        ignore_performance: convert anyway; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
+        cache: a `Cache` or a folder; True: the user's own; None for no cache.
+        folder: where the external data of a ModelProto lies.
+        **options: those of `convert`, see docs/reference/options.md.
 
-    `providers`: those of onnxruntime, by name or with options; by default CUDA if available, then the CPU. A provider
-    that does not open gives a warning; `get_providers()` has the opened ones, `notes` all warnings. `device`: the GPU's
-    number. `tf32`: float32 products may be computed in TF32, with the precision of float16. `cuda_graph`: record the
-    work once and replay it; run through `bind`. `threads`: per op on the CPU; 0 for one per core. `options`: those of
-    `convert`. docs/how-to/session.md explains all settings.
+    Raises:
+        AmpRewriteError: as `convert` raises it.
+        ModelError: onnxruntime does not open the model.
 
-    Raises the errors of `convert`, and ModelError for an error of onnxruntime.
+    Example:
+        >>> import amp_rewrite, numpy as np
+        >>> session = amp_rewrite.Session("model.onnx", cache=None)
+        >>> (probability,) = session.run(None, {"image": np.zeros((1, 1, 8, 8), np.float32)})
     """
 
     def __init__(
@@ -138,9 +149,16 @@ class Session:
     def run(
         self, output_names: Sequence[str] | Mapping[str, Given] | None, input_feed: Mapping[str, Given] | None = None
     ) -> list[Given] | dict[str, Given]:
-        """Run the model: `run(None, feeds)` returns a list, as in onnxruntime; `run(feeds)` returns a dict by name.
+        """Run the model; return a list for `run(None, feeds)`, as in onnxruntime, and a dict by name for `run(feeds)`.
 
-        Values are arrays, bfloat16 those of ml_dtypes. None selects all outputs. ModelError for inputs that do not fit.
+        Values are arrays, bfloat16 those of ml_dtypes.
+
+        Args:
+            output_names: names of outputs, or None for all; or the inputs.
+            input_feed: inputs by name.
+
+        Raises:
+            ModelError: the inputs do not fit.
         """
         if self._cuda_graph:
             raise ModelError("a CUDA graph reads and writes fixed addresses; use bind(feeds) and its run()")
@@ -149,7 +167,12 @@ class Session:
         return list(self._runner.run({} if input_feed is None else input_feed, output_names).values())
 
     def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
-        """Bind inputs and outputs to the device, to run often without copies; see `Runner.bind`."""
+        """Return inputs and outputs bound to the device, to run often without copies; see `Runner.bind`.
+
+        Args:
+            feeds: inputs by name.
+            outputs: names of outputs, or memory by name; None: all.
+        """
         return self._runner.bind(feeds, outputs, device=self._device, fixed=self._cuda_graph)
 
     def get_providers(self) -> list[str]:

@@ -35,7 +35,16 @@ _NO_BATCH = "no batch given; give at least one"
 class Feed:
     """Batches for one model, for any number of iterations; each batch is checked as it is read.
 
-    `origin` names their source in a report. `notes`: the casts of the first batch, one sentence each.
+    Attributes:
+        origin: their source in a report.
+        random: True for random batches.
+        notes: the casts of the first batch, one sentence each.
+
+    Example:
+        >>> import amp_rewrite
+        >>> model = amp_rewrite.Model.load("model.onnx")
+        >>> [batch["image"].shape for batch in amp_rewrite.Feed.of("batches.npz", model)]
+        [(64, 1, 8, 8)]
     """
 
     origin: str
@@ -73,9 +82,9 @@ class Feed:
     def of(cls, data: object, model: Model, *, allow_nonfinite: bool = False, limit: int = LIMIT) -> Feed:
         """Return the user's data as batches for a model.
 
-        `data`: one batch, an iterable of batches, a callable that gives a new one at each call, such as a generator
-        function, a Feed, or a path. A batch is a mapping from input names to arrays, an array (for the only input), or
-        a tuple of arrays in the order of the inputs that have no default; labels after those are left out. Arrays are
+        The data are one batch; an iterable of batches; a callable that gives a new one at each call, such as a generator
+        function; a Feed; or a path. A batch is a mapping from input names to arrays, an array (for the only input), or a
+        tuple of arrays in the order of the inputs that have no default; labels after those are left out. Arrays are
         those of numpy, tensors of torch on any device, and what converts to arrays. A list of arrays is a list of
         batches. The batches of a generator are kept in memory; other iterables, such as a DataLoader, must give the
         same batches in each pass. A path is
@@ -86,10 +95,17 @@ class Feed:
           order.
 
         Arrays are cast if every value survives (int32 to int64), from float64 to float32, and from wider floats to the
-        low type of an input; `notes` lists these casts. Raise FeedError, saying what to give, for missing and unknown
-        names, other types, ranks and sizes, for no batch and batches without elements, for NaN and infinity (unless
-        `allow_nonfinite`), and for files that are damaged or need more than `limit` bytes for a batch. The first batch
-        is checked at once, the others as they are read.
+        low type of an input; `notes` lists these casts. The first batch is checked at once, the others as they are
+        read.
+
+        Args:
+            data: the data.
+            model: the model that gets them.
+            allow_nonfinite: accept NaN and infinity.
+            limit: the largest number of bytes of a batch in a file.
+
+        Raises:
+            FeedError: names, types or sizes do not fit, there is no batch, or a file is damaged; says what to give.
         """
         ports = input_ports(model)
         if isinstance(data, Feed):
@@ -111,11 +127,19 @@ class Feed:
     ) -> Feed:
         """Return random batches, the same for the same seed in each pass.
 
-        Floats are normal with mean 0 and deviation 1; integers are uniform in their half-open range in `int_ranges`, by
-        default 0 and 1; booleans are uniform. Inputs with a default are not fed. Raise FeedError for an input that is
-        not a tensor of numbers, for one whose shape is neither fixed nor in `shapes`, for shapes and ranges that fit no
-        input, and for a negative seed. `assume`: free dimensions get a usual size where their name or place tells one;
-        `origin` says which.
+        Floats are normal with mean 0 and deviation 1; integers are 0 and 1 by default; booleans are uniform. Inputs
+        with a default are not fed.
+
+        Args:
+            model: the model that gets them.
+            batches: their number.
+            shapes: those of inputs by name, where the model leaves them open.
+            int_ranges: half-open ranges of integer inputs by name.
+            seed: of the random numbers.
+            assume: give free dimensions a usual size where their name or place tells one; `origin` says which.
+
+        Raises:
+            FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
         """
         if batches < 1:
             raise FeedError(f"{batches} random batches requested; request at least one")

@@ -18,10 +18,25 @@ from amp_rewrite.runtime.ports import input_ports
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
     """Return a new model with some inputs replaced by initializers.
 
-    `values`: arrays by input name. Exporters merge equal initializers and fold weights into others; parameters
-    exported as inputs stay separate, each under its name.
+    Exporters merge equal initializers and fold weights into others; parameters exported as inputs stay separate, each
+    under its name.
 
-    TrainingError for a name that is not an input, and for a value of another type or shape.
+    Args:
+        model: as `Model.load` takes it; it is not changed.
+        values: arrays by input name.
+        folder: where the external data of a ModelProto lies.
+
+    Returns:
+        The model with fewer inputs.
+
+    Raises:
+        TrainingError: a name is not an input, or a value has another type or shape.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.train import bind
+        >>> [v.name for v in bind("model.onnx", {"image": np.zeros((2, 1, 8, 8), np.float32)}).proto.graph.input]
+        []
     """
     source = Model.load(model, folder=folder)
     ports = {port.name: port for port in input_ports(source)}

@@ -28,9 +28,14 @@ from amp_rewrite.train.update.loss_scale import LossScale
 class ScaledGradients:
     """A graph with a scaled backward pass; its gradients are unscaled, float32, and keep their names.
 
-    `seed`: the value that is multiplied by the loss scale. `state`: the inputs `loss_scale` and `good_steps` of a
-    dynamic scale, with the outputs that succeed them; empty with a fixed scale. `finite`: a bool output, True if all
-    gradients are finite. If False, a dynamic scale has shrunk, and the gradients must not be applied.
+    If `finite` is False, a dynamic scale has shrunk, and the gradients must not be applied.
+
+    Attributes:
+        model: the graph.
+        seed: the value that is multiplied by the loss scale.
+        grads: names of the gradients.
+        finite: a bool output, True if all gradients are finite.
+        state: `loss_scale` and `good_steps` of a dynamic scale, with their successors; empty with a fixed scale.
     """
 
     model: Model
@@ -49,16 +54,31 @@ def scale_gradients(
     loss_scale: object = "dynamic",
     folder: str | Path | None = None,
 ) -> ScaledGradients:
-    """Return a graph of forward and backward pass with loss scaling added; `model` is not changed.
+    """Return a graph of forward and backward pass with loss scaling added.
 
-    `loss`: the differentiated value. `grads`: the outputs with its gradients. `seed`: the value where the backward
-    pass starts, on which all gradients depend linearly: the gradient of the loss with respect to itself, or the first
-    gradient that the graph computes. The default is the only one-element input that affects all gradients and not
-    the loss, such as `loss_grad` of onnxruntime's own training graphs. Linearity is assumed, since a graph does not
-    show it.
+    All gradients depend on the seed linearly. Linearity is assumed, since a graph does not show it. Convert the result
+    with `keep=["amp.update/*"]`, so that unscaling stays float32.
 
-    Convert the result with `keep=["amp.update/*"]`, so that unscaling stays float32. TrainingError for unknown names,
-    a gradient that does not depend on the seed, a loss that does, and loss scale None.
+    Args:
+        model: as `Model.load` takes it; it is not changed.
+        loss: the differentiated value.
+        grads: the outputs with its gradients.
+        seed: where the backward pass starts; None: the only one-element input that affects all gradients, not the loss.
+        loss_scale: "dynamic", a number or a LossScale.
+        folder: where the external data of a ModelProto lies.
+
+    Returns:
+        The graph, with the names of what it adds.
+
+    Raises:
+        TrainingError: a name is unknown, a gradient does not depend on the seed, the loss does, or the scale is None.
+
+    Example:
+        >>> import amp_rewrite, onnx
+        >>> head = '<ir_version: 10, opset_import: ["" : 20]> g (float[3] x, float seed) => (float s, float[3] d)'
+        >>> body = "{ s = ReduceSumSquare <keepdims = 0> (x) double = Add (x, x) d = Mul (double, seed) }"
+        >>> amp_rewrite.scale_gradients(onnx.parser.parse_model(head + body), loss="s", grads="d").grads
+        ('d',)
     """
     source = Model.load(model, folder=folder)
     rule = scales.get(loss_scale)

@@ -46,10 +46,21 @@ class Scaled:
 class LossScaleOptimizer(StatefulOptimizer):
     """An optimizer with a loss scale: it takes gradients of the scaled loss, and adapts the scale to them.
 
-    `optimizer`: a `StatefulOptimizer` or an `Optimizer` (SGD(…), Adam(…)). `loss_scale`: "dynamic", a number or a
-    LossScale. Hyperparameters, iterations, slots and weights are those of the inner optimizer.
+    Hyperparameters, iterations, slots and weights are those of the inner optimizer.
 
-    TrainingError for another object, an optimizer that is already wrapped or clips gradients, and loss scale None.
+    Args:
+        optimizer: a `StatefulOptimizer` or an `Optimizer` (SGD(…), Adam(…)).
+        loss_scale: "dynamic", a number or a LossScale.
+
+    Raises:
+        TrainingError: the optimizer is another object, already wrapped, or clips gradients, or the scale is None.
+
+    Example:
+        >>> from amp_rewrite.train import SGD, LossScaleOptimizer, Variable
+        >>> weight, optimizer = Variable([1.0, 2.0], "weight"), LossScaleOptimizer(SGD(0.5), 8.0)
+        >>> optimizer.apply_gradients([([1.0, 1.0], weight)])
+        >>> weight.numpy().tolist()
+        [0.5, 1.5]
     """
 
     inner: StatefulOptimizer
@@ -84,23 +95,39 @@ class LossScaleOptimizer(StatefulOptimizer):
         setattr(self.inner, name, value)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Return the loss times the scale, in the loss's own type; for a callable, a callable."""
+        """Return the loss times the scale, in the loss's own type; for a callable, a callable.
+
+        Args:
+            loss: the loss, or a function that computes it.
+        """
         return Scaled(loss, self.loss_scale) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale, each in its own type; None stays None, sparse stays sparse.
 
         The division is in float32, since float16 cannot hold a scale above 65504.
+
+        Args:
+            grads: gradients of the scaled loss.
         """
         scale = self.loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
 
     def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
-        """Return the gradients of a `Differentiable` loss, computed from the scaled loss."""
+        """Return the gradients of a `Differentiable` loss, computed from the scaled loss.
+
+        Args:
+            loss: the loss.
+            params: variables.
+        """
         return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
-        """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
+        """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes.
+
+        Args:
+            grads_and_vars: pairs of a gradient and its variable.
+        """
         pairs = pairs_of(grads_and_vars)
         _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
@@ -116,7 +143,11 @@ class LossScaleOptimizer(StatefulOptimizer):
         return saved
 
     def restore(self, saved: Mapping[str, Array]) -> None:
-        """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state."""
+        """Restore a checkpoint; a dynamic scale that it lacks starts from its initial state.
+
+        Args:
+            saved: the result of `checkpoint`.
+        """
         scale = self.loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
         self.inner.restore(saved)
@@ -124,11 +155,16 @@ class LossScaleOptimizer(StatefulOptimizer):
             scale.state = state
 
     def get_config(self) -> dict[str, Any]:
+        """Return arguments for `from_config`: the inner optimizer's and the scale's."""
         return {"optimizer": self.inner.get_config(), "loss_scale": scales.serialize(self.loss_scale)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> LossScaleOptimizer:
-        """Return the optimizer of a `get_config` result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later."""
+        """Return the optimizer of a `get_config` result.
+
+        Args:
+            config: the result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later.
+        """
         if "inner_optimizer" in config:
             return cls(optimizers.deserialize(config["inner_optimizer"]), _scale_of_later_config(config))
         if not {"optimizer", "loss_scale"} <= config.keys():
@@ -149,9 +185,23 @@ def enable_mixed_precision_graph_rewrite(
 ) -> LossScaleOptimizer | None:
     """Wrap the optimizer in a loss scale; sessions opened later convert the models that they load.
 
-    Without an optimizer, for a program that only runs models, return None. The order of checks is TensorFlow's:
-    PolicyError if the process has a policy, a warning if sessions are already open, TrainingError for an optimizer
-    that cannot be wrapped. The rewrite is enabled last.
+    The order of checks is TensorFlow's; the rewrite is enabled last. Sessions that are already open give a warning.
+
+    Args:
+        opt: the optimizer; None for a program that only runs models.
+        loss_scale: "dynamic", a number or a LossScale.
+
+    Returns:
+        The wrapped optimizer; None without one.
+
+    Raises:
+        PolicyError: the process has a policy.
+        TrainingError: the optimizer cannot be wrapped.
+
+    Example:
+        >>> import amp_rewrite
+        >>> optimizer = amp_rewrite.enable_mixed_precision_graph_rewrite(amp_rewrite.train.SGD(0.1))
+        >>> amp_rewrite.disable_mixed_precision_graph_rewrite()
     """
     if process.state.policy is not None:
         raise PolicyError(
@@ -167,7 +217,13 @@ def enable_mixed_precision_graph_rewrite(
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Let new sessions load models unchanged; warn if the rewrite was off. Open sessions and optimizers stay."""
+    """Let new sessions load models unchanged; warn if the rewrite was off. Open sessions and optimizers stay.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.enable_mixed_precision_graph_rewrite()
+        >>> amp_rewrite.disable_mixed_precision_graph_rewrite()
+    """
     if not process.state.rewriting:
         warnings.warn(
             "disable_mixed_precision_graph_rewrite has no effect: the graph rewrite is not enabled",

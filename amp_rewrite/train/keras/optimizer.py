@@ -21,6 +21,9 @@ class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras: one object that changes variables.
 
     Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`).
+
+    Args:
+        rule: the optimizer's arithmetic and hyperparameters.
     """
 
     rule: optimizers.Optimizer
@@ -48,17 +51,34 @@ class StatefulOptimizer:
         return sorted({*super().__dir__(), *_ALIASES, *(field.name for field in fields(self.rule))})
 
     def get_gradients(self, loss: Callable[[], Any], params: Sequence[Variable]) -> list[Gradient]:
-        """Return the gradients of a `Differentiable` loss. TrainingError for another callable."""
+        """Return the gradients of a `Differentiable` loss.
+
+        Args:
+            loss: the loss.
+            params: variables.
+
+        Raises:
+            TrainingError: the loss is another callable.
+        """
         return differentiable(loss).gradients(params, np.array(1, np.float32))
 
     def minimize(self, loss: Callable[[], Any], var_list: Sequence[Variable]) -> None:
-        """Make one step down a `Differentiable` loss."""
+        """Make one step down a `Differentiable` loss.
+
+        Args:
+            loss: the loss.
+            var_list: variables to change.
+        """
         self.apply_gradients(zip(self.get_gradients(loss, var_list), var_list, strict=True))
 
     def apply_gradients(self, grads_and_vars: GradsAndVars) -> None:
         """Make one step with these gradients; a variable with gradient None keeps its value.
 
-        TrainingError if no variable has a gradient, or two variables share a name.
+        Args:
+            grads_and_vars: pairs of a gradient and its variable.
+
+        Raises:
+            TrainingError: no variable has a gradient, or two share a name.
         """
         pairs = pairs_of(grads_and_vars)
         values = {variable.name: variable.numpy() for _, variable in pairs}
@@ -85,10 +105,19 @@ class StatefulOptimizer:
             self._slots[name] = {**fresh, **own}  # setting a hyperparameter during training can add a slot
 
     def get_slot_names(self) -> list[str]:
+        """Return the names of the slots of each variable."""
         return sorted(self.rule.slots())
 
     def get_slot(self, var: Variable, slot_name: str) -> Array:
-        """Return a copy of a slot. TrainingError for an unknown slot, and before the first step."""
+        """Return a copy of a slot.
+
+        Args:
+            var: the variable.
+            slot_name: name of the slot.
+
+        Raises:
+            TrainingError: the slot is unknown, or no step was made yet.
+        """
         try:
             slot: Array = self._slots[var.name][slot_name]
         except KeyError:
@@ -110,7 +139,14 @@ class StatefulOptimizer:
     variables = get_weights
 
     def set_weights(self, weights: Sequence[Array]) -> None:
-        """Set the result of `get_weights`. TrainingError for another number of arrays."""
+        """Set the result of `get_weights`.
+
+        Args:
+            weights: the step count and all slots.
+
+        Raises:
+            TrainingError: the number of arrays is another.
+        """
         keys = list(StatefulOptimizer.checkpoint(self))
         if len(keys) != len(weights):
             raise TrainingError(f"{len(weights)} arrays for {len(keys)} weights; pass the result of get_weights()")
@@ -124,7 +160,11 @@ class StatefulOptimizer:
     def restore(self, saved: Mapping[str, Array]) -> None:
         """Restore a checkpoint of this optimizer, or of a `LossScaleOptimizer` around an equal one.
 
-        TrainingError if it lacks the step count or has slots unknown to this optimizer.
+        Args:
+            saved: the result of `checkpoint`.
+
+        Raises:
+            TrainingError: the step count is missing, or a slot is unknown to this optimizer.
         """
         count = np.asarray(saved.get("iter"))
         if count.shape != () or count.dtype.kind not in "iu":
@@ -142,10 +182,16 @@ class StatefulOptimizer:
         self.iterations = int(count)
 
     def get_config(self) -> dict[str, Any]:
+        """Return arguments for `from_config`."""
         return serialize(self.rule)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StatefulOptimizer:
+        """Return the optimizer of a `get_config` result.
+
+        Args:
+            config: the result.
+        """
         return cls(optimizers.deserialize(config))
 
 

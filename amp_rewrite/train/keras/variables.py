@@ -12,7 +12,12 @@ from amp_rewrite.train.update.loss_scale import Array, Gradient
 
 
 class Variable:
-    """A named, mutable float32 array, the counterpart of tf.Variable."""
+    """A named, mutable float32 array, the counterpart of tf.Variable.
+
+    Args:
+        value: the first value.
+        name: the name.
+    """
 
     def __init__(self, value: object, name: str = "Variable") -> None:
         self.name = name
@@ -20,6 +25,7 @@ class Variable:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
         return self._value.shape
 
     def numpy(self) -> Array:
@@ -27,7 +33,14 @@ class Variable:
         return self._value.copy()
 
     def assign(self, value: object) -> None:
-        """Set the value. TrainingError for another shape."""
+        """Set the value.
+
+        Args:
+            value: the next value.
+
+        Raises:
+            TrainingError: the shape is another.
+        """
         array = np.array(value, np.float32)
         if array.shape != self.shape:
             raise TrainingError(f"variable {self.name!r} has shape {self.shape}, not {array.shape}; assign that shape")

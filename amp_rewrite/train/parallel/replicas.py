@@ -23,15 +23,21 @@ class Replicas(Protocol):
     """Processes that train together, as seen by one of them: number `rank` of `world`, counted from 0."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Number of this process, counted from 0."""
 
     @property
-    def world(self) -> int: ...
+    def world(self) -> int:
+        """Number of processes."""
 
     def total(self, bucket: Array) -> Array:
-        """Return the sum of the float32 vectors of all replicas, with the same bits on each; may overwrite `bucket`.
+        """Return the sum of the float32 vectors of all replicas, with the same bits on each.
 
-        TrainingError if a replica does not answer.
+        Args:
+            bucket: this replica's vector; it may be overwritten.
+
+        Raises:
+            TrainingError: a replica does not answer.
         """
 
 
@@ -74,10 +80,23 @@ class TorchReplicas:
 def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> Iterator[Replicas]:
     """Join the replicas of this process; `torchrun --nproc-per-node 2 train.py` starts two.
 
-    A process started without torchrun is `Alone`. `backend`: "gloo" or "nccl"; by default nccl if PyTorch has a GPU,
-    else gloo. A replica that waits longer than `timeout` seconds raises an error.
+    A process started without torchrun is `Alone`.
 
-    TrainingError if PyTorch is missing, a replica does not join, or a process with nccl does not see exactly one GPU.
+    Args:
+        backend: "gloo" or "nccl"; by default nccl if PyTorch has a GPU, else gloo.
+        timeout: seconds after which a replica that waits raises an error.
+
+    Returns:
+        A context manager that gives the replicas.
+
+    Raises:
+        TrainingError: PyTorch is missing, a replica does not join, or a process with nccl does not see exactly one GPU.
+
+    Example:
+        >>> from amp_rewrite.train import join_replicas
+        >>> with join_replicas() as replicas:
+        ...     replicas.rank, replicas.world
+        (0, 1)
     """
     if "WORLD_SIZE" not in os.environ:
         yield Alone()
@@ -116,10 +135,25 @@ def _device(backend: str, gpus: int) -> str:
 
 
 def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) -> list[Array | None]:
-    """Return float32 means over all replicas, weighted by `rows`, in one exchange; for custom loops. None stays None.
+    """Return float32 means over all replicas, in one exchange; for custom loops.
 
     Average gradients before they reach the loss scale (`LossScaleOptimizer.apply_gradients`), so that all replicas
     decide alike.
+
+    Args:
+        replicas: the replicas.
+        arrays: one per variable; None stays None.
+        rows: the weight of this replica.
+
+    Returns:
+        The means.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.train import averaged, join_replicas
+        >>> with join_replicas() as replicas:
+        ...     averaged(replicas, [np.ones(2, np.float32), None])
+        [array([1., 1.], dtype=float32), None]
     """
     present = [np.asarray(a, np.float32) for a in arrays if a is not None]
     ends = np.cumsum([a.size for a in present])
@@ -137,7 +171,22 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
 def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterator[dict[str, Array]]:
     """Yield this replica's rows of each batch: contiguous parts of nearly equal size, in the order of ranks.
 
-    TrainingError for a batch with fewer rows than replicas.
+    Args:
+        batches: mappings from input names to arrays.
+        replicas: the replicas.
+
+    Returns:
+        An iterator of batches.
+
+    Raises:
+        TrainingError: a batch has fewer rows than replicas.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.train import join_replicas, shard
+        >>> with join_replicas() as replicas:
+        ...     [len(batch["x"]) for batch in shard([{"x": np.ones(4)}], replicas)]
+        [4]
     """
     for number, batch in enumerate(batches):
         mine = {n: np.array_split(a, replicas.world)[replicas.rank] if a.ndim else a for n, a in batch.items()}
@@ -149,9 +198,20 @@ def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterato
 
 
 def check_strategy(strategy: object) -> None:
-    """Raise TrainingError unless `strategy` is a `Replicas`; for strategies of other libraries say what to use.
+    """Raise an error unless `strategy` is a `Replicas`; for strategies of other libraries say what to use.
 
     TensorFlow, too, scales losses only under strategies that keep a copy of each variable on each replica.
+
+    Args:
+        strategy: any object.
+
+    Raises:
+        TrainingError: it is another object.
+
+    Example:
+        >>> from amp_rewrite.train import check_strategy, join_replicas
+        >>> with join_replicas() as replicas:
+        ...     check_strategy(replicas)
     """
     if isinstance(strategy, Replicas):
         return

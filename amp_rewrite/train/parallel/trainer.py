@@ -41,7 +41,13 @@ class DataParallelTrainer(Trainer):
     own rows. `evaluate` uses only its own data. `save` writes on replica 0 and returns on all replicas after that.
     Each micro-batch needs an exchange.
 
-    TrainingError unless `replicas` is a `Replicas`, if replicas start with different states, and if one has ended.
+    Args:
+        step: the step.
+        replicas: the replicas, from `join_replicas`.
+        **options: those of `Trainer`.
+
+    Raises:
+        TrainingError: `replicas` is another object, replicas start with different states, or one has ended.
     """
 
     def __init__(self, step: TrainingStep, replicas: Replicas, **options: Any) -> None:
@@ -54,11 +60,21 @@ class DataParallelTrainer(Trainer):
         return Exchange(self._model, self.step, self.replicas, self._options)
 
     def save(self, path: str | Path) -> None:
+        """Write a checkpoint on replica 0; return on all replicas after that.
+
+        Args:
+            path: the file, a .npz.
+        """
         if self.replicas.rank == 0:
             super().save(path)
         self._check_same()
 
     def load(self, path: str | Path) -> None:
+        """Continue from a checkpoint, on all replicas.
+
+        Args:
+            path: a file that `save` wrote.
+        """
         super().load(path)
         self._check_same()
 

@@ -30,8 +30,8 @@ from amp_rewrite.train.update.loss_scale import Array, Gradient
 class ModelLoss:
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
-    `variables`: the model's parameters; an assigned value is used from the next call on. `on` returns the same loss
-    for another batch.
+    Attributes:
+        variables: the model's parameters; an assigned value is used from the next call on.
     """
 
     variables: tuple[Variable, ...]
@@ -52,9 +52,18 @@ class ModelLoss:
         policy: str | Policy | None = "float32",
         folder: str | Path | None = None,
     ) -> ModelLoss:
-        """Return the loss of a model; arguments and errors are those of `training_step`.
+        """Return the loss of a model. It runs on CUDA if available, else on the CPU, where a low policy is emulated.
 
-        It runs on CUDA if available, else on the CPU, where a low policy is emulated.
+        Args:
+            model: as `training_step` takes it.
+            loss: as `training_step` takes it.
+            parameters: as `training_step` takes them.
+            freeze: as `training_step` takes it.
+            policy: as `training_step` takes it.
+            folder: where the external data of a ModelProto lies.
+
+        Raises:
+            AmpRewriteError: as `training_step` raises it.
         """
         policy = policy_of(policy)
         source = Model.load(model, folder=folder)
@@ -74,7 +83,11 @@ class ModelLoss:
         return cls(tuple(Variable(initial[name], name) for name in names), runner, aim.loss, seed, grads)
 
     def on(self, batch: Mapping[str, Array]) -> ModelLoss:
-        """Return the loss of this batch, with the same variables."""
+        """Return the loss of this batch, with the same variables.
+
+        Args:
+            batch: arrays by input name.
+        """
         return replace(self, _batch=dict(batch))
 
     def __call__(self) -> Array:
@@ -82,7 +95,12 @@ class ModelLoss:
         return np.asarray(self._run([self._loss], np.array(1, np.float32))[self._loss]).reshape(())
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the float32 gradients of `seed` times the loss; None for variables of another loss."""
+        """Return the float32 gradients of `seed` times the loss; None for variables of another loss.
+
+        Args:
+            variables: those to differentiate by.
+            seed: gradient of the result with respect to the loss.
+        """
         own = [v for v in variables if any(v is mine for mine in self.variables)]
         grads = self._run([self._grads[v.name] for v in own], np.asarray(seed, np.float32)) if own else {}
         return [grads.get(self._grads.get(v.name, "")) if v in own else None for v in variables]

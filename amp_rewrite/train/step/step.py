@@ -41,13 +41,25 @@ _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 class TrainingStep:
     """One training step; its fields name the inputs and outputs of `model`.
 
-    `batch`: inputs fed to every step. `state`: values carried from step to step, float32 and int64 under any policy.
-    `loss`, `metrics`: float32 scalars; the loss is not scaled. `finite`: bool, all gradients of the step are finite.
-    `applied`: bool, the step changed the parameters (with micro-batches only the last run can). `learning_rate`: the
-    input for the rate; `optimizer.learning_rate` is its default. `objective`: the `loss` argument of `training_step`.
-    `fingerprint`: identifies the model in checkpoints. `forward`: the trained model; None for a step read from a file
-    without it. `report`: the type of each op, with the reason; None under a policy that lowers nothing, and for a
-    step from a file.
+    Attributes:
+        model: the step as one model.
+        batch: inputs fed to every step.
+        state: values carried from step to step, float32 and int64 under any policy.
+        loss: a float32 scalar, not scaled.
+        metrics: float32 scalars.
+        finite: bool, all gradients of the step are finite.
+        applied: bool, the step changed the parameters (with micro-batches only the last run can).
+        learning_rate: the input for the rate; `optimizer.learning_rate` is its default.
+        target: the targets of a loss given as text; None for others.
+        optimizer: the optimizer.
+        loss_scale: the loss scale.
+        policy: the policy.
+        micro_batches: runs per step.
+        training_mode: True if statistics are trained.
+        objective: the `loss` argument of `training_step`.
+        fingerprint: identifies the model in checkpoints.
+        forward: the trained model; None for a step read from a file without it.
+        report: the type of each op; None under a policy that lowers nothing, and for a step from a file.
     """
 
     model: Model
@@ -91,14 +103,21 @@ class TrainingStep:
         return {s.input: s.initial.copy() for s in self.state}
 
     def next_state(self, results: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the state by input name for the next step, from the outputs of a step."""
+        """Return the state by input name for the next step.
+
+        Args:
+            results: the outputs of a step.
+        """
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
         """Return a model that computes loss and metrics from batch and state, with the names of both.
 
         It is the step itself. For a step in training mode it is the original model in float32, with running
-        statistics and without dropout; TrainingError if such a step was read from a file without that model.
+        statistics and without dropout.
+
+        Raises:
+            TrainingError: a step in training mode was read from a file without that model.
         """
         if not self.training_mode:
             return self.model, self.loss, self.metrics
@@ -120,7 +139,11 @@ class TrainingStep:
     def trained(self, state: Mapping[str, Array]) -> Model:
         """Return the trained model with the parameters and running statistics of a state.
 
-        TrainingError for a step that was read from a file without its model.
+        Args:
+            state: arrays by input name.
+
+        Raises:
+            TrainingError: the step was read from a file without its model.
         """
         model, weights = self._forward(), self._weights()
         proto = clone(model.proto)
@@ -146,23 +169,42 @@ def training_step(
 ) -> TrainingStep:
     """Build one model for a training step: forward pass, backward pass, update, and the loss scale's adjustment.
 
-    `model`: as `convert` takes it; it is not changed. `loss`: the name of a float32 value with one element, or text
-    such as "cross_entropy(LOGITS, TARGETS)", see `losses.objective`. `optimizer`: an Optimizer, or text such as
-    "adam,lr=0.001". `loss_scale`: "dynamic", a number, None or a LossScale; by default the policy's, which is
-    "dynamic" for mixed_float16. `policy`: by default that of the process if set, else mixed_float16. `parameters`,
-    `freeze`: globs on initializers, see `parameters.trained`. `micro_batches`: runs per step; the last run makes the
-    step, with the mean of their gradients. `training_mode`: BatchNormalization uses batch statistics and updates the
-    running ones, and Dropout drops; otherwise both behave as in the model. `painting`: lists, level, target, safety,
-    keep, lower, gray_follows_allow, as `convert` takes them.
-
     The backward pass starts from the loss scale; the loss itself is not scaled. So gradients are scaled and, under a
     low policy, low. They are widened, unscaled, tested and applied in float32 to float32 parameters; each step casts
     one low copy of these (Micikevicius et al., Mixed Precision Training, 2018, section 3). With a dynamic scale, a
     step with nonfinite gradients changes only the scale, which it halves. With a fixed scale, or none, such a step is
     applied, and `finite` is False. Forward and backward pass are painted together.
 
-    TrainingError and GradientError for a loss, parameter or target that does not fit; PolicyError for a policy
-    that does not keep parameters and results in float32; and the errors of `convert`.
+    In training mode BatchNormalization uses batch statistics and updates the running ones, and Dropout drops; otherwise
+    both behave as in the model. With micro-batches the last run makes the step, with the mean of their gradients.
+
+    Args:
+        model: as `convert` takes it; it is not changed.
+        loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
+        optimizer: an Optimizer, or text such as "adam,lr=0.001".
+        loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
+        policy: by default that of the process if set, else mixed_float16.
+        parameters: globs on initializers to train, see `parameters.trained`.
+        freeze: globs on initializers to leave as they are.
+        micro_batches: runs per step.
+        training_mode: train statistics and drop.
+        folder: where the external data of a ModelProto lies.
+        **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
+
+    Returns:
+        The step, for a `Trainer`.
+
+    Raises:
+        TrainingError: the loss, a parameter or a target does not fit.
+        GradientError: an op has no gradient rule.
+        PolicyError: the policy does not keep parameters and results in float32.
+        AmpRewriteError: as `convert` raises it.
+
+    Example:
+        >>> from amp_rewrite.train import SGD, training_step
+        >>> step = training_step("model.onnx", loss="cross_entropy(probability, label)", optimizer=SGD(0.1))
+        >>> step.batch
+        ('image', 'label')
     """
     policy = policy_of(policy)
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)

@@ -46,7 +46,19 @@ def save_step(
 ) -> None:
     """Write a step with its initial state, atomically; see `Model.save`.
 
-    TrainingError for a model of an IR version below 4, which has no default values.
+    Args:
+        step: the step.
+        path: the file to write.
+        overwrite: replace an existing file.
+        external_data: as `Model.save` takes it.
+        progress: called as `progress(done, total)` with bytes.
+
+    Raises:
+        TrainingError: the model has an IR version below 4, which has no default values.
+
+    Example:
+        >>> from amp_rewrite.train import save_step, training_step
+        >>> save_step(training_step("model.onnx", loss="cross_entropy(probability, label)"), "step.onnx")
     """
     if step.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         raise TrainingError(
@@ -64,9 +76,23 @@ def save_step(
 
 
 def load_step(path: str | Path, *, forward: object = None) -> TrainingStep:
-    """Read a step written by `save_step`. `forward`: the model that it trains, needed to export the result.
+    """Return a step written by `save_step`.
 
-    TrainingError for a file without a step or of another version, and for another `forward`.
+    Args:
+        path: the file.
+        forward: the model that it trains, needed to export the result.
+
+    Returns:
+        The step, for a `Trainer`.
+
+    Raises:
+        TrainingError: the file has no step or is of another version, or `forward` is another model.
+
+    Example:
+        >>> from amp_rewrite.train import load_step, save_step, training_step
+        >>> save_step(training_step("model.onnx", loss="cross_entropy(probability, label)"), "step.onnx")
+        >>> load_step("step.onnx", forward="model.onnx").objective
+        'cross_entropy(probability, label)'
     """
     model = Model.load(path)
     entry = next((p for p in model.proto.metadata_props if p.key == KEY), None)

@@ -30,10 +30,13 @@ Rate = float | Callable[[int], float]
 
 @dataclass(frozen=True)
 class History:
-    """Record of a call of `fit`: loss and metrics per run, and counts of nonfinite steps.
+    """Record of a call of `fit`.
 
-    `skipped`: steps not applied because a gradient was nonfinite. `nonfinite`: all steps with nonfinite gradients,
-    including those applied under a fixed loss scale or none.
+    Attributes:
+        losses: the loss of each run.
+        metrics: the metrics of each run.
+        skipped: steps not applied because a gradient was nonfinite.
+        nonfinite: all steps with nonfinite gradients, including those applied under a fixed loss scale or none.
     """
 
     losses: tuple[float, ...]
@@ -44,7 +47,13 @@ class History:
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over data, weighted by the rows of each batch."""
+    """Means over data, weighted by the rows of each batch.
+
+    Attributes:
+        loss: the loss.
+        metrics: metrics by name.
+        rows: number of rows.
+    """
 
     loss: float
     metrics: Mapping[str, float]
@@ -81,13 +90,26 @@ class Steps(Protocol):
 class Trainer:
     """A training step with its state. Steps are deterministic on a CPU: a resumed run gives the same bits.
 
-    `providers`, `threads`, `provider_options`: as `Runner.open` takes them; by default CUDA if available, else the
-    CPU, one thread per core, and no TF32. The CPU provider computes most float16 ops in float32. So there a lowered
-    step runs as its float32 twin with explicit rounding (`emulate`), and `emulated` is True; `emulated=False` runs
-    the step itself.
+    The CPU provider computes most float16 ops in float32. So there a lowered step runs as its float32 twin with
+    explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two sets: a step reads one
+    and writes the other. So a step that fails or is interrupted leaves the state of the step before it.
 
-    The state stays on the device, in two sets: a step reads one and writes the other. So a step that fails or is
-    interrupted leaves the state of the step before it.
+    Args:
+        step: the step.
+        providers: those of onnxruntime; by default CUDA if available, else the CPU.
+        emulated: False runs the step itself on a CPU; None: as above.
+        threads: for one op; 0: one per core.
+        provider_options: options by provider; without any, CUDA computes float32 without TF32.
+
+    Example:
+        >>> import numpy as np
+        >>> from amp_rewrite.train import Trainer, training_step
+        >>> trainer = Trainer(training_step("model.onnx", loss="cross_entropy(probability, label)", policy="float32"))
+        >>> batch = {"image": np.ones((4, 1, 8, 8), np.float32), "label": np.arange(4)}
+        >>> history = trainer.fit([batch], epochs=3)
+        >>> trainer.steps, history.losses[2] < history.losses[0]
+        (3, True)
+        >>> trainer.export().save("trained.onnx")
     """
 
     def __init__(
@@ -166,10 +188,15 @@ class Trainer:
     ) -> History:
         """Train on all batches, `epochs` times, and return losses, metrics and counts.
 
-        `batches`: as `Feed.of` takes them, with the names in the step's `batch`; NaN and infinity are allowed and
-        make a step that is skipped or reported. `progress(done, total)` counts runs; `amp_rewrite.progress_bar` draws
-        it. TrainingError for targets out of range and learning rates that are not a number ≥ 0; FeedError for data
-        that does not fit.
+        Args:
+            batches: as `Feed.of` takes them, named as in the step's `batch`; steps with NaN are skipped or reported.
+            epochs: passes over the batches.
+            learning_rate: a number ≥ 0, or a function of the step; None: the optimizer's.
+            progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
+
+        Raises:
+            TrainingError: a target is out of range, or a learning rate is not a number ≥ 0.
+            FeedError: the data do not fit.
         """
         if not isinstance(epochs, int) or epochs < 0:
             raise TrainingError(f"epochs is {epochs!r}; use a whole number ≥ 0")
@@ -220,7 +247,12 @@ class Trainer:
     def evaluate(self, batches: object) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
-        FeedError and TrainingError as in `fit`.
+        Args:
+            batches: as `fit` takes them.
+
+        Raises:
+            FeedError: the data do not fit.
+            TrainingError: a target is out of range.
         """
         runner, loss, metrics = self._evaluator
         rate = {self.step.learning_rate: np.array(0, np.float32)}
@@ -272,7 +304,11 @@ class Trainer:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
+        """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`.
+
+        Args:
+            path: the file, a .npz.
+        """
         views = self._views()
         state = {v.name: views[v.input] for v in self.step.state}
         for name, count in (("count/skipped", self.skipped), ("count/nonfinite", self.nonfinite)):
@@ -280,7 +316,11 @@ class Trainer:
         checkpoint.save(path, state, self.step.fingerprint)
 
     def load(self, path: str | Path) -> None:
-        """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors."""
+        """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors.
+
+        Args:
+            path: a file that `save` wrote.
+        """
         step, side = self.step, self._now.side
         saved = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
         other: Side = 1 if side == 0 else 0

@@ -30,7 +30,10 @@ FLOOR = np.float32(1.0)
 class IndexedSlices(NamedTuple):
     """A sparse gradient: `values[i]` belongs to row `indices[i]`; repeated rows are added.
 
-    `dense_shape`: the shape of the dense gradient, if known.
+    Args:
+        values: rows.
+        indices: the row that each belongs to.
+        dense_shape: the shape of the dense gradient, if known.
     """
 
     values: Array
@@ -52,9 +55,13 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class FixedLossScale:
-    """A constant loss scale. TrainingError unless it is an int or a float, finite, and 1 or more.
+    """A constant loss scale. `update` always allows the gradients to be applied, NaN or not, as in TensorFlow.
 
-    `update` always allows the gradients to be applied, NaN or not, as in TensorFlow.
+    Args:
+        loss_scale_value: the scale.
+
+    Raises:
+        TrainingError: it is not an int or a float, finite, and 1 or more.
     """
 
     loss_scale_value: float
@@ -72,14 +79,24 @@ class FixedLossScale:
         return np.array(self.loss_scale_value, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Return (None, True); the scale does not change."""
+        """Return (None, True); the scale does not change.
+
+        Args:
+            grads: any nest of arrays.
+        """
         return None, True
 
     def get_config(self) -> dict[str, Any]:
+        """Return arguments for `from_config`."""
         return {"loss_scale_value": self.loss_scale_value}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FixedLossScale:
+        """Return the scale of a `get_config` result.
+
+        Args:
+            config: the result.
+        """
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -87,12 +104,21 @@ class FixedLossScale:
 
 
 class DynamicLossScale:
-    """A loss scale that grows after a run of finite steps and shrinks after a nonfinite step.
+    """A loss scale that grows after a run of finite steps and shrinks after a nonfinite step. It is always finite.
 
-    After `increment_period` finite steps in a row the scale is multiplied by `multiplier`, unless the product
-    overflows float32. After a nonfinite step it is divided by `multiplier`, with a minimum of 1. So the scale is
-    always finite. TrainingError for an initial scale that is not finite or below 1, a period below 1, and a
-    multiplier of 1 or less.
+    Args:
+        initial_loss_scale: the first scale.
+        increment_period: finite steps in a row after which it is multiplied, unless the product overflows float32.
+        multiplier: factor, and divisor after a nonfinite step, with a minimum of 1.
+
+    Raises:
+        TrainingError: the scale is not finite or below 1, the period below 1, or the multiplier 1 or less.
+
+    Example:
+        >>> from amp_rewrite.train import DynamicLossScale
+        >>> scale = DynamicLossScale(1024.0)
+        >>> scale.update([float("nan")]), float(scale())
+        ((None, False), 512.0)
     """
 
     def __init__(
@@ -121,17 +147,25 @@ class DynamicLossScale:
         return np.array(self.state.scale, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Adapt to one step's gradients, any nest of arrays; return (None, True if they may be applied).
+        """Adapt to one step's gradients. Return (None, True if they may be applied).
 
         A nest without gradients counts as finite. On several workers pass the reduced gradients, so that all
         workers decide alike.
+
+        Args:
+            grads: any nest of arrays.
         """
         finite = all_finite(grads)
         self.state = self.after(self.state, finite)
         return None, finite
 
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
-        """Return the state that follows `state` after a step with or without finite gradients."""
+        """Return the state that follows a step.
+
+        Args:
+            state: the state before.
+            finite: True after finite gradients.
+        """
         factor = np.float32(self.multiplier)
         if not finite:
             return ScaleState(max(state.scale / factor, FLOOR), 0)
@@ -142,11 +176,16 @@ class DynamicLossScale:
         return ScaleState(grown if np.isfinite(grown) else state.scale, 0)
 
     def get_config(self) -> dict[str, Any]:
-        """Arguments for `from_config`; the state is not included, checkpoints hold it."""
+        """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
         return {name: value for name, value in vars(self).items() if name != "state"}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DynamicLossScale:
+        """Return the scale of a `get_config` result.
+
+        Args:
+            config: the result.
+        """
         return cls(**config)
 
     def __repr__(self) -> str:

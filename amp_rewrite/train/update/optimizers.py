@@ -57,9 +57,18 @@ NUMPY = Arithmetic(
 class Optimizer:
     """Base class of optimizers. Frozen: slots and the step count hold the state of training.
 
-    Gradients are clipped first, by at most one of three: each element to ±`clipvalue`, each gradient to the norm
-    `clipnorm`, or all gradients together to the norm `global_clipnorm`. Then `weight_decay` times the variable is
-    added to its gradient. TrainingError for hyperparameters out of range.
+    Gradients are clipped first, by at most one of three. Then `weight_decay` times the variable is added to its
+    gradient.
+
+    Args:
+        clipnorm: the largest norm of each gradient.
+        clipvalue: each element is clipped to ± this.
+        global_clipnorm: the largest norm of all gradients together.
+        weight_decay: factor of the variable in its gradient.
+        learning_rate: the rate without a schedule.
+
+    Raises:
+        TrainingError: a hyperparameter is out of range.
     """
 
     clipnorm: float | None = None
@@ -89,21 +98,44 @@ class Optimizer:
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
     def slots(self) -> Mapping[str, float]:
-        """Slot names of each variable, with their initial fill values."""
+        """Return the slot names of each variable, with their initial fill values."""
         return self.SLOTS
 
     def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Return the variable and its slots after a step; `step` is the number of this step, counted from 1."""
+        """Return the variable and its slots after a step.
+
+        Args:
+            by: the arithmetic, of arrays or of a graph.
+            variable: the variable.
+            gradient: its gradient.
+            slots: its slots by name.
+            rate: the learning rate.
+            step: the number of this step, counted from 1.
+        """
         raise NotImplementedError
 
     def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Apply weight decay, then `rule`; the gradient is already clipped."""
+        """Apply weight decay, then `rule`; the gradient is already clipped. Return as `rule` does.
+
+        Args:
+            by: the arithmetic, of arrays or of a graph.
+            variable: the variable.
+            gradient: its gradient.
+            slots: its slots by name.
+            rate: the learning rate.
+            step: the number of this step, counted from 1.
+        """
         if self.weight_decay:
             gradient = gradient + number(self.weight_decay) * variable
         return self.rule(by, variable, gradient, slots, rate, step)
 
     def clipped(self, by: Arithmetic, gradients: list[Any]) -> list[Any]:
-        """Return the gradients of all variables after clipping."""
+        """Return the gradients of all variables after clipping.
+
+        Args:
+            by: the arithmetic, of arrays or of a graph.
+            gradients: one per variable.
+        """
         if self.clipvalue is not None:
             return [by.clamp(g, number(self.clipvalue)) for g in gradients]
         if self.clipnorm is not None:
@@ -125,11 +157,16 @@ class Optimizer:
         return ",".join([type(self).__name__.lower(), *settings])
 
     def get_config(self) -> dict[str, Any]:
-        """Hyperparameters as arguments for `from_config`."""
+        """Return the hyperparameters as arguments for `from_config`."""
         return asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
+        """Return the optimizer of a `get_config` result.
+
+        Args:
+            config: hyperparameters by name.
+        """
         try:
             return cls(**config)
         except TypeError as cause:
@@ -141,7 +178,15 @@ class Optimizer:
 class SGD(Optimizer):
     """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
-    `nesterov`: the variable changes by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+    Args:
+        learning_rate: the rate without a schedule.
+        momentum: factor of the velocity; 0 for none.
+        nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+
+    Example:
+        >>> from amp_rewrite.train import SGD
+        >>> SGD(0.1, momentum=0.9).spelling
+        'sgd,learning_rate=0.1,momentum=0.9'
     """
 
     learning_rate: float = 0.01
@@ -162,7 +207,14 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch."""
+    """Tieleman and Hinton's RMSprop; epsilon is added to the root, as in Keras without momentum and in PyTorch.
+
+    Args:
+        learning_rate: the rate without a schedule.
+        rho: decay of the mean square.
+        momentum: factor of the velocity; 0 for none.
+        epsilon: added to the root.
+    """
 
     learning_rate: float = 0.001
     rho: float = 0.9
@@ -187,6 +239,12 @@ class Adam(Optimizer):
 
     Keras adds it before the correction ("epsilon hat"), so its first steps are smaller for gradients of the order
     of epsilon.
+
+    Args:
+        learning_rate: the rate without a schedule.
+        beta_1: decay of the first moment.
+        beta_2: decay of the second moment.
+        epsilon: added to the root.
     """
 
     learning_rate: float = 0.001
@@ -204,7 +262,11 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable.
+
+    Args:
+        weight_decay: factor of the variable.
+    """
 
     weight_decay: float = field(default=0.01, kw_only=True)
 
@@ -216,7 +278,13 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root."""
+    """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root.
+
+    Args:
+        learning_rate: the rate without a schedule.
+        initial_accumulator_value: first value of the sum of squares.
+        epsilon: added to the root.
+    """
 
     learning_rate: float = 0.001
     initial_accumulator_value: float = 0.1

@@ -1,0 +1,156 @@
+"""Docstrings of public names: each example runs, and each has the sections that apply, in one layout."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import doctest
+import inspect
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType
+
+import numpy as np
+import pytest
+
+import amp_rewrite
+import amp_rewrite.train
+from amp_rewrite import errors
+from amp_rewrite.deploy.session import process
+from support.paths import ROOT
+
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
+HEADING = re.compile(r"(\w+):")
+ENTRY = re.compile(r" {4}(\*{0,2}\w+): .")
+ERRORS = frozenset(name for name in vars(errors) if name.endswith("Error"))
+
+
+def objects() -> Iterator[tuple[str, object]]:
+    """Yield the public functions and classes, and the public methods and properties that a class defines."""
+    found = {id(value): value for package in (amp_rewrite, amp_rewrite.train) for value in public(package)}
+    for value in found.values():
+        yield value.__qualname__, value
+        for name, member in vars(value).items() if isinstance(value, type) else ():
+            inner = member.__func__ if isinstance(member, classmethod) else member
+            if isinstance(inner, (FunctionType, property, cached_property)) and not name.startswith("_"):
+                yield f"{value.__qualname__}.{name}", inner
+
+
+def public(package: object) -> list[object]:
+    values = [getattr(package, name) for name in package.__all__]
+    return [value for value in values if isinstance(value, (FunctionType, type))]
+
+
+PUBLIC = dict(objects())
+FUNCTIONS = [name for name, value in PUBLIC.items() if isinstance(value, FunctionType) and "." not in name]
+METHODS = [name for name, value in PUBLIC.items() if isinstance(value, FunctionType) and "." in name]
+
+
+def docs(name: str) -> str:
+    """Return the docstring of a public object; a method without one has that of the class that it overrides."""
+    owner, _, member = name.rpartition(".")
+    return inspect.getdoc(getattr(PUBLIC[owner], member) if owner in PUBLIC else PUBLIC[name]) or ""
+
+
+EXAMPLES = [name for name in PUBLIC if ">>>" in docs(name)]
+
+
+def sections(name: str) -> dict[str, list[str]]:
+    """Return the lines below each heading, in order."""
+    found: dict[str, list[str]] = {}
+    heading = None
+    for line in docs(name).splitlines():
+        if line and not line.startswith(" "):
+            match = HEADING.fullmatch(line)
+            heading = match[1] if match else None
+            if heading:
+                assert heading not in found
+                found[heading] = []
+        elif heading and line:
+            found[heading].append(line)
+    return found
+
+
+def named(lines: list[str]) -> list[str]:
+    """Return the names of entries, each on one line."""
+    matches = [ENTRY.match(line) for line in lines]
+    assert all(matches), lines
+    return [match[1] for match in matches if match]
+
+
+def parameters(function: FunctionType) -> list[str]:
+    """Return the parameters as they stand in the source: the keywords of the table of options are one."""
+    code = inspect.unwrap(function).__code__
+    count = code.co_argcount + code.co_kwonlyargcount
+    rest = code.co_varnames[count:]
+    stars = [star for star, flag in (("*", inspect.CO_VARARGS), ("**", inspect.CO_VARKEYWORDS)) if code.co_flags & flag]
+    own = [*code.co_varnames[:count], *(star + name for star, name in zip(stars, rest, strict=False))]
+    return own[1:] if own[:1] in (["self"], ["cls"]) else own
+
+
+def facts(name: str) -> list[list[str]]:
+    """Return the names that the docstring must list, in any of these versions."""
+    value = PUBLIC[name]
+    if isinstance(value, FunctionType):
+        return [parameters(value)]
+    if not isinstance(value, type) or issubclass(value, Exception):
+        return [[]]
+    if dataclasses.is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
+        return [fields, [field for field in fields if field in inspect.get_annotations(value)]]
+    if hasattr(value, "_fields"):
+        return [list(value._fields)]
+    made = vars(value).get("__init__")
+    plain = isinstance(made, FunctionType) and not getattr(value, "_is_protocol", False)
+    return [parameters(made) if plain and made.__code__.co_filename == inspect.getfile(value) else []]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the files that the examples name, and a process without a policy."""
+    models = ROOT / "examples" / "models"
+    shutil.copy(models / "digits_mlp.onnx", tmp_path / "model.onnx")
+    with np.load(models / "digits_test.npz") as digits:
+        np.savez(tmp_path / "batches.npz", image=digits["x"][:64])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "state", process.State())
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_a_docstring_runs(name: str, folder: Path) -> None:
+    test = doctest.DocTestParser().get_doctest(docs(name), {}, name, name, 0)
+    said: list[str] = []
+    outcome = doctest.DocTestRunner().run(test, out=said.append)
+    assert outcome.attempted
+    assert not outcome.failed, "".join(said)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_public_function_says_what_it_returns_and_shows_an_example(name: str) -> None:
+    found = sections(name)
+    returned = inspect.signature(PUBLIC[name]).return_annotation
+    assert ("Returns" in found) == (returned not in (None, "None"))
+    assert any(line.strip().startswith(">>>") for line in found["Example"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_public_method_says_what_it_returns(name: str) -> None:
+    returned = inspect.signature(PUBLIC[name]).return_annotation
+    assert returned in (None, "None") or re.search(r"\b([Rr]eturn|Yield|True)\b", docs(name))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_docstring_lists_the_arguments_and_errors_that_there_are(name: str) -> None:
+    assert docs(name).partition("\n")[0].endswith((".", "`", ")"))
+    found = sections(name)
+    known = [heading for heading in found if heading in SECTIONS]
+    assert known == sorted(known, key=SECTIONS.index)
+    listed = named(found.get("Args", []) + found.get("Attributes", []))
+    assert listed in facts(name)
+    raised = named(found.get("Raises", []))
+    assert all(error in ERRORS or hasattr(builtins, error) for error in raised)
+    assert set(re.findall(r"\b[A-Z]\w+Error\b", docs(name))) & ERRORS <= {name, *raised}
