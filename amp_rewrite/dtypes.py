@@ -128,8 +128,7 @@ class DType(Enum):
         """Return the type of a name, of a type of another package, or of a code.
 
         Args:
-            spelling: "float16", "fp16", "half", "bf16", "float32" …, a type of numpy, ml_dtypes or torch, or a
-                `TensorProto.DataType` code.
+            spelling: "float16", "half", "bf16" …, a type of numpy, ml_dtypes or torch, or a code of ONNX.
 
         Raises:
             PolicyError: it is not a known type.

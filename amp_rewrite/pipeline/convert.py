@@ -66,7 +66,11 @@ class Converted(Result):
         return self.report.brief
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the text of the report."""
+        """Return the text of the report.
+
+        Args:
+            verbose: add every row.
+        """
         return self.report.text(verbose=verbose)
 
     def to_json(self) -> str:
@@ -120,8 +124,8 @@ def convert(
 
     Args:
         model: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
+        data: a Feed, or an argument of `Feed.of`; ranges are then measured on it first.
         ranges: the result of `calibrate`, or its file.
-        data: a Feed, or an argument of `Feed.of`; the ranges are then measured on it.
         headroom: factor to spare between a value in `ranges` and the largest one of `to`.
         folder: where the external data of a ModelProto lies.
         **options: see docs/reference/options.md.

@@ -17,12 +17,23 @@ from amp_rewrite.settings.options import Options, takes_options
 def explain(model: ReportSource, *names: str, **options: Unpack[Options]) -> Explanation:
     """Return the reasons for the types of ops in a conversion, each chain of them back to the op that decides.
 
-    `model`: the result of `convert` or `repair`, a report or its file; or a model as `convert` takes it, which is then
-    converted with the options. `names`: ops by name or path, types of ops ("Softmax"), patterns ("op=Softmax"), inputs
-    of the model, for the ops that read them, and other values, for the op that makes each.
+    Args:
+        model: the result of `convert` or `repair`, a report or its file; or a model, which is then converted.
+        *names: ops by name, path, type or pattern; inputs, for the ops that read them; other values, for their ops.
+        **options: those of `convert`, see docs/reference/options.md.
 
-    Raises what `convert` raises; PatternError, with names to use instead, for a name that is unknown or that several
-    ops have; PolicyError for options of a conversion that is done.
+    Returns:
+        The chains, which print as text.
+
+    Raises:
+        PatternError: a name is unknown, or several ops have it; with names to use instead.
+        PolicyError: options are given for a conversion that is done.
+        AmpRewriteError: as `convert` raises it.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.explain("model.onnx", "op=Softmax").chains[0].rows[0].dtype
+        'float32'
     """
     if isinstance(model, Repaired):
         model = model.converted

@@ -97,7 +97,13 @@ class Repaired(Result):
         return self.converted.report
 
     def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
-        """Write the model, weights streamed, whole or not at all; see `Model.save`."""
+        """Write the model, weights streamed, whole or not at all.
+
+        Args:
+            path: as `Model.save` takes it.
+            overwrite: replace an existing file.
+            external_data: weights in a file of their own; None: above 1.5 GB.
+        """
         self.converted.save(path, overwrite=overwrite, external_data=external_data)
 
     @property

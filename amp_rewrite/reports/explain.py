@@ -35,7 +35,13 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Result):
-    """Chains of reasons, in the order of the names that were asked for. `inventory`: nothing is decided yet."""
+    """Chains of reasons, in the order of the names that were asked for.
+
+    Attributes:
+        model: name of the model.
+        chains: one per op, or per group of ops with the same reasons.
+        inventory: True if nothing is decided yet.
+    """
 
     model: str
     chains: tuple[Chain, ...]

@@ -51,6 +51,7 @@ class Report(Result, ReportData):
         inputs: those of the model.
         outputs: those of the model.
         weights: bytes of weights by type.
+        evidence: how far data have checked the conversion, and the next command.
         schema: version of the format.
 
     Example:

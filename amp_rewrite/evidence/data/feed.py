@@ -82,12 +82,12 @@ class Feed:
     def of(cls, data: object, model: Model, *, allow_nonfinite: bool = False, limit: int = LIMIT) -> Feed:
         """Return the user's data as batches for a model.
 
-        The data are one batch; an iterable of batches; a callable that gives a new one at each call, such as a generator
-        function; a Feed; or a path. A batch is a mapping from input names to arrays, an array (for the only input), or a
-        tuple of arrays in the order of the inputs that have no default; labels after those are left out. Arrays are
-        those of numpy, tensors of torch on any device, and what converts to arrays. A list of arrays is a list of
-        batches. The batches of a generator are kept in memory; other iterables, such as a DataLoader, must give the
-        same batches in each pass. A path is
+        The data are one batch; an iterable of batches; a callable that gives a new one at each call, such as a
+        generator function; a Feed; or a path. A batch is a mapping from input names to arrays, an array (for the only
+        input), or a tuple of arrays in the order of the inputs that have no default; labels after those are left out.
+        Arrays are those of numpy, tensors of torch on any device, and what converts to arrays. A list of arrays is a
+        list of batches. The batches of a generator are kept in memory; other iterables, such as a DataLoader, must give
+        the same batches in each pass. A path is
 
         - a .npz file whose names are the inputs' (one batch), or `0/input`, `1/input` … (several);
         - a .npy file, for a model of one input;
