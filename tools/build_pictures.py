@@ -107,8 +107,7 @@ def picture(name: str) -> str:
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w", encoding="utf-8"), force_terminal=True)  # noqa: SIM115, PTH123
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for suffix, target in ((".onnx", "model.onnx"), (".npz", "batches.npz")):
-            shutil.copy(ROOT / "examples" / "models" / f"llama_outlier{suffix}", folder / target)
+        shutil.copytree(ROOT / "examples" / "outlier", folder, dirs_exist_ok=True)
         for number, scene in enumerate(STORIES[name]):
             gap = "\n" if number else ""
             console.print(Text(f"{gap}$ amp-rewrite {scene.words}", style="bold"), soft_wrap=True)

@@ -23,6 +23,7 @@ from amp_rewrite.pipeline.repair import Repaired
 from support.hard_models import HARD
 from support.paths import ROOT
 
+OUTLIER = ROOT / "examples" / "outlier"
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -42,8 +43,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("AMP_REWRITE_")]:
         monkeypatch.delenv(name)
-    for source, target in re.findall(r"^\$ cp (\S+) (\S+)$", README, re.MULTILINE):
-        shutil.copy(ROOT / source, tmp_path / target)
+    for name in ("model.onnx", "batches.npz"):
+        shutil.copy(OUTLIER / name, tmp_path)
     return tmp_path
 
 
@@ -76,10 +77,10 @@ def test_the_options_named_exist() -> None:
 
 
 def test_the_model_shown_is_the_hard_one_of_the_tests() -> None:
-    shipped = onnx.load(ROOT / "examples" / "models" / "llama_outlier.onnx")
+    shipped = onnx.load(OUTLIER / "model.onnx")
     hard = HARD["llama_outlier"]()
     assert shipped == hard.model
-    with np.load(ROOT / "examples" / "models" / "llama_outlier.npz") as batch:
+    with np.load(OUTLIER / "batches.npz") as batch:
         assert {name: array.tolist() for name, array in batch.items()} == {
             name: array.tolist() for name, array in hard.batch.items()
         }
