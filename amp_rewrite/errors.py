@@ -82,6 +82,11 @@ def one_line(cause: object) -> str:
     return " ".join(str(cause).split())
 
 
+def count(number: int, one: str, many: str | None = None) -> str:
+    """Return the number and its noun: "1 op", "2 ops", "0 casts"."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
     """Return the known names that are most like a word, best first."""
     import difflib  # late: only errors need it

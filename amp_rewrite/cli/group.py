@@ -15,7 +15,7 @@ import click
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
-from amp_rewrite.reports.render import plain
+from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
 
 FINDING = 1
@@ -95,6 +95,8 @@ class Program(click.Group):
         extra.pop("standalone_mode", None)
         _hold_streams()
         _print_anything()
+        terminal.choose("auto")
+        WIDTH.set(terminal.columns(sys.stdout))
         try:
             with self.make_context("amp-rewrite", args, **extra) as ctx:
                 code = self.invoke(ctx)

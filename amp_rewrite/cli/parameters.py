@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ModelError
 from amp_rewrite.settings.config_file import Settings, settings
 from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, PAINTING, TARGET, Kind, Option
@@ -51,11 +52,28 @@ def flag(names: str, words: str, heading: str = GENERAL) -> Callable[[F], F]:
     return option(names, None, words, heading, is_flag=True)
 
 
+def _chosen(_context: click.Context, _option: click.Parameter, when: str | None) -> None:
+    if when:
+        terminal.choose(when)
+
+
+color = option(
+    "--color",
+    "|".join(terminal.COLORS),
+    "When to print in color.  [default: on a terminal]",
+    type=click.Choice(terminal.COLORS),
+    is_eager=True,
+    expose_value=False,
+    callback=_chosen,
+)
+
+
 def command(*options: Callable[[F], F], group: click.Group | None = None) -> Callable[[F], click.Command]:
     """Return a decorator that makes a command with options, in the order of its help."""
 
     def decorate(function: F) -> click.Command:
-        for decorator in reversed(options):
+        decorators: tuple[Callable[[Any], Any], ...] = (*options, color)
+        for decorator in reversed(decorators):
             function = decorator(function)
         return (group or click).command(cls=Command)(function)
 

@@ -4,29 +4,68 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from amp_rewrite.reports.render import harmless, plain
+from amp_rewrite.decide.reasons import remarked
+from amp_rewrite.reports.render import harmless, plain, wrap
 
 if TYPE_CHECKING:
     from amp_rewrite.errors import Finding
 
 Progress = Callable[[int, int], None]
 
-_STYLES = {
-    r"\b(float16|bfloat16|allow|added|lowered)\b": "green",
-    r"\b(float32|deny|removed|raised)\b": "yellow",
-    r"\b(gray|clear|unlisted)\b": "cyan",
-    r"^(warning|error):": "bold red",
+COLORS = ("auto", "always", "never")
+_choice = ["auto"]
+"""The value of --color of this run."""
+
+_STYLES: dict[str, dict[str, Any]] = {
+    r"^(error|failed|FINDING)(?=:| {2})": {"fg": "red", "bold": True},
+    r"^not written(?=:)": {"fg": "red"},
+    r"^(warning(?=:)|findings$|not checked on data(?=:))": {"fg": "yellow"},
+    r"^ok(?=:| {2})": {"fg": "green"},
 }
+"""Styles of words at the start of a line, where no name of a file or op stands."""
+_CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "findings": (r"(?<=^  )\S.*?(?= {2}|$)", {"fg": "yellow"}),
+    "expected": (r"(?<=^  )failed(?= {2})", {"fg": "red", "bold": True}),
+}
+"""Styles of the first cell in tables below a heading, which holds a word of ours."""
+
+
+def choose(when: str) -> None:
+    """Set when output is in color: "always", "never" or, as environment and terminal say, "auto"."""
+    _choice[0] = when
+
+
+def colored(stream: TextIO) -> bool:
+    """True if a stream gets colors: as --color says, else NO_COLOR, else FORCE_COLOR, else on a terminal."""
+    if _choice[0] != "auto":
+        return _choice[0] == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def columns(stream: TextIO) -> int | None:
+    """Return the width of a terminal; None for other streams, and for a terminal that does not tell."""
+    if not stream.isatty():
+        return None
+    stated = os.environ.get("COLUMNS", "")
+    if stated.isdecimal() and int(stated):
+        return int(stated)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:
+        return None
 
 
 def show(text: str, *, commands: bool = False) -> None:
@@ -60,7 +99,8 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
         same = list(group)
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
         word = "note" if kind in _FACTS else "warning"
-        talk(f"{word}: {kind}: {plain(same[0].subject)}: {plain(same[0].message)}{more}", quiet=quiet)
+        fact = remarked(kind, same[0].message, more)
+        talk(f"{word}: {kind}: {plain(same[0].subject)}: {plain(fact)}", quiet=quiet)
 
 
 @contextmanager
@@ -108,7 +148,8 @@ def _drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | Non
     from rich.progress import TaskID
 
     tasks: dict[str, TaskID] = {}
-    with Drawing(console=Console(stderr=True), transient=True) as drawing:
+    console = Console(stderr=True, no_color=not colored(sys.stderr))
+    with Drawing(console=console, transient=True) as drawing:
 
         def tell(title: str, done: int, total: int | None) -> None:
             if title not in tasks:
@@ -119,13 +160,27 @@ def _drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | Non
 
 
 def _write(text: str, stream: TextIO) -> None:
-    if not stream.isatty():
-        click.echo(text.rstrip("\n"), stream)
-        return
-    from rich.console import Console
-    from rich.text import Text
+    lines, width, color = text.rstrip("\n").split("\n"), columns(stream), colored(stream)
+    if width is not None and not text.startswith(_VERBATIM):
+        lines = [part for line in lines for part in _fitted(line, width)]
+    click.echo("\n".join(_painted(lines) if color else lines), stream, color=color)
 
-    styled = Text(text.rstrip("\n"))
-    for expression, style in _STYLES.items():
-        styled.highlight_regex(expression, style)
-    Console(file=stream, highlight=False).print(styled, soft_wrap=True)
+
+_VERBATIM = ("{", "[", "|", "::", "next: ")
+"""Starts of JSON, Markdown, annotations and commands, which people copy: lines that stay whole."""
+
+
+def _fitted(line: str, width: int) -> list[str]:
+    return [line] if len(line) <= width or line.startswith(_VERBATIM) else wrap(line, width, hanging=2)
+
+
+def _painted(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines with styles, where a heading or the start of a line tells what a word means."""
+    heading = ""
+    for line in lines:
+        heading = line if line in _CELLS else heading if line else ""
+        styles = [_CELLS[heading]] if heading and heading != line else _STYLES.items()
+        for expression, style in styles:
+            if found := re.search(expression, line):
+                line = line[: found.start()] + click.style(found[0], **style) + line[found.end() :]
+        yield line

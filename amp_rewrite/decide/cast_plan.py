@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES, TENSOR, attribute
@@ -407,7 +407,7 @@ class _Planner:
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:
-                note = f"{fit.overflow} of {fit.count} values beyond {bake.to.max:g} become ±{bake.to.max:g}"
+                note = f"{fit.overflow} of {count(fit.count, 'value')} beyond {bake.to.max:g} become ±{bake.to.max:g}"
                 yield Finding("saturated", name, note)
             if fit.flushed:
-                yield Finding("flushed", name, f"{fit.flushed} of {fit.count} nonzero values become 0")
+                yield Finding("flushed", name, f"{fit.flushed} of {count(fit.count, 'nonzero value')} become 0")

@@ -64,23 +64,23 @@ def _reason(rule: str, words: str, strength: Strength) -> str:
 ALLOW_ROOT = _reason("allow_root", "on the allow list", Strength.LIST)
 FORCE_ALL = _reason("force_all", "the level lowers every op", Strength.LIST)
 LOWER_ALL = _reason("lower_all", "the level lowers gray and clear ops as well", Strength.LIST)
-LOWER = _reason("lower", "requested by the user", Strength.USER)
+LOWER = _reason("lower", "lowered at your request", Strength.USER)
 BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op on the way", Strength.SPREAD)
-GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op directly behind a lowered one", Strength.SPREAD)
-TABLE = _reason("table", "a lookup in a table that is stored low; a Cast behind it costs less", Strength.SPREAD)
+GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op right after a lowered one", Strength.SPREAD)
+TABLE = _reason("table", "a lookup in a table that is stored low; a Cast after it costs less", Strength.SPREAD)
 ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowered one", Strength.SPREAD)
-EXISTING_CAST = _reason("existing_cast", "a Cast of the model, in the type of all its readers", Strength.GROUP)
-SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, which has one element type", Strength.GROUP)
+EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
+SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
 DENY = _reason("deny", "on the deny list", Strength.LIST)
 DENY_FORWARD = _reason("deny_forward", "between a denied op and one that is denied or gray", Strength.SPREAD)
-KEEP = _reason("keep", "requested by the user", Strength.USER)
-RAISED = _reason("raised", "of a low type in the model, and raised to float32", Strength.USER)
+KEEP = _reason("keep", "kept in float32 at your request", Strength.USER)
+RAISED = _reason("raised", "low in the model, and raised to float32", Strength.USER)
 UNRAISED = _reason("unraised", "float32 was requested, but is not possible", Strength.USER)
-UNLISTED = _reason("unlisted", "on no list", Strength.LIST)
-BOUNDARY = _reason("boundary", "at the edge of a body or of an unknown op, where types are fixed", Strength.GATE)
-UNPAINTED = _reason("unpainted", "no rule lowers it", Strength.SPREAD)
-KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it", Strength.GATE)
-SCHEMA_GATE = _reason("schema_gate", "its operator does not support the type", Strength.GATE)
+UNLISTED = _reason("unlisted", "on none of the lists", Strength.LIST)
+BOUNDARY = _reason("boundary", "at the edge of a loop, branch or unknown op, where types are fixed", Strength.GATE)
+UNPAINTED = _reason("unpainted", "no lowered ops around it that would lower it, too", Strength.SPREAD)
+KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it in the low type", Strength.GATE)
+SCHEMA_GATE = _reason("schema_gate", "its operator does not allow the low type", Strength.GATE)
 KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", Strength.GATE)
 UNKNOWN_TYPE = _reason("unknown_type", "an element type of its inputs or outputs is unknown", Strength.GATE)
 WEIGHT_FOLLOWS = _reason("weight_follows", "dequantizes a weight in the type of its readers", Strength.GROUP)
@@ -88,25 +88,25 @@ SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its i
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
 CLUSTER = _reason("cluster", "part of one computation, lowered as a whole or not at all", Strength.SAFETY)
 SHAPE_TAINT = _reason("shape_taint", "computes a shape, size, axis or scale", Strength.SAFETY)
-INDEX_TAINT = _reason("index_taint", "holds integers in floats", Strength.SAFETY)
+INDEX_TAINT = _reason("index_taint", "holds integers in floats, which the low type would round", Strength.SAFETY)
 ANGLE = _reason("angle", "computes the argument of a Sin or Cos", Strength.SAFETY)
 CONSTANT_RANGE = _reason("constant_range", "one of its constants does not fit the type", Strength.SAFETY)
 EPSILON = _reason("epsilon", "guards a division with a number below the type's normal range", Strength.SAFETY)
 FOLDED = _reason("folded", "computed from constants alone, once, at load time", Strength.SAFETY)
-DISTANCE = _reason("distance", "a distance, small beside the squares and products that make it", Strength.SAFETY)
-PLACES = _reason("places", "adds to positions on a grid", Strength.SAFETY)
-POSITION_BIAS = _reason("position_bias", "adds a bias that grows with the position to scores", Strength.SAFETY)
+DISTANCE = _reason("distance", "a distance: a small difference of large squares and products", Strength.SAFETY)
+PLACES = _reason("places", "computes positions on a grid, which need the digits of float32", Strength.SAFETY)
+POSITION_BIAS = _reason("position_bias", "adds to attention scores a bias that grows with position", Strength.SAFETY)
 DISGUISE = _reason("disguise", "a running sum or mean, written as a product", Strength.SAFETY)
-CANCELLATION = _reason("cancellation", "a variance as a difference of means, small beside them", Strength.SAFETY)
+CANCELLATION = _reason("cancellation", "a variance: a small difference of large means", Strength.SAFETY)
 LOGARITHM = _reason("logarithm", "computes the argument of a logarithm from a softmax or sigmoid", Strength.SAFETY)
 QUANTIZER = _reason("quantizer", "quantized values times their scale exceed the type", Strength.SAFETY)
-RAW = _reason("raw", "moves values that no product made, for a reader in float32", Strength.SAFETY)
-SMALL_STEP = _reason("small_step", "moves a state by one of many small steps", Strength.SAFETY)
-LAST_PRODUCT = _reason("last_product", "behind the last lowered product", Strength.SAFETY)
-TINY_PRODUCT = _reason("tiny_product", "in a part whose products sum a few terms each", Strength.SAFETY)
+RAW = _reason("raw", "moves values that no product computes to an op in float32", Strength.SAFETY)
+SMALL_STEP = _reason("small_step", "adds one of many small steps to a state", Strength.SAFETY)
+LAST_PRODUCT = _reason("last_product", "after the last lowered product", Strength.SAFETY)
+TINY_PRODUCT = _reason("tiny_product", "in a part of the model whose products sum few terms each", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 PRODUCT = _reason("product", "a product over an axis, which easily exceeds the type", Strength.SAFETY)
-GROWTH = _reason("growth", "behind placeholder weights, where values outgrow the type", Strength.SAFETY)
+GROWTH = _reason("growth", "after placeholder weights, where values outgrow the type", Strength.SAFETY)
 STATISTICS = _reason("statistics", "its statistics do not fit the type", Strength.SAFETY)
 ADDITIVE_MASK = _reason("additive_mask", "adds a mask that would overflow", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
@@ -116,8 +116,8 @@ UNSEEN = _reason("unseen", "no data reached it", Strength.PIN)
 REPAIR = _reason("repair", "pinned so that the outputs stay within tolerance", Strength.PIN)
 LOSS = _reason("loss", "computes the loss of a training step, in float32", Strength.PIN)
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
-MIN_CUT = _reason("min_cut", "the border between the types costs least here", Strength.SPREAD)
-JOIN = _reason("join", "lowered values meet here: one Cast behind it replaces several before it", Strength.SPREAD)
+MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs least here", Strength.SPREAD)
+JOIN = _reason("join", "lowered values meet here: one Cast after it replaces several before it", Strength.SPREAD)
 
 
 def words(rule: str) -> str:
@@ -133,14 +133,38 @@ KINDS = {
     "inlined": "a function replaced by its body",
     "not_fused": "ops that compute a known operator and are not replaced by it",
     "opset": "a change of the opset, or the obstacle to it",
-    "placement": "savings from moving the border between the types",
+    "placement": "Casts that moving the border between the types saves",
     "repaired": "ops pinned until the outputs are within tolerance",
     "runtime_hazard": "a valid model on which a release of onnxruntime dies or miscomputes, and the way round",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
-    "selected": "an added mask rewritten as a selection",
+    "selected": "a mask that was added, and is now applied by Where",
     "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",
     "widened": "ops of another low type that became float32 first",
 }
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
+
+_REMARKS = {
+    "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
+    "flushed": ("harmless beside larger weights", "--check-weights shows what each weight loses"),
+    "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
+    "not_fused": ("the same numbers, more kernels", ""),
+    "placement": ("the same ops of the allow list are low", "--placement propagate keeps TensorFlow's border"),
+    "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
+    "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it where it is none"),
+    "unchecked": ("the model may be valid all the same", "`amp-rewrite doctor --open` tries whether it opens"),
+    KERNEL_GATE: ("such ops stay float32", ""),
+    OVERFLOW: ("the ops that compute with it stay float32", ""),
+    SCHEMA_GATE: ("such ops stay float32", ""),
+    UNDERFLOW: ("the ops that compute with it stay float32", ""),
+    UNKNOWN_TYPE: ("such ops keep their type", "infer the model's shapes and types first, or export it again"),
+    UNSEEN: ("the ops that compute with it stay float32", "use data that reaches it"),
+}
+"""By kind of finding: what it means, and what to do. A message that says so itself, after a " · ", goes first."""
+
+
+def remarked(kind: str, message: str, more: str = "") -> str:
+    """Return a finding's message, what it means and what to do: "what · meaning · remedy". `more` follows "what"."""
+    what, _, rest = message.partition(" · ")
+    return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))

@@ -223,7 +223,7 @@ class Ranges(Result):
         random = "; random data is not real data" if self.random else ""
         facts = [
             ("data", f"{self.origin}, {count(self.batches, 'batch', 'batches')}{random}"),
-            ("values", f"{len(seen)} seen, {len(unseen)} not seen, {len(self.untapped)} not tapped"),
+            ("values", f"{len(seen)} seen, {len(unseen)} not seen, {len(self.untapped)} not measured"),
             ("overflow", f"{count(sum(1 for _, r in seen if r.overflow), 'value')} beyond {to.max:g}"),
             ("nonfinite", f"{count(sum(1 for _, r in seen if r.nonfinite), 'value')} with infinity or NaN"),
         ]
@@ -235,7 +235,7 @@ class Ranges(Result):
         if unseen:
             lines += ["", "not seen: a branch not taken, a loop of no trips, or an empty tensor", *table(unseen)]
         if self.untapped:
-            lines += ["", "not tapped", *table(self.untapped.items())]
+            lines += ["", "not measured", *table(self.untapped.items())]
         return "\n".join(lines)
 
 

@@ -97,7 +97,7 @@ def weights_text(weights: Sequence[WeightFit], to: str, *, limit: int | None = N
     """Return a summary line and an aligned table of at most `limit` rows, the worst first; it ends with a newline."""
     losing = sum(1 for w in weights if w.fit.overflow or w.fit.flushed)
     shown = weights[:limit]
-    lines = [f"{count(len(weights), 'weight')} to {to}: {losing} lose values to saturation or zero"]
+    lines = [f"{count(len(weights), 'weight')} to {to}: {losing} with values that saturate or become 0"]
     if shown:
         lines += table(map(_cells, shown), head=_HEAD, right="  >>>>>>")
     if len(shown) < len(weights):

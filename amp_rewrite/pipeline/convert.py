@@ -255,7 +255,7 @@ def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
         return ()
     opset = view.opsets.get("", 1)
     kinds = sorted({op.op_type for op in view.ops if not op.domain})
-    note = f"not in ai.onnx opset {opset}: onnxruntime alone opens the model; its optimizers write this op"
+    note = f"not in ai.onnx opset {opset}: an operator that onnxruntime's optimizers write, and it alone knows"
     return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
 
 

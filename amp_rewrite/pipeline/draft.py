@@ -60,7 +60,7 @@ class Draft:
         hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
         groups = hazards.clusters if request.safe else clusters(view)
         io = io_types(view, parse_io(request.io), request.to)
-        note = "nodes stand before those that they depend on; the result has them in order"
+        note = "its nodes were not in the order in which they run; the result has them in order"
         order = (Finding("sorted", "model", note),) if indexed.model is not source else ()
         told = (standard.findings, standard.rescale, (*order, *standard.notes))
         return cls(request, source, standard.base, view, hazards, groups, standard.keep, standard.lower, io, *told)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from html import escape
+from itertools import zip_longest
+
+from amp_rewrite.errors import count as count
 
 
 def plain(text: str) -> str:
@@ -28,16 +34,83 @@ def harmless(text: str) -> str:
 _COMMAND = re.compile(r"^[^\S\n]*::|##(?=[A-Za-z]*\[)", re.MULTILINE)
 
 
+WIDTH: ContextVar[int | None] = ContextVar("WIDTH", default=None)
+"""Columns that tables may take, where a terminal shows them; None for as many as they need."""
+_GAP = 2
+_LEAST = 24
+"""Columns that the last column gets before others shrink."""
+_SHORTEST = 10
+"""Columns below which no column shrinks."""
+
+
 def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2) -> list[str]:
     """Return the lines of a table with aligned columns; no line has trailing blanks.
 
     `right` marks the right-aligned columns by position: " >" aligns the second one to the right. The last
-    column is never padded, so that one long cell does not widen every line.
+    column is never padded, so that one long cell does not widen every line. Where `WIDTH` is set, cells
+    wrap between words, a longer word is cut, and so is a line of too many columns.
     """
+    return [line for lines in blocks(rows, head=head, right=right, indent=indent) for line in lines]
+
+
+def blocks(
+    rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2
+) -> list[list[str]]:
+    """Return the lines of each row of a table: one, or several where cells wrap."""
     cells = [[plain(cell) for cell in row] for row in ([head, *rows] if head else rows)]
     columns = max(map(len, cells), default=0)
     widths = [max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
-    return [_line(row, widths, right, indent) for row in cells]
+    limit = WIDTH.get()
+    if limit is None or indent + sum(widths) + _GAP * (columns - 1) <= limit:
+        return [[_line(row, widths, right, indent)] for row in cells]
+    widths = _fitted(widths, limit - indent - _GAP * (columns - 1), right)
+    return [_wrapped(row, widths, right, indent) for row in cells]
+
+
+def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
+    """Return widths that fit: the widest columns shrink until the last one, which gets the rest, has its least."""
+    fitted, last = list(widths), min(widths[-1], max(_LEAST, room // 3))
+    texts = [i for i in range(len(widths) - 1) if right[i : i + 1] != ">"]
+    while texts and sum(fitted[:-1]) + last > room:
+        widest = max(texts, key=lambda i: fitted[i])
+        if fitted[widest] <= _SHORTEST:
+            break
+        fitted[widest] -= 1
+    fitted[-1] = max(room - sum(fitted[:-1]), min(widths[-1], _SHORTEST))
+    return fitted
+
+
+def _wrapped(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> list[str]:
+    """Return the lines of a row whose cells wrap between words; a longer word is cut."""
+    parts = [
+        [cell] if right[i : i + 1] == ">" else [cut(part, widths[i]) for part in wrap(cell, widths[i])]
+        for i, cell in enumerate(row)
+    ]
+    lines = [_line(line, widths, right, indent) for line in zip_longest(*parts, fillvalue="")]
+    limit = WIDTH.get() or sys.maxsize
+    return [line if len(line) <= limit else line[: limit - 1] + "…" for line in lines]
+
+
+def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
+    """Return the lines of a text, broken between words alone; a longer word stays whole."""
+    lead = " " * (len(text) - len(text.lstrip(" ")))
+    after = lead + " " * hanging
+    return textwrap.wrap(
+        text.strip(),
+        max(width, 1),
+        initial_indent=lead,
+        subsequent_indent=after,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text of at most so many characters: of a longer one both ends, with an ellipsis between them."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2 if width > 2 * _SHORTEST else 0
+    return f"{text[: max(width, 1) - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> str:
@@ -45,12 +118,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) ->
         cell.rjust(widths[i]) if right[i : i + 1] == ">" else cell if i == len(row) - 1 else cell.ljust(widths[i])
         for i, cell in enumerate(row)
     )
-    return (" " * indent + "  ".join(padded)).rstrip()
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """Return the number and its noun: "1 op", "2 ops", "0 casts"."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return (" " * indent + (" " * _GAP).join(padded)).rstrip()
 
 
 def size(number: int) -> str:

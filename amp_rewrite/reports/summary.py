@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.ir.op_classes import ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
 from amp_rewrite.reports.rows import ReportData, Row
@@ -57,7 +59,8 @@ def _evidence(report: ReportData) -> list[str]:
 def _totals(report: ReportData) -> list[tuple[str, str]]:
     totals = report.totals
     rows = [row for row in report.rows if row.op != "Constant"]
-    dtypes = Counter(row.dtype for row in rows if row.variables or row.dtype in ("float32", "unknown", *_LOW))
+    floats = [row for row in rows if not _elementless(row)]
+    dtypes = Counter(row.dtype for row in floats if row.variables or row.dtype in ("float32", "unknown", *_LOW))
     parts = [f"{number} {dtype}" for dtype, number in sorted(dtypes.items())]
     rest = len(rows) - dtypes.total()
     parts += [f"{rest} without floats"] if rest else []
@@ -71,7 +74,7 @@ def _totals(report: ReportData) -> list[tuple[str, str]]:
         ("weights", _weights(report)),
     ]
     if totals.integer_ops:
-        facts.insert(1, ("integer ops", f"{totals.integer_ops} run on integers and keep their types"))
+        facts.insert(1, ("integer ops", f"{totals.integer_ops}, computed on integers: their types stay"))
     if totals.raised:
         compute = f" ({count(totals.compute_raised, 'compute op')})" if totals.compute_raised else ""
         facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))
@@ -101,7 +104,8 @@ def _weights(report: ReportData) -> str:
     totals = report.totals
     if not totals.baked:
         return size(totals.weights_before)
-    parts = [f"{totals.baked} baked"]
+    types = Counter(row.to for row in report.baked)
+    parts = [f"{number} stored as {dtype}" for dtype, number in sorted(types.items())]
     parts += [f"{n} {word}" for n, word in ((totals.saturated, "saturated"), (totals.flushed, "flushed")) if n]
     return f"{size(totals.weights_before)} → {size(totals.weights_after)} ({', '.join(parts)})"
 
@@ -134,11 +138,16 @@ def _raised(report: ReportData) -> list[str]:
 def _why(report: ReportData) -> list[str]:
     """Return the ops that stayed float32, by rule, the most frequent first."""
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW]
-    high = [row for row in high if row.op != "Constant"]
+    high = [row for row in high if row.op != "Constant" and not _elementless(row)]
     groups = _grouped(high, lambda row: row.rule or "")
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     rows = [(str(len(g)), rule, reasons.words(rule), _examples(g)) for rule, g in ordered]
     return [f"why {count(len(high), 'op')} stayed float32", *table(rows, right=">")] if rows else []
+
+
+def _elementless(row: Row) -> bool:
+    """True for an op that reads a shape and computes no floats, whatever the type of its input."""
+    return row.op in ELEMENTLESS
 
 
 def _examples(rows: Sequence[Row]) -> str:
@@ -174,10 +183,22 @@ def _findings(report: ReportData, verbose: bool) -> list[str]:
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for finding in report.findings:
         groups[finding.kind].append((finding.subject, finding.message))
-    rows = [(kind, subject, message) for kind, group in groups.items() for subject, message in group]
-    if not verbose:
-        rows = [(f"{len(g)} {kind}", g[0][0], g[0][1] + (", …" if len(g) > 1 else "")) for kind, g in groups.items()]
-    return ["findings", *table(rows)]
+    if verbose:
+        rows = [(kind, subject, message) for kind, group in groups.items() for subject, message in group]
+        return ["findings", *table(rows)]
+    firsts = [(kind, len(group), *group[0]) for kind, group in groups.items()]
+    more = [f" (and {number - 1} more)" if number > 1 else "" for _, number, _, _ in firsts]
+    return [
+        "findings",
+        *table(
+            (f"{number} {kind}", subject, _PREDICTED.sub("", reasons.remarked(kind, message, rest)))
+            for (kind, number, subject, message), rest in zip(firsts, more, strict=True)
+        ),
+    ]
+
+
+_PREDICTED = re.compile(r", [\d.e+-]+ µs\b")
+"""A predicted time in a finding: one screen has no room for guesses."""
 
 
 # -- an inventory ------------------------------------------------------------------------------------

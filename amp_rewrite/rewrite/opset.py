@@ -137,7 +137,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
             best, most = moved, sum(then.served)
     if best is not None and not isinstance(after := _indexed(best), str):
         return after, (_compared(view, after, judge),)
-    note = f"opset {current} stays: no other serves more without serving something less"
+    note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
     return view, (Finding("opset", "ai.onnx", "; ".join((note, *barred[:_SHOWN]))),)
 
 

@@ -82,7 +82,7 @@ Pass = Callable[[View, Context], Iterable[Outcome]]
 
 def too_old(opset: int, op_type: str, first: int) -> str:
     """Return the reason why an opset keeps ops apart that one operator of a newer opset replaces."""
-    return f"opset {opset} has no {op_type}; opset {first} has, and --opset auto takes the model there"
+    return f"opset {opset} has no {op_type} · the same numbers, more kernels · --opset auto moves the model to {first}"
 
 
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
@@ -102,7 +102,7 @@ def _fusion(view: View, fusion: Replacement) -> Finding:
 def _folded(view: View, constants: Sequence[Replacement]) -> Iterable[Finding]:
     if constants:
         names = ", ".join(view.ops[constant.last].name for constant in constants)
-        yield Finding("fused", "constants", f"computed now, each to the bit what it would be at run time: {names}")
+        yield Finding("fused", "constants", f"computed now, to the same bits as at run time: {names}")
 
 
 def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
@@ -111,8 +111,9 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
         if isinstance(outcome, Refusal):
             refused.setdefault((outcome.kind, outcome.why), []).append(outcome.last)
     for (kind, why), ops in refused.items():
-        more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
-        yield Finding("not_fused", kind, f"the one that ends in {view.ops[ops[0]].name}{more}: {why}")
+        which = "the first ends" if len(ops) > 1 else "ends"
+        where = f"{which} in {view.ops[ops[0]].name}"
+        yield Finding("not_fused", kind, f"{len(ops)} written out op by op ({where}): {why}")
 
 
 def fused_node(

@@ -54,7 +54,7 @@ class RuntimeHazard:
         release = ".".join(map(str, self.since))
         where = f" with the {self.provider}" if self.provider is not None else ""
         return (
-            f"onnxruntime {release}{where} {self.harm}: open it with disabled_optimizers={list(self.skip)};"
+            f"onnxruntime {release}{where} {self.harm} · open it with disabled_optimizers={list(self.skip)};"
             " `amp-rewrite doctor --open` tries whether it opens here"
         )
 

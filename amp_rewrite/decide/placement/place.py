@@ -13,7 +13,7 @@ from amp_rewrite.decide.placement.cost_model import ATTOSECONDS, CostModel
 from amp_rewrite.decide.placement.cut_problem import CutProblem
 from amp_rewrite.decide.placement.labelling import Labelling
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.runtime.roofline import START, Roof
 
@@ -70,14 +70,12 @@ class Placing:
     @property
     def finding(self) -> Finding:
         """Both costs, for people."""
-        costs = (
-            f"{way} {self.labelling.casts(low)} Casts, {self.labelling.cost(low) / ATTOSECONDS * 1e6:.3g} µs"
-            for way, low in (("mincut", self.cut), ("propagate", self.spread))
+        cut, spread = (
+            f"{count(self.labelling.casts(low), 'Cast')}, {self.labelling.cost(low) / ATTOSECONDS * 1e6:.3g} µs"
+            for low in (self.cut, self.spread)
         )
-        gpu = self.costs.roof.gpu
-        return Finding(
-            "placement", "model", f"predicted overhead on {gpu} for ops whose type is free: {'; '.join(costs)}"
-        )
+        message = f"the border between the types takes {cut}; by TensorFlow's rules it would take {spread}"
+        return Finding("placement", "model", f"{message} (predicted on {self.costs.roof.gpu})")
 
 
 _WORTH = round(START / 2 * ATTOSECONDS)

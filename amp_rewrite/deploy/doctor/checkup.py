@@ -27,7 +27,7 @@ from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports.render import count, shortened, size, table
+from amp_rewrite.reports.render import blocks, count, shortened, size
 from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
@@ -77,9 +77,9 @@ class Checkup(Result):
 
     def text(self) -> str:
         """Return a line per check, followed by its remedy if any."""
-        lines = table([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
-        for at, check in enumerate(self.checks):
-            lines[at] += f"\n{'':{_INDENT}}{check.remedy}" if check.remedy else ""
+        rows = blocks([(_MARKS[c.state], c.topic, c.fact) for c in self.checks], indent=0)
+        remedies = ([f"{'':{_INDENT}}{check.remedy}"] if check.remedy else [] for check in self.checks)
+        lines = [line for row, remedy in zip(rows, remedies, strict=True) for line in (*row, *remedy)]
         return "\n".join([*lines, "", self.brief])
 
     def to_json(self) -> str:

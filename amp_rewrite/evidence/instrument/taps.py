@@ -80,7 +80,7 @@ def _unfit(type_: ValueType | None) -> str:
     """Return the reason why a value of this type is not measured, or ""."""
     if type_ is None or (type_.dtype is None and type_.container == TENSOR):
         return "its element type is not known"
-    return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken out of it are tapped"
+    return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken out of it are measured"
 
 
 def _closed(view: View) -> dict[ScopeId, str]:

@@ -171,15 +171,15 @@ def _biased_mask_of(view: View, op: Op) -> _Mask | None:
 def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] = ()) -> Replacement:
     """Return the selection by a mask, or the sum with a fill in range; `weights` are its constants."""
     node, scores = clone(op.node), op.node.input[1 - mask.slot]
-    words, ahead = "it selects them instead, which gives the same numbers in any type", list[NodeProto]()
+    words, ahead = "a Where applies it instead, with the same result in every type", list[NodeProto]()
     if mask.added:
         node.input[mask.slot] = weights[0].name
-        words = f"{OUT_OF_REACH:g} in place of its fill gives the same numbers in any type"
+        words = f"its fill becomes {OUT_OF_REACH:g}, with the same result in every type"
     else:
         if mask.bias is not None:
             reads, scores = [scores, view.value_name(mask.bias)], unused(f"{node.output[0]}_biased", view.names)
             ahead.append(new_node("Add", reads, scores, f"{node.name}_biased" if node.name else ""))
-            words = "its bias is, and it selects, which gives the same numbers in any type"
+            words = "its bias is added, and a Where applies the mask, with the same result in every type"
         where = view.producer(mask.value, "Where")
         if where is not None:
             condition, fill = where.node.input[0], where.node.input[2 if mask.shows else 1]
@@ -187,7 +187,7 @@ def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] 
             condition, fill = (weight.name for weight in weights)
         node.op_type = "Where"
         node.input[:] = (condition, scores, fill) if mask.shows else (condition, fill, scores)
-    finding = Finding("selected", op.node.input[mask.slot], f"is added to scores before a softmax: {words}")
+    finding = Finding("selected", op.node.input[mask.slot], f"a mask added to scores before a softmax: {words}")
     return Replacement("mask", (op.id,), op.id, node, weights, ahead=tuple(ahead), findings=(finding,))
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.op_classes import CASTS
@@ -85,7 +85,10 @@ def _through_float32(view: View, request: Request) -> tuple[View, tuple[Finding,
 
     edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
     names = " and ".join(dtype.spelling for dtype in others)
-    note = f"{len(ops)} ops compute in {names}: decided as if they were float32; check the range of values with data"
+    note = (
+        f"{count(len(ops), 'op computes', 'ops compute')} in {names}: decided as if in float32 · values may be out of"
+        " range · check with --data"
+    )
     return View.of(widened(view.model, edges)), (Finding("widened", "model", note),)
 
 

@@ -38,7 +38,7 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
     functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
         return view, ()
-    note = "a local function, inlined so that what is inside it is painted too"
+    note = "a local function; inlined, each of its ops gets a type of its own"
     findings = tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in functions)
     return View.of(inlined(view.model, functions)), findings
 
@@ -107,7 +107,7 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
         return view, ()
     coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
     lowered = [op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to]
-    note = "no CUDA kernel: the runtime runs its function body, so that was painted"
+    note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
     findings = []
     for name in sorted({op.op_type for op in lowered if not _holds_denied(view, op, lists)}):
         expanded = _expanded(view, name)

@@ -69,7 +69,7 @@ def _reader(view: View, value: ValueId) -> str | None:
 
 
 def _finding(op: Op, words: str) -> tuple[Finding, ...]:
-    return (Finding("bias", op.name, f"its bias is far larger than its weights: {words}"),)
+    return (Finding("bias", op.name, f"its bias is far larger than its weights · {words}"),)
 
 
 def _without_bias(op: Op, words: str) -> Replacement:

@@ -181,7 +181,7 @@ def test_the_weights_that_are_stored_low_are_checked(model: str) -> None:
     done = run(model, "-q", "--dry-run", "--target", "onnx", "--check-weights")
 
     table = done.stdout[done.stdout.index("2 weights to float16") :].partition("\n\n")[0].splitlines()
-    assert table[0] == "2 weights to float16: 0 lose values to saturation or zero"
+    assert table[0] == "2 weights to float16: 0 with values that saturate or become 0"
     assert [line.split()[0] for line in table[1:]] == ["weight", "w", "big"]
 
 

@@ -28,7 +28,7 @@ net (float[2,4] x) => (float[2,3] y) <float[4,8] w1 = {HALVES}, float[8,3] w2 = 
 SHOWN = """\
 net.onnx: ranges for float16
   data       d.npz, 1 batch
-  values     7 seen, 0 not seen, 0 not tapped
+  values     7 seen, 0 not seen, 0 not measured
   overflow   0 values beyond 65504
   nonfinite  0 values with infinity or NaN
 
@@ -44,7 +44,7 @@ net.onnx: ranges for float16
 LOUD = """\
 net.onnx: ranges for float16
   data       loud.npz, 1 batch
-  values     7 seen, 0 not seen, 0 not tapped
+  values     7 seen, 0 not seen, 0 not measured
   overflow   4 values beyond 65504
   nonfinite  1 value with infinity or NaN
 

@@ -20,6 +20,8 @@ from amp_rewrite.ir.view import View
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 LOWEST = "-3.4028234663852886e38"
 
+FILL, HARMLESS = "the fill value -3.40282e+38 becomes", "harmless: it only selects"
+
 
 def view_of(text: str, opset: int = 18) -> View:
     head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>\n'
@@ -117,7 +119,7 @@ def test_a_where_mask_saturates_and_its_softmax_is_free() -> None:
     for to, bound in ((F16, "-65504"), (BF16, "-3.38953e+38")):
         found = find_hazards(view_of(text), to)
         assert found.pins == ()
-        assert found.findings == (Finding("saturated", "far", f"fill value -3.40282e+38 becomes {bound}"),)
+        assert found.findings == (Finding("saturated", "far", f"{FILL} {bound} · {HARMLESS}"),)
         assert {view_of(text).value_name(v) for v in found.saturate} == {"far", "s"}
 
 
@@ -206,7 +208,7 @@ def test_a_constant_attention_mask_saturates() -> None:
     }}"""
     found = find_hazards(view_of(text, opset=23), F16)
     assert found.pins == ()
-    assert found.findings == (Finding("saturated", "m", "fill value -3.40282e+38 becomes -65504"),)
+    assert found.findings == (Finding("saturated", "m", f"{FILL} -65504 · {HARMLESS}"),)
 
 
 def test_a_fill_made_by_constant_of_shape_saturates() -> None:
@@ -217,7 +219,7 @@ def test_a_fill_made_by_constant_of_shape_saturates() -> None:
     view = view_of(text)
     found = find_hazards(view, F16)
     assert found.pins == ()
-    assert found.findings == (Finding("saturated", "fill", "fill value -3.40282e+38 becomes -65504"),)
+    assert found.findings == (Finding("saturated", "fill", f"{FILL} -65504 · {HARMLESS}"),)
 
 
 def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:

@@ -289,7 +289,7 @@ def test_the_table_has_the_largest_first_and_says_what_was_not_seen() -> None:
         == """\
 net.onnx: ranges for float16
   data       d.npz, 2 batches
-  values     2 seen, 1 not seen, 1 not tapped
+  values     2 seen, 1 not seen, 1 not measured
   overflow   1 value beyond 65504
   nonfinite  1 value with infinity or NaN
 
@@ -300,7 +300,7 @@ net.onnx: ranges for float16
 not seen: a branch not taken, a loop of no trips, or an empty tensor
   z
 
-not tapped
+not measured
   s  it is not a tensor but seq(float32); tensors taken out of it are tapped"""
     )
 

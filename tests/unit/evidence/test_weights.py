@@ -112,13 +112,13 @@ def test_only_low_types_are_asked_about() -> None:
 def test_the_table_shows_the_worst_first_and_how_many_lose_less() -> None:
     found = check_weights(model(fits=FITS, tiny=np.float32([1e-9, 1]), loses=LOSES), "float16")
     assert weights_text(found, "float16", limit=2) == (
-        "3 weights to float16: 2 lose values to saturation or zero\n"
+        "3 weights to float16: 2 with values that saturate or become 0\n"
         "  weight  shape  error  max rel  saturated  to zero  subnormal  absmax\n"
         "  loses   [4]    0.064        1          1     25 %          1   7e+04\n"
         "  tiny    [2]    1e-09        1          -     50 %          -       1\n"
         "  … and 1 more weight\n"
     )
-    assert weights_text((), "float16") == "0 weights to float16: 0 lose values to saturation or zero\n"
+    assert weights_text((), "float16") == "0 weights to float16: 0 with values that saturate or become 0\n"
 
 
 # -- pending casts that become nodes -----------------------------------------------------------------------

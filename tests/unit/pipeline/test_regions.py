@@ -120,4 +120,4 @@ def test_the_predicted_cost_is_told_where_a_placement_with_islands_is_asked_for(
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x) => (float[64,64] y) { y = MatMul (x, x) }'
     draft = Draft.of(Model(onnx.parser.parse_model(text)), Request.of(placement=placement, target="onnx"))
     told = [f.message for f in draft.paint().findings if f.kind == "placement"]
-    assert [f"predicted overhead on {gpu} " in message for message in told] == ([True] if gpu else [])
+    assert [f"(predicted on {gpu})" in message for message in told] == ([True] if gpu else [])

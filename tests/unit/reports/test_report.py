@@ -400,7 +400,7 @@ def test_the_text_of_an_inventory_counts_op_types() -> None:
 def test_there_is_one_line_per_kind_of_finding_unless_verbose() -> None:
     many = replace(golden(), findings=tuple(Finding("saturated", f"w{i}", "too large") for i in range(300)))
     assert many.text().count("saturated") == 1
-    assert "300 saturated  w0  too large, …" in many.text()
+    assert "300 saturated  w0  too large (and 299 more) · " in many.text()
     assert many.text(verbose=True).count("saturated") == 300
 
 

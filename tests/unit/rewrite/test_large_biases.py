@@ -33,7 +33,7 @@ def findings(converted: Any) -> list[str]:
 def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
     proto = model(text)
     converted = amp_rewrite.convert(proto)
-    assert findings(converted) == ["its bias is far larger than its weights: added in float32 behind it"]
+    assert findings(converted) == ["its bias is far larger than its weights · added in float32 behind it"]
     assert kinds(converted.model).count("Add") == 1
     row = next(row for row in converted.report.rows if row.op == "Add")
     assert row.dtype == "float32"
@@ -42,7 +42,7 @@ def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
 def test_before_an_instance_norm_a_bias_is_dropped_exactly() -> None:
     converted = amp_rewrite.convert(model(INSTANCE))
     assert findings(converted) == [
-        "its bias is far larger than its weights: dropped, since the InstanceNormalization behind subtracts it"
+        "its bias is far larger than its weights · dropped, since the InstanceNormalization behind subtracts it"
     ]
     assert "Add" not in kinds(converted.model)
     assert next(len(node.input) for node in converted.model.graph.node if node.op_type == "Conv") == 2

@@ -1,0 +1,198 @@
+"""Output on a terminal: it fits the width, and colors mean something; pipes get neither."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+
+from amp_rewrite.cli import terminal
+from amp_rewrite.decide.reasons import KINDS, remarked
+from amp_rewrite.errors import Finding
+from amp_rewrite.reports.render import WIDTH, table
+from support.paths import ROOT
+from unit.cli.test_cli import folder, shell
+from unit.pipeline.test_repair import needy
+
+__all__ = ["folder"]
+
+BERT = str(ROOT / "tests" / "models" / "bert_ts13.onnx")
+STYLED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m")
+
+
+def on_a_terminal(width: int, *words: str, **environ: str) -> str:
+    """What a command prints on a terminal of so many columns, without the progress bars before it."""
+    import fcntl
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    command = [sys.executable, "-m", "amp_rewrite", *words]
+    running = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**plain, "TERM": "xterm", **environ})
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
+        while chunk := os.read(ours, 65536):
+            text += chunk
+    os.close(ours)
+    running.wait(timeout=60)
+    return text.decode().replace("\r", "").rpartition("\x1b[?25h")[2].removeprefix("\x1b[1A\x1b[2K")
+
+
+@cache
+def piped() -> str:
+    """What a conversion prints into a pipe."""
+    return shell(BERT, "--dry-run").stdout
+
+
+def unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*[mK]", "", text)
+
+
+needs_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+
+
+@needs_a_terminal
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_report_fits_the_terminal_and_breaks_no_word(width: int) -> None:
+    lines = unstyled(on_a_terminal(width, BERT, "--dry-run")).splitlines()
+    assert max(len(line) for line in lines if not line.startswith("next: ")) <= width
+    known = set(piped().split())
+    broken = {word for line in lines if not line.startswith("next: ") for word in line.split()} - known
+    assert {word for word in broken if "…" not in word} == set()
+    assert any(line.startswith(f"next: amp-rewrite {BERT} --data") for line in lines)  # whole, to be copied
+
+
+@needs_a_terminal
+def test_other_tables_fit_the_terminal_too(folder: Path) -> None:
+    onnx.save(needy(layers=2), "a model with a very long name, as exporters give them.onnx")
+    (name,) = (file.name for file in folder.iterdir())
+    for words in (("verify", name, name, "--random", "--tolerance", "1"), ("lists",), ("rule",)):
+        lines = unstyled(on_a_terminal(60, *words)).splitlines()
+        assert [line for line in lines if len(line) > 60 and " " in line.strip()] == [], words
+
+
+def test_a_pipe_gets_every_line_whole() -> None:
+    assert max(map(len, piped().splitlines())) > 150
+
+
+def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> None:
+    token = WIDTH.set(36)
+    try:
+        lines = table([("1", "a_name_that_is_far_too_long_for_it", "words that say why it is so")], right=">")
+    finally:
+        WIDTH.reset(token)
+    assert lines == [
+        "  1  a_name_th…  words that say why",
+        "                 it is so",
+    ]
+
+
+# -- colors -------------------------------------------------------------------------------------------------
+
+
+@needs_a_terminal
+def test_errors_are_red_ok_is_green_and_findings_are_yellow(folder: Path) -> None:
+    onnx.save(needy(layers=2), "n.onnx")
+    verify = ("verify", "n.onnx", "n.onnx", "--random", "--tolerance", "1")
+    assert STYLED.findall(on_a_terminal(80, "none.onnx"))[0][1].endswith("error")
+    assert ("32", "ok") in STYLED.findall(on_a_terminal(80, *verify))
+    shown = STYLED.findall(on_a_terminal(80, BERT, "--dry-run"))
+    assert {color for color, _ in shown} == {"33"}
+    assert [word for _, word in shown] == [
+        *("findings", "3 not_fused", "1 placement", "1 saturated", "1 selected", "not checked on data"),
+    ]
+
+
+@needs_a_terminal
+def test_no_color_is_inside_the_name_of_a_file_or_op(folder: Path) -> None:
+    proto = needy(layers=2)
+    for node, name in zip(proto.graph.node, ("float16", "added", "error", "ok", "float32", "failed"), strict=False):
+        node.name = name
+    onnx.save(proto, "lowered.float16.onnx")
+    shown = on_a_terminal(200, "lowered.float16.onnx", "--dry-run", "-v")
+    assert {word for _, word in STYLED.findall(shown)} == {"not checked on data"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("when", "environ", "colored"),
+    [
+        ("auto", {}, True),
+        ("auto", {"NO_COLOR": "1"}, False),
+        ("auto", {"NO_COLOR": ""}, True),
+        ("auto", {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        ("auto", {"TERM": "dumb"}, False),
+        ("never", {"FORCE_COLOR": "1"}, False),
+        ("always", {"NO_COLOR": "1"}, True),
+    ],
+)
+def test_options_and_environment_decide_about_colors(
+    when: str, environ: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm"} | environ).items():
+        monkeypatch.setenv(name, value)
+    terminal.choose(when)
+    assert terminal.colored(Terminal()) == colored
+    terminal.choose("auto")
+
+
+def test_a_pipe_gets_colors_only_if_asked(folder: Path) -> None:
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    words = ("none.onnx", "--dry-run")
+    assert "\x1b" not in shell(*words, env=plain).stderr
+    assert "\x1b" in shell(*words, env={**plain, "FORCE_COLOR": "1"}).stderr
+    assert "\x1b" in shell("report", "none.onnx", "--color", "always", env=plain).stderr
+    assert "'pink' is not one of" in shell("report", "none.onnx", "--color", "pink").stderr
+
+
+# -- words --------------------------------------------------------------------------------------------------
+
+
+def test_a_finding_says_what_happened_what_it_means_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        remarked("fused", "2 ops")
+        == "2 ops · fewer kernels, the same numbers up to rounding · --fuse none keeps the ops"
+    )
+    assert remarked("fused", "what · all the rest", " (and 1 more)") == "what (and 1 more) · all the rest"
+    assert remarked("kind_of_tomorrow", "what") == "what"
+    terminal.warn([Finding("flushed", "w", "1 of 9 nonzero values become 0")] * 2, quiet=False)
+    assert capsys.readouterr().err == (
+        "warning: flushed: w: 1 of 9 nonzero values become 0 (and 1 more of this kind) · harmless beside larger"
+        " weights · --check-weights shows what each weight loses\n"
+    )
+
+
+def test_the_glossary_has_the_words_that_say_least() -> None:
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
+    words = set(re.findall(r"\*(.+?)\*", page))
+    assert {"baked", "unpainted", "selected", "untapped", "kernel gate", "raised", "region"} <= words
+    assert {"saturated", "flushed", "widened"} <= KINDS.keys() & words
+
+
+def test_predicted_times_are_shown_on_demand_alone() -> None:
+    assert "µs" not in piped()
+    assert "µs" in shell(BERT, "--dry-run", "-v").stdout
+
+
+def test_an_op_that_computes_no_floats_never_stayed_float32() -> None:
+    text = shell(str(ROOT / "examples" / "models" / "digits_vit.onnx"), "--dry-run").stdout
+    assert "Shape" not in text
+    assert "ops          90: 87 float16, 1 float32, 2 without floats\n" in text
+    assert "why 1 op stayed float32\n" in text
