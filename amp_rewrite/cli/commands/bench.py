@@ -70,6 +70,6 @@ def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any]
         asked["sizes"] = parse_sizes(sizes)
     if fit is not None:
         asked["limit"] = parse_bytes(fit)
-    feed = feeding.feed(Model.load(models[0]))
+    feed = feeding.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
         return bench(models, feed, allow_nonfinite=feeding.allow_nonfinite, progress=tell, **asked)

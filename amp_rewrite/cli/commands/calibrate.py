@@ -37,7 +37,7 @@ def calibrate(
         loaded = Model.load(model)
         ranges = calibrate(
             loaded,
-            feeding.feed(loaded),
+            feeding.feed(loaded, quiet=quiet),
             to=settings.to,
             allow_nonfinite=feeding.allow_nonfinite,
             progress=progress,

@@ -68,7 +68,7 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
 
     left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=talk.quiet) as tell:
-        converted, repaired = measuring.converted(model, parameters.keywords(settings), tell)
+        converted, repaired = measuring.converted(model, parameters.keywords(settings), tell, quiet=talk.quiet)
         solved = repaired is None or repaired.solved
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
