@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from amp_rewrite.cli import terminal
+from amp_rewrite.cli.habits import meant
 from amp_rewrite.errors import AmpRewriteError, advice
 from amp_rewrite.reports.render import plain
 from amp_rewrite.version import VERSION
@@ -153,8 +154,8 @@ def _misused(error: click.UsageError) -> str:
     """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
-    near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-    return f"no such option {error.option_name}{near}"
+    near = meant(error.option_name, error.ctx.command if error.ctx else None)
+    return f"no such option {error.option_name}{f'; did you mean {near}?' if near else ''}"
 
 
 def _models_near(word: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.settings.config_file import Settings, settings
 from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, PAINTING, TARGET, Kind, Option
 
@@ -18,6 +18,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 TOLERANCE, GENERAL = "Tolerance", "General"
 _HEADINGS = (OPS, TARGET, DATA, TOLERANCE, OUTPUT, GENERAL)
+
+
+class Choice(click.Choice[str]):
+    """One of a few words; an error suggests the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            hint = advice(str(value), self.choices, f"use one of {', '.join(self.choices)}")
+            self.fail(f"unknown word {value!r}; {hint}", param, ctx)
+        return str(value)
 
 
 class _Grouped(click.Option):

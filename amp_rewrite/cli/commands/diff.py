@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from amp_rewrite.cli import parameters, reports, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.settings.options import OUTPUT
@@ -21,7 +19,7 @@ from amp_rewrite.settings.options import OUTPUT
         None,
         "How to print it; github: annotations of a workflow.",
         OUTPUT,
-        type=click.Choice(["text", "json", "markdown", "github"]),
+        type=parameters.Choice(["text", "json", "markdown", "github"]),
         default="text",
         show_default=True,
     ),

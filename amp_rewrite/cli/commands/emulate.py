@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from amp_rewrite.cli import parameters, terminal
 
 _TWIN = (
@@ -14,7 +12,7 @@ _TWIN = (
         "--io",
         None,
         "Inputs and outputs that keep their low type: those numpy knows, all, or none.",
-        type=click.Choice(["numpy", "same", "float32"]),
+        type=parameters.Choice(["numpy", "same", "float32"]),
         default="numpy",
         show_default=True,
     ),

@@ -238,7 +238,7 @@ NONE = "no criterion given, and there is no default; give rtol and/or atol, or a
         ),
         (
             {"metric": "cos", "at_least": 1.0},
-            "unknown metric 'cos'; use one of cosine, psnr, snr, top1, scaled, or in Python a callable",
+            "unknown metric 'cos'; did you mean 'cosine'?",
         ),
         ({"metric": "psnr", "at_least": math.nan}, "at_least is nan; for psnr use a finite number"),
         ({"metric": "snr", "at_least": -math.inf}, "at_least is -inf; for snr use a finite number"),
