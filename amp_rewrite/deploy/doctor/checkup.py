@@ -9,7 +9,7 @@ import ctypes
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from amp_rewrite.deploy.doctor.advice import (
@@ -66,7 +66,9 @@ class Checkup:
         for at, check in enumerate(self.checks):
             lines[at] += f"\n{'':{_INDENT}}{check.remedy}" if check.remedy else ""
         findings = sum(check.state == FINDING for check in self.checks)
-        return "\n".join([*lines, "", count(findings, "finding") if findings else "all well"])
+        absent = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
+        fine = "the model is fine; this machine has no GPU to run it fast" if absent else "all well"
+        return "\n".join([*lines, "", count(findings, "finding") if findings else fine])
 
     def to_json(self) -> str:
         """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
@@ -91,6 +93,7 @@ def doctor(
 
     `to`: as `convert` takes it. `gpu`: a GPU whose speed is estimated instead of the one here. `dimensions`: sizes
     of the model's free dimensions by name ("?": all without one), for the estimate; 1 for those that are not given.
+    With a model, and without a GPU here, what this machine lacks is advice, not a finding.
     `load`, `ask` and `installed` replace the loader of libraries, onnxruntime in a process of its own, and the
     installed packages. By default the driver, too, is queried in a process of its own, because it may crash.
 
@@ -101,6 +104,8 @@ def doctor(
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     machine = machine_asked() if load is None else hardware(load)
     checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed or version))
+    if model is not None and not machine.gpus:  # the model is for another machine
+        checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
         roofs = _roofs(gpu, machine, low)
         checks += _model(Model.load(model), low, roofs, dict(dimensions or {}))
