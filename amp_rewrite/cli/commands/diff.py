@@ -16,7 +16,7 @@ from amp_rewrite.settings.options import OUTPUT
     parameters.ROWS["fail_on"],
     parameters.option(
         "--format form",
-        None,
+        "text|json|markdown|github",
         "How to print it; github: annotations of a workflow.",
         OUTPUT,
         type=parameters.Choice(["text", "json", "markdown", "github"]),
