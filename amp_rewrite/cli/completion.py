@@ -31,8 +31,8 @@ _BASH = """\
             glob)
                 compopt -o filenames
                 COMPREPLY+=($(compgen -f -X "!$word" -- "$cur") $(compgen -d -- "$cur")) ;;
-            file) compopt -o default ;;
-            dir) compopt -o dirnames ;;
+            file) compopt -o filenames; COMPREPLY+=($(compgen -f -- "$cur")) ;;
+            dir) compopt -o filenames; COMPREPLY+=($(compgen -d -- "$cur")) ;;
         esac
     done < <(COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_CUR="$cur" %(complete_var)s=bash_complete "$1" 2>/dev/null)
 }
@@ -56,9 +56,9 @@ _ZSH = """\
         case $parts[1] in
             plain) [[ -n $parts[3] ]] && described+=("${parts[2]//:/\\\\:}:$parts[3]") || plain+=("$parts[2]") ;;
             open) open+=("$parts[2]") ;;
-            glob) _path_files -g "$parts[2]" ;;
-            file) _path_files ;;
-            dir) _path_files -/ ;;
+            glob) _files -g "$parts[2]" ;;
+            file) _files ;;
+            dir) _files -/ ;;
         esac
     done
     (( $#described )) && _describe -V unsorted described
@@ -89,9 +89,9 @@ function %(complete_func)s
             case glob
                 __fish_complete_suffix (string replace '*' '' -- $parts[2])
             case file
-                __fish_complete_path (commandline -ct)
+                printf "$parts[3]%%s\n" (__fish_complete_path $parts[2])
             case dir
-                __fish_complete_directories (commandline -ct)
+                printf "$parts[3]%%s\n" (__fish_complete_directories $parts[2])
         end
     end
 end
@@ -117,13 +117,13 @@ class _Complete(ShellComplete):
         return words[1:-1], words[-1][:-1]
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        items = super().get_completions(args, incomplete)
         option, equals, value = incomplete.partition("=")
-        written = value if option.startswith("--") and equals else incomplete
-        return [self.fitted(item, incomplete, written) for item in items]
+        if not (equals and option.startswith("--")):
+            return [self.fitted(item, "", incomplete) for item in super().get_completions(args, incomplete)]
+        return [self.fitted(item, option + equals, value) for item in super().get_completions([*args, option], value)]
 
-    def fitted(self, item: CompletionItem[str], incomplete: str, written: str) -> CompletionItem[str]:
-        """Return a candidate as the shell puts it in place. `written`: the part of the word that it completes."""
+    def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
+        """Return a candidate as the shell puts it in place of `written`; `option`: "--option=" before it, if any."""
         return item
 
     def format_completion(self, item: CompletionItem[str]) -> str:
@@ -134,7 +134,7 @@ class _Bash(_Complete):
     name = "bash"
     source_template = _BASH
 
-    def fitted(self, item: CompletionItem[str], incomplete: str, written: str) -> CompletionItem[str]:
+    def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
         """Drop what stands before the last "=" or ":", where bash begins a word of its own."""
         current = os.environ.get("COMP_CUR", written)
         if item.type in ("plain", "open") and written.endswith(current):
@@ -151,11 +151,11 @@ class _Fish(_Complete):
     name = "fish"
     source_template = _FISH
 
-    def fitted(self, item: CompletionItem[str], incomplete: str, written: str) -> CompletionItem[str]:
+    def fitted(self, item: CompletionItem[str], option: str, written: str) -> CompletionItem[str]:
         """Add the option before the value in `--option=value`, which fish replaces as one word."""
         if item.type in ("plain", "open"):
-            return CompletionItem(incomplete[: len(incomplete) - len(written)] + item.value, item.type, item.help)
-        return item
+            return CompletionItem(option + item.value, item.type, item.help)
+        return CompletionItem(item.value, item.type, option)  # the script puts it before each file
 
 
 _SHELLS: tuple[type[_Complete], ...] = (_Bash, _Zsh, _Fish)

@@ -20,7 +20,7 @@ _KNOWN_AS = {
     "--target tensorrt": ("--trt", "--tensorrt"),
     "--target": ("--runtime", "--device", "--backend", "--ep"),
     "--opset": ("--opset-version", "--target-opset"),
-    "--rtol": ("--tol", "--accuracy"),
+    "--tolerance": ("--tol", "--accuracy"),
     "--fuse none": ("--no-fuse", "--no-fusion", "--disable-fusion"),
     "--dry-run": ("--check", "--simulate", "--no-write"),
     "--external-data": ("--save-as-external-data", "--all-tensors-to-one-file", "--use-external-data-format"),

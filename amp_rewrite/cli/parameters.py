@@ -141,10 +141,9 @@ class Command(click.Command):
             record = option.get_help_record(ctx) if whole or not getattr(option, "rare", False) else None
             if record is not None:
                 rows.setdefault(heading, []).append(record)
-        for heading in (*(rows.keys() - _HEADINGS), *_HEADINGS):
-            if heading in rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows[heading], col_max=_COLUMN)
+        for heading in sorted(rows, key=lambda heading: heading in _HEADINGS and _HEADINGS.index(heading) + 1):
+            with formatter.section(heading):
+                formatter.write_dl(rows[heading], col_max=_COLUMN)
 
 
 class Group(click.Group):

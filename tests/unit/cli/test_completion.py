@@ -36,11 +36,20 @@ TYPED = {
     "--keep op=Relu,feeds=SoftmaxC": "--keep op=Relu,feeds=SoftmaxCrossEntropyLoss",
     "lists Einsu": "lists Einsum",
     "--data bat": "--data batches.npz",
+    "--data=bat": "--data=batches.npz",
+    "verify model.onnx su": "verify model.onnx sub",
+    "ranges sh": "ranges show",
     "help calib": "help calibrate",
 }
 """What is typed after the program's name, and the line after Tab."""
 
 
+QUOTED = {
+    "--data 'sub/no": "--data sub/notes.txt",
+    "report my\\ mo": "report my model.onnx",
+    "--keep 'op=SoftmaxC": "--keep op=SoftmaxCrossEntropyLoss",
+}
+"""The same with quotes, which are gone from the line when it is printed."""
 FISH = """
 amp-rewrite completion fish | source
 for line in %s
@@ -77,7 +86,7 @@ class Shell:
 
     def completed(self, typed: str) -> str:
         """Return the line that Tab makes of the words typed after the program's name: it is printed, not run."""
-        return self.told(f"amp-rewrite {typed}\t\x01echo '<'\x20\x05 '>'\n", r"\n< amp-rewrite (.*) >\r").rstrip()
+        return self.told(f"amp-rewrite {typed}\t\x01echo '<'\x20\x05 '>'\n", r"\n< amp-rewrite (.*) >\r").rstrip(" /")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m amp_rewrite "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (folder / "sub").mkdir()
-    for name in ("model.onnx", "sub/inner.onnx", "sub/notes.txt", "batches.npz"):
+    for name in ("model.onnx", "sub/inner.onnx", "sub/notes.txt", "batches.npz", "my model.onnx"):
         (folder / name).write_bytes(b"")
     return folder
 
@@ -101,7 +110,7 @@ def test_tab_completes_the_line_in_a_real_shell(name: str, folder: Path) -> None
     shell = Shell(name, folder)
     try:
         shell.told(f"{SETUP[name]}; echo re''ady\n", r"\n(ready)\r")
-        assert {typed: shell.completed(typed) for typed in TYPED} == TYPED
+        assert {typed: shell.completed(typed) for typed in TYPED | QUOTED} == TYPED | QUOTED
     finally:
         shell.process.kill()
         shell.process.wait()
@@ -114,7 +123,7 @@ def test_fish_completes_the_last_word(folder: Path) -> None:
     done = subprocess.run(
         ["fish", "--no-config", "-c", program], cwd=folder, env=environment(folder), capture_output=True, text=True
     )
-    candidates = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    candidates = [line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()]
     assert candidates == [line.split(" ")[-1] for line in TYPED.values()], done.stderr
 
 
