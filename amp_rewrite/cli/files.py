@@ -71,16 +71,20 @@ def _from_stdin(ctx: click.Context) -> Path:
     """Return a file that holds what comes from stdin, until the command ends."""
     if _STDIN in terminal.ALIASES.values():
         raise click.UsageError("only one model can come from stdin; name a file for the other", ctx)
+    if sys.stdin is None or sys.stdin.isatty():
+        what = "closed" if sys.stdin is None else "a terminal"
+        raise click.UsageError(f"- reads a model from stdin, which is {what}; pipe a model in, or name a file", ctx)
     stream = sys.stdin.buffer
-    if stream.isatty():
-        raise click.UsageError("- reads a model from stdin, which is a terminal; pipe a model in, or name a file", ctx)
-    folder = ctx.find_root().with_resource(tempfile.TemporaryDirectory(prefix="amp-rewrite-"))
-    first = stream.read(1)
-    path = Path(folder) / ("stdin.json" if first == b"{" else "stdin.onnx")  # reports are known by their suffix
-    terminal.ALIASES[str(path)] = _STDIN
-    with path.open("wb") as file:
-        file.write(first)
-        shutil.copyfileobj(stream, file, 1 << 20)
+    try:
+        folder = ctx.find_root().with_resource(tempfile.TemporaryDirectory(prefix="amp-rewrite-"))
+        first = stream.read(1)
+        path = Path(folder) / ("stdin.json" if first == b"{" else "stdin.onnx")  # reports are known by their suffix
+        terminal.ALIASES[str(path)] = _STDIN
+        with path.open("wb") as file:
+            file.write(first)
+            shutil.copyfileobj(stream, file, 1 << 20)
+    except OSError as error:
+        raise ModelError(f"cannot copy a model from stdin to {tempfile.gettempdir()}: {error.strerror}") from error
     return path
 
 

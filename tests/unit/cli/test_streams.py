@@ -206,6 +206,24 @@ def test_a_failed_conversion_writes_nothing_to_stdout() -> None:
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_closed_stdin_is_one_line() -> None:
+    command = f'"{sys.executable}" -m amp_rewrite report - <&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: - reads a model from stdin, which is closed; pipe a model in, or name a file")
+
+
+def test_a_full_disk_for_stdin_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    done = piped("report", "-")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: cannot copy a model from stdin to ")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(
     ("words", "message"),
