@@ -245,7 +245,7 @@ OPTIONS: tuple[Option, ...] = (
         name="fuse",
         group=ADVANCED,
         metavar="basic|none|contrib",
-        help="Fuse into standard operators first; contrib: into onnxruntime's own, too.  [default: basic]",
+        help="Fuse into standard operators; contrib: onnxruntime's, too.  [default: basic]",
         doc='"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone',
         default="basic",
@@ -257,7 +257,7 @@ OPTIONS: tuple[Option, ...] = (
         name="opset",
         group=ADVANCED,
         metavar="auto|N",
-        help="Move the model to this opset.  [default: its own]",
+        help="Opset of the result.  [default: its own]",
         doc='the opset of the result, "auto" for the one that the target serves best; by default the model\'s own',
         parse=parse_opset,
         stated=Stated.UNUSUAL,
