@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from amp_rewrite.settings.options import DATA, OPS, OPTIONS, OUTPUT, TARGET, Kind, Option
+from amp_rewrite.settings.options import ADVANCED, DATA, OPTIONS, OUTPUT, PRECISION, Kind, Option
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 HEAD = """# Options
@@ -26,7 +26,7 @@ WORDS = {
 
 def page() -> str:
     """Return the text of the page."""
-    order = (OPS, TARGET, DATA, OUTPUT)
+    order = (PRECISION, DATA, OUTPUT, ADVANCED)
     parts = [HEAD]
     for group, rows in groupby(sorted(OPTIONS, key=lambda row: order.index(row.group)), key=lambda row: row.group):
         parts.append(f"\n## {group}\n")

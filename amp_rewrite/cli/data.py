@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,12 +62,20 @@ class Feeding:
             raise click.UsageError("no input data; add --data FILE, or --random")
         return self
 
-    def feed(self, model: Model) -> Feed:
-        """Return the batches for a model. FeedError as `Feed.of` and `Feed.randomly` raise it."""
+    def feed(self, model: Model, *, quiet: bool) -> Feed:
+        """Return the batches for a model, and name ignored arrays unless `quiet`.
+
+        FeedError as `Feed.of` and `Feed.randomly` raise it.
+        """
         from amp_rewrite.evidence.data.feed import Feed, parse_int_ranges, parse_shapes
 
         if self.data is not None:
-            return Feed.of(self.data, model, allow_nonfinite=self.allow_nonfinite)
+            with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
+                warnings.simplefilter("always", UserWarning)
+                feed = Feed.of(self.data, model, allow_nonfinite=self.allow_nonfinite)
+            for remark in remarks:
+                terminal.talk(str(remark.message), quiet=quiet)
+            return feed
         return Feed.randomly(
             model,
             batches=1 if self.batches is None else self.batches,
@@ -81,7 +90,7 @@ class Feeding:
         from amp_rewrite.files.model import Model
 
         reference = Model.load(a)
-        feed = self.feed(reference)
+        feed = self.feed(reference, quiet=True)  # its notes are those of the result
         words |= {"allow_nonfinite": self.allow_nonfinite, "names": (str(a), str(b))}
         with terminal.progress(function.__name__, quiet=quiet) as progress:
             return function(reference, Model.load(b), feed, progress=progress, **words)
@@ -140,7 +149,9 @@ class Measuring:
                 "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair"
             )
 
-    def converted(self, model: Path, wanted: dict[str, Any], tell: Tell | None) -> tuple[Converted, Repaired | None]:
+    def converted(
+        self, model: Path, wanted: dict[str, Any], tell: Tell | None, *, quiet: bool = False
+    ) -> tuple[Converted, Repaired | None]:
         """Convert `model` with the arguments `wanted`; guard or repair it if options ask for that."""
         from amp_rewrite.files.model import Model
         from amp_rewrite.pipeline.convert import convert
@@ -153,6 +164,7 @@ class Measuring:
 
         loaded = Model.load(model)
         more = dict(wanted) if self.budget is None else {**wanted, "budget": self.budget}
-        feed, nonfinite = self.feeding.feed(loaded), self.feeding.allow_nonfinite
+        feed = self.feeding.feed(loaded, quiet=quiet or bool(self.criterion))  # a verdict has the remarks as notes
+        nonfinite = self.feeding.allow_nonfinite
         repaired = repair(loaded, feed, **self.criterion, **more, allow_nonfinite=nonfinite, progress=tell)
         return repaired.converted, repaired

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
-from amp_rewrite.cli import terminal
+from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.completion import COMPLETE, NAME, register
+from amp_rewrite.cli.habits import meant
 from amp_rewrite.errors import AmpRewriteError, advice, options_spelled
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
@@ -28,11 +31,13 @@ PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 COMMANDS = {
     "bench": "Time models side by side: latency, throughput, memory, ops.",
     "calibrate": "Run MODEL on data and write the ranges of its values.",
+    "completion": "Print the script that completes commands, options, values and models in a shell.",
     "convert": "Convert MODEL and print a report with reasons.",
     "diff": "Print how B differs from A; exit with 1 if it does.",
     "doctor": "Find obstacles to fast half precision, here or in MODEL.",
     "emulate": "Write MODEL in float32, rounded as half precision would be.",
     "explain": "Print why NODE gets its type, back to the op that decides.",
+    "help": "Print the help of COMMAND, or this program's.",
     "lists": "Print the list of each OP, its source and its reason.",
     "locate": "Print where B departs from A, and which ops add most to that.",
     "ranges": "Merge and show files that `amp-rewrite calibrate` wrote.",
@@ -44,7 +49,7 @@ COMMANDS = {
 """Each command and the first sentence of its help. `cli/commands/NAME.py` defines it, as a function of that name."""
 
 
-class Program(click.Group):
+class Program(parameters.Group):
     """The commands of the table; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
 
     default = "convert"
@@ -59,12 +64,25 @@ class Program(click.Group):
         command: click.Command = getattr(import_module(f"amp_rewrite.cli.commands.{name}"), name)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return candidates for the first word: commands, models, and options of `convert`."""
+        default = self.get_command(ctx, self.default)
+        assert default is not None
+        if incomplete.startswith("-"):
+            options = default.shell_complete(click.Context(default, parent=ctx), incomplete)
+            own = {item.value for item in options}
+            return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in own)]
+        named = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
+        return [*named, CompletionItem("*.onnx", type="glob")]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
             formatter.write_dl([(n, click.Command(n, help=h).get_short_help_str(limit)) for n, h in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)
         if not args:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(USAGE)
@@ -76,7 +94,7 @@ class Program(click.Group):
         own = {name for option in self.get_params(ctx) for name in option.opts}
         if first in COMMANDS or first in own:
             return args
-        if first.startswith("-") or Path(first).exists():
+        if first.startswith("-") or ctx.resilient_parsing or Path(first).exists():
             return [self.default, *args]
         hint = advice(first, [*COMMANDS, *_models_near(first)], "name a model or a command")
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
@@ -85,27 +103,36 @@ class Program(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run, print an error in one line, and exit."""
-        if "_AMP_REWRITE_COMPLETE" in os.environ:  # a shell asks for completions
-            super().main(args, "amp-rewrite", **extra)
+        if COMPLETE in os.environ:
+            self._complete(os.environ[COMPLETE], extra)
         with options_spelled():
             code = self._outcome(list(sys.argv[1:] if args is None else args), extra)
         sys.exit(code)
 
+    def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
+        """Answer a shell that asks for completions, and exit; a failure inside completes nothing."""
+        register()
+        try:
+            sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))
+        except Exception:  # noqa: BLE001 no traceback into the middle of a command line
+            sys.exit(USAGE)
+
     def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
         extra.pop("standalone_mode", None)
+        terminal.ALIASES.clear()
         _hold_streams()
         _print_anything()
         terminal.choose("auto")
         WIDTH.set(terminal.columns(sys.stdout))
         try:
-            with self.make_context("amp-rewrite", args, **extra) as ctx:
+            with self.make_context(NAME, args, **extra) as ctx:
                 code = self.invoke(ctx)
             sys.stdout.flush()
             return code or 0
         except click.exceptions.Exit as stop:
             return stop.exit_code
         except click.UsageError as error:
-            path = error.ctx.command_path if error.ctx else "amp-rewrite"
+            path = error.ctx.command_path if error.ctx else NAME
             return _fail(f"{_misused(error)}; see '{path} --help'")
         except click.ClickException as error:
             return _fail(error.format_message())
@@ -148,6 +175,7 @@ def _of_runtime(error: ImportError) -> bool:
 
 
 def _fail(message: str) -> int:
+    message = terminal.spoken(message)
     line = plain(" ".join(message[:_LONGEST].split("\n")))
     terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
     return USAGE
@@ -157,8 +185,8 @@ def _misused(error: click.UsageError) -> str:
     """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message().rstrip(".")
-    near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-    return f"no such option {error.option_name}{near}"
+    near = meant(error.option_name, error.ctx.command if error.ctx else None)
+    return f"no such option {error.option_name}{f'; did you mean {near}?' if near else ''}"
 
 
 def _models_near(word: str) -> list[str]:
@@ -192,7 +220,7 @@ def _hold_streams() -> None:
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(VERSION, prog_name="amp-rewrite", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name=NAME, message="%(prog)s %(version)s")
 def program() -> None:
     """Convert float32 ONNX models to float16 or bfloat16 where that is safe, and say why.
 

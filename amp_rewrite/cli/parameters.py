@@ -8,51 +8,163 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from amp_rewrite.cli import terminal
-from amp_rewrite.errors import ModelError
+from amp_rewrite.cli import files, terminal
+from amp_rewrite.cli.examples import EXAMPLES
+from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.settings.config_file import Settings, settings
-from amp_rewrite.settings.options import DATA, KEYWORDS, OPS, OPTIONS, OUTPUT, PAINTING, TARGET, Kind, Option
+from amp_rewrite.settings.options import ADVANCED, DATA, KEYWORDS, OPTIONS, OUTPUT, PAINTING, PRECISION, Kind, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE = click.Path(path_type=Path)
-TOLERANCE, GENERAL = "Tolerance", "General"
-_HEADINGS = (OPS, TARGET, DATA, TOLERANCE, OUTPUT, GENERAL)
+FILE, FILE_OUT, MODEL, MODEL_OUT = files.FILE, files.FILE_OUT, files.MODEL, files.MODEL_OUT
+TOLERANCE = DATA
+_HEADINGS = (PRECISION, DATA, OUTPUT, ADVANCED)
+_FEW = 9  # options that need no headings
+_MANY = 14  # options from which the short help leaves out the rare ones
+_LONG = 40  # characters of a metavar that has no room beside its option
+_COLUMN = 31  # characters of an option, at most, beside its words
+
+
+class Choice(click.Choice[str]):
+    """One of a few words; an error suggests the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            hint = advice(str(value), self.choices, f"use one of {', '.join(self.choices)}")
+            self.fail(f"unknown word {value!r}; {hint}", param, ctx)
+        return str(value)
 
 
 class _Grouped(click.Option):
-    """An option that stands below a heading of its command's help."""
+    """An option that stands below a heading of its command's help; a `rare` one only in the long help."""
 
-    def __init__(self, *names: Any, heading: str = GENERAL, **more: Any) -> None:
+    def __init__(
+        self, *names: Any, heading: str = ADVANCED, rare: bool = False, choices: Any = (), **more: Any
+    ) -> None:
         super().__init__(*names, **more)
-        self.heading = heading
+        self.heading, self.rare = heading, rare
+        self.choices = choices or _spelled_out(self.metavar or "")
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the two cells of the help; a long metavar gives way to NAME, and its words stand in the second."""
+        record = super().get_help_record(ctx)
+        kind = self.metavar or ""
+        if record is None or "|" not in kind or len(kind) < _LONG:
+            return record
+        words, default, rest = record[1].partition("  [default")
+        return record[0].replace(kind, "NAME"), f"{words} One of {kind.replace('|', ', ')}.{default}{rest}"
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return candidates for the value: choices, those that the metavar spells out, patterns, or files."""
+        kind = self.metavar or ""
+        if kind == "PATTERN":
+            from amp_rewrite.cli.completion import patterns
+
+            return patterns(incomplete)
+        items = _chosen(self.choices, ctx, incomplete)
+        if "FILE" in kind:
+            items.append(CompletionItem(incomplete, type="file"))
+        return items or super().shell_complete(ctx, incomplete)
+
+
+def _spelled_out(metavar: str) -> tuple[str, ...]:
+    """Return the values that a metavar such as "auto|mincut[:GPU]|N" spells out."""
+    words = (word.partition("[")[0] for word in metavar.split("|"))
+    return tuple(word for word in words if word.islower()) if "|" in metavar else ()
+
+
+def _chosen(choices: Any, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    """Return the choices that start so; `choices` is a collection, or a function of the context that returns one."""
+    known = choices(ctx) if callable(choices) else choices
+    return [CompletionItem(word) for word in known if word.startswith(incomplete)]
+
+
+def commands(ctx: click.Context) -> list[str]:
+    """Return the names of all commands."""
+    root = ctx.find_root()
+    return root.command.list_commands(root) if isinstance(root.command, click.Group) else []
+
+
+def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
+    """Return the decorator of an argument whose words shells complete."""
+    return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
+
+
+def help_of(command: click.Command, ctx: click.Context, *, whole: bool) -> str:
+    """Return the help of a command; with `whole`, also the options that are rarely used."""
+    ctx.meta[__name__] = whole
+    return command.get_help(ctx)
+
+
+def _show_whole(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo(help_of(ctx.command, ctx, whole=True))
+        ctx.exit()
+
+
+def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command below a heading."""
+    if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
+        with formatter.section("Examples" if len(examples) > 1 else "Example"):
+            formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
 
 
 class Command(click.Command):
-    """A command whose help shows options below headings where it has more than one."""
+    """A command whose help shows examples, and options below headings where there are many."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        if len(params) > _MANY and any(getattr(param, "rare", False) for param in params):
+            names, words = ["--help-all"], "Show the other options too, and exit."
+            switch = click.Option(
+                names, is_flag=True, is_eager=True, expose_value=False, callback=_show_whole, help=words
+            )
+            params.insert(len(params) - 1, switch)
+        return params
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if any(files.is_stdout(path) for path in (ctx.params.get("output"), *ctx.params.get("out", ()))):
+            for name, words in (("as_json", "--json prints there, too"), ("external_data", "it has no file beside it")):
+                if ctx.params.get(name):
+                    raise click.UsageError(f"the model goes to stdout, and {words}; name a file with -o", ctx)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(ctx, formatter)
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        whole = ctx.meta.get(__name__) or not any("--help-all" in option.opts for option in options)
         rows: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
-                rows.setdefault(getattr(param, "heading", GENERAL), []).append(record)
-        for heading in sorted(rows, key=_HEADINGS.index):
-            with formatter.section(heading if len(rows) > 1 else "Options"):
-                formatter.write_dl(rows[heading])
+        for option in options:
+            heading = getattr(option, "heading", ADVANCED) if len(options) > _FEW else "Options"
+            record = option.get_help_record(ctx) if whole or not getattr(option, "rare", False) else None
+            if record is not None:
+                rows.setdefault(heading, []).append(record)
+        for heading in sorted(rows, key=lambda heading: heading in _HEADINGS and _HEADINGS.index(heading) + 1):
+            with formatter.section(heading):
+                formatter.write_dl(rows[heading], col_max=_COLUMN)
 
 
-def option(names: str, metavar: str | None, words: str, heading: str = GENERAL, **more: Any) -> Callable[[F], F]:
+class Group(click.Group):
+    """A group of commands whose help shows examples."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+
+def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
     """Return the decorator of an option below a heading. `names`: as click takes them, separated by spaces."""
     return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=words, **more)
 
 
-def flag(names: str, words: str, heading: str = GENERAL) -> Callable[[F], F]:
+def flag(names: str, words: str, heading: str = ADVANCED) -> Callable[[F], F]:
     """Return the decorator of an option without a value."""
     return option(names, None, words, heading, is_flag=True)
 
 
-def _chosen(_context: click.Context, _option: click.Parameter, when: str | None) -> None:
+def _color(_context: click.Context, _option: click.Parameter, when: str | None) -> None:
     if when:
         terminal.choose(when)
 
@@ -60,11 +172,11 @@ def _chosen(_context: click.Context, _option: click.Parameter, when: str | None)
 color = option(
     "--color",
     "|".join(terminal.COLORS),
-    "When to print in color.  [default: on a terminal]",
+    "Print in color.  [default: auto]",
     type=click.Choice(terminal.COLORS),
     is_eager=True,
     expose_value=False,
-    callback=_chosen,
+    callback=_color,
 )
 
 
@@ -90,7 +202,7 @@ def _of(row: Option) -> Callable[[Any], Any]:
     elif row.kind is Kind.SWITCH:
         names += "" if row.flag else f"/--no-{row.key}"
         more = {"is_flag": True, "default": None}
-    return option(names, row.metavar or None, row.help, row.group, **more)
+    return option(names, row.metavar or None, row.help, row.group, rare=row.rare, **more)
 
 
 def _split(separator: str) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...]]:
@@ -100,22 +212,31 @@ def _split(separator: str) -> Callable[[click.Context, click.Parameter, str | No
 ROWS = {row.name: _of(row) for row in OPTIONS if row.help}
 """The option of each row of the table, by name."""
 
-model = click.argument("model", type=FILE)
-PAIR = (click.argument("a", type=FILE), click.argument("b", type=FILE))
+model = click.argument("model", type=MODEL)
+PAIR = (click.argument("a", type=MODEL), click.argument("b", type=MODEL))
 """Two models or reports to compare."""
 config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", type=FILE)
-as_json = flag("--json as_json", "Print JSON.")
-verbose = flag("-v --verbose", "Print every op.")
+as_json = flag("--json as_json", "Print JSON.", OUTPUT)
+verbose = flag("-v --verbose", "Print every op.", OUTPUT)
 
 
-def output(default: str, metavar: str = "OUT", words: str = "") -> Callable[[F], F]:
+def output(default: str) -> Callable[[F], F]:
+    """Return the option for the model that a command writes."""
+    return option(
+        "-o --output", "OUT", f"The model to write; - is stdout.  [default: {default}]", OUTPUT, type=MODEL_OUT
+    )
+
+
+def file_output(default: str) -> Callable[[F], F]:
     """Return the option for the file that a command writes."""
-    return option("-o --output", metavar, f"{words}[default: {default}]", OUTPUT, type=FILE)
+    return option(
+        "-o --output", "FILE", f"The file to write; - is stdout.  [default: {default}]", OUTPUT, type=FILE_OUT
+    )
 
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     """Return the option that silences a command, `but` for some output."""
-    return flag("-q --quiet", f"Print nothing but {but}.")
+    return flag("-q --quiet", f"Print nothing but {but}.", OUTPUT)
 
 
 STEP = tuple(ROWS[name] for name in PAINTING)
@@ -135,30 +256,38 @@ FEEDING = (
     ROWS["data"],
     flag("--random", "Feed random numbers instead of data; the report says so.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
-    option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True),
-    option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int),
-    option("--seed", "N", "With --random: another seed, other numbers.  [default: 0]", DATA, type=int),
-    flag("--allow-nonfinite", "Data may hold NaN and infinity.", DATA),
+    option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True, rare=True),
+    option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int, rare=True),
+    option("--seed", "N", "With --random: another seed, other numbers.  [default: 0]", DATA, type=int, rare=True),
+    option("--allow-nonfinite", None, "Data may hold NaN and infinity.", DATA, is_flag=True, rare=True),
 )
 """Options for the input data of a model."""
 
+METRICS = ("cosine", "psnr", "snr", "top1", "scaled")
 CRITERION = (
-    option("--tolerance", "X", "Largest error, relative to the largest value of its output.", TOLERANCE, type=float),
+    option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=float),
     option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
     option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
-    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with its bound.", TOLERANCE),
+    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1, scaled; and a bound:", TOLERANCE, choices=METRICS),
     option("--at-least", "X", "The bound of a metric of which more is better.", TOLERANCE, type=float),
     option("--at-most", "X", "The bound of a metric of which less is better.", TOLERANCE, type=float),
 )
 """Options that say how near outputs must be."""
 
 MEASURING = (
+    *FEEDING,
     ROWS["ranges"],
     ROWS["headroom"],
-    *FEEDING,
-    flag("--smoke", "Run one random batch, emulated: finds gross faults, proves nothing.", DATA),
+    flag("--smoke", "One random batch, emulated: shows gross faults only.", DATA),
     *CRITERION,
-    option("--budget", "N", "With --tolerance and the like: trials at most.  [default: 100]", TOLERANCE, type=int),
+    option(
+        "--budget",
+        "N",
+        "With --tolerance and the like: trials at most.  [default: 100]",
+        TOLERANCE,
+        type=int,
+        rare=True,
+    ),
 )
 """Options of a conversion that data guides."""
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 
 Index = tuple[int, ...]
@@ -246,7 +246,8 @@ def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> 
     if callable(metric):
         return Measure(getattr(metric, "__name__", type(metric).__name__), metric, higher, whole=True)
     if metric not in MEASURES:
-        raise PolicyError(f"unknown metric {metric!r}; use one of {', '.join(MEASURES)}, or in Python a callable")
+        legal = f"use one of {', '.join(MEASURES)}, or in Python a callable"
+        raise PolicyError(f"unknown metric {metric!r}; {advice(metric, MEASURES, legal)}")
     return MEASURES[metric]
 
 

@@ -23,6 +23,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import program, store, tensors, wire
 from amp_rewrite.files.casting import Array, cast
 from amp_rewrite.files.external_data import Folder
+from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.functions import check_expansion
 from amp_rewrite.files.held import Held, any_held
 from amp_rewrite.files.protos import clone
@@ -266,16 +267,18 @@ def _of_path(path: Path, folder: Path | None) -> ModelProto:
     own: dict[str, Source] = {}
     try:
         if path.is_dir():
-            raise ModelError(f"cannot read {path}: it is a folder; name the model file in it")
+            raise ModelError(foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
         format_ = registry.get_format_from_file_extension(path.suffix.lower())
         if format_ not in (None, "protobuf"):
             proto = _of_text(path, format_)
         else:
             with open_regular(path) as file:
                 proto, own = _lazily(file, path)
+        _check(proto, str(path))
+    except wire.NotOnnxError as cause:
+        raise ModelError(foreign(path) or str(cause)) from cause
     except OSError as cause:
         raise ModelError(f"cannot read {path}: {cause.strerror or cause}") from cause
-    _check(proto, str(path))
     real = Path(os.path.realpath(path)).parent
     place = Folder(path.parent, real) if folder is None else Folder(folder)
     _resolve(proto, place, own)
@@ -360,13 +363,15 @@ def _parsed(content: bytes, name: str) -> ModelProto:
     try:
         proto.ParseFromString(content)
     except DecodeError as cause:
-        raise ModelError(f"{name} is not an ONNX model, or it is truncated; export or download it again") from cause
+        raise wire.NotOnnxError(
+            f"{name} is not an ONNX model, or it is truncated; export or download it again"
+        ) from cause
     return proto
 
 
 def _check(proto: ModelProto, name: str) -> None:
     if not proto.HasField("graph"):
-        raise ModelError(f"{name} has no graph: it is not an ONNX model; export it again")
+        raise wire.NotOnnxError(f"{name} has no graph: it is not an ONNX model; export it again")
     if not proto.opset_import and not 0 < proto.ir_version < FIRST_IR_WITH_OPSET_IMPORTS:
         raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
     newest = onnx.defs.onnx_opset_version()

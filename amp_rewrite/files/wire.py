@@ -16,6 +16,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[impor
 
 from amp_rewrite.errors import ModelError
 
+
+class NotOnnxError(ModelError):
+    """Bytes that are not an ONNX model: another format, or one that is truncated."""
+
+
 # Paths to tensors: {message: {field number: (field, message of the field)}}. Sparse tensors are separate
 # because their parts are always in memory.
 DENSE: dict[type[Message], dict[int, tuple[str, type[Message]]]] = {
@@ -228,8 +233,8 @@ class _Window:
         self.start = position
         self.buffer = self.read(position, min(position + _WINDOW, self.size))
 
-    def bad(self, position: int, fact: str) -> ModelError:
-        return ModelError(
+    def bad(self, position: int, fact: str) -> NotOnnxError:
+        return NotOnnxError(
             f"{self.source} is not an ONNX model, or it is truncated at byte {position} of {self.size}:"
             f" {fact}; export or download it again"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Self
 
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.runtime.roofline import ROOFS, Roof
 
@@ -31,8 +31,9 @@ class _Choice(Enum):
         try:
             return cls(str(spelling).strip().lower().replace("_", "-"))
         except ValueError:
-            legal = ", ".join(str(member.value) for member in cls)
-            raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; use one of {legal}") from None
+            legal = [str(member.value) for member in cls]
+            hint = advice(str(spelling), legal, f"use one of {', '.join(legal)}")
+            raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; {hint}") from None
 
 
 class Level(_Choice):
@@ -59,6 +60,10 @@ class Target(_Choice):
     ORT_CUDA = "ort-cuda"
     ONNX = "onnx"
     TENSORRT = "tensorrt"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Target | None:
+        return {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT}.get(str(value))
 
 
 class Safety(_Choice):
@@ -110,8 +115,10 @@ class Placement:
             return AUTO if name.lower() == "auto" else PROPAGATE
         roof = next((roof for roof in ROOFS.values() if roof.gpu.lower() == (gpu.strip().lower() or _GPU)), None)
         if name.lower() != "mincut" or roof is None or (colon and not gpu.strip()):
-            gpus = ", ".join(f"mincut:{name}" for name in ROOFS)
-            raise PolicyError(f"unknown placement {spelling!r}; use auto, propagate, mincut, or with a GPU {gpus}")
+            named = [f"mincut:{name}" for name in ROOFS]
+            legal = f"use auto, propagate, mincut, or with a GPU {', '.join(named)}"
+            hint = legal if colon else advice(spelling, ["auto", "propagate", "mincut"], legal)
+            raise PolicyError(f"unknown placement {spelling!r}; {hint}")
         return cls(roof, islands=True)
 
     @property
@@ -126,21 +133,12 @@ _GPU = "a100"
 PROPAGATE, AUTO = Placement(), Placement(ROOFS["A100"])
 
 
-class Fuse(Enum):
+class Fuse(_Choice):
     """Fusions before painting."""
 
     NONE = "none"
     BASIC = "basic"
     CONTRIB = "contrib"
-
-    @classmethod
-    def parse(cls, spelling: str) -> Fuse:
-        """PolicyError for anything but the values."""
-        try:
-            return cls(spelling)
-        except ValueError:
-            legal = ", ".join(repr(member.value) for member in cls)
-            raise PolicyError(f"unknown fuse {spelling!r}; use one of {legal}") from None
 
 
 AUTO_OPSET = "auto"

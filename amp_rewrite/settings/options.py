@@ -47,8 +47,8 @@ ListSource = str | Path | Mapping[str, object]
 Values = Mapping[str, Any]
 
 
-OPS, TARGET, DATA, OUTPUT = "Ops and types", "Target and graph", "Data", "Output"
-"""Headings of help and documentation, in their order; the command line adds more."""
+PRECISION, DATA, OUTPUT, ADVANCED = "Precision", "Data and accuracy", "Output", "Advanced"
+"""Headings of help and documentation, in their order."""
 
 
 class Kind(Enum):
@@ -78,12 +78,13 @@ class Option:
 
     `parse` reads the value, PolicyError for an illegal one; `combine` then sees the options before it in the table.
     A list comes from the command line in words between `separator`, or by repeating the option; a `flag` is a switch
-    without a negative form. `integers`: a settings file may hold a number instead of text.
+    without a negative form. `integers`: a settings file may hold a number instead of text. `rare`: only the long help
+    shows it.
     """
 
     name: str
     kind: Kind = Kind.TEXT
-    group: str = OPS
+    group: str = PRECISION
     metavar: str = ""
     help: str = ""
     doc: str
@@ -98,6 +99,7 @@ class Option:
     separator: str = ""
     flag: bool = False
     integers: bool = False
+    rare: bool = False
 
     @property
     def key(self) -> str:
@@ -167,7 +169,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="to",
         metavar="float16|bfloat16|POLICY",
-        help="The type to lower to, or a policy.  [default: float16]",
+        help="The low type.  [default: float16]",
         doc='the type to lower to: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy such as'
         ' "mixed_float16"; in Python also a type of numpy, ml_dtypes, torch or onnx, such as `np.float16`',
         default="float16",
@@ -177,7 +179,7 @@ OPTIONS: tuple[Option, ...] = (
         name="lists",
         kind=Kind.LIST,
         metavar="FILE|NAME",
-        help="Op lists on top of the default ones; repeatable.",
+        help="Op lists on top of the default ones.",
         doc="op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
         default=(),
         parse=_overlays,
@@ -188,6 +190,7 @@ OPTIONS: tuple[Option, ...] = (
         name="level",
         metavar="|".join(level.value for level in Level),
         help="How far to go.  [default: default]",
+        rare=True,
         doc='how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
         usual="default",
         parse=Level.parse,
@@ -196,10 +199,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="target",
-        group=TARGET,
+        group=ADVANCED,
         metavar="ort-cuda|onnx|tensorrt",
         help="Runtime of the result.  [default: ort-cuda]",
-        doc='the runtime of the result: "ort-cuda", "onnx" or "tensorrt" (`Target`)',
+        doc='the runtime of the result: "ort-cuda" (or "cuda", "gpu"), "onnx" or "tensorrt" (or "trt") (`Target`)',
         default="ort-cuda",
         parse=Target.parse,
         stated=Stated.ALWAYS,
@@ -208,6 +211,7 @@ OPTIONS: tuple[Option, ...] = (
         name="safety",
         metavar="default|none",
         help="Rules that protect numbers besides the lists, or none.  [default: default]",
+        rare=True,
         doc='"none" turns off every rule that protects numbers besides TensorFlow\'s own',
         default="default",
         parse=Safety.parse,
@@ -217,7 +221,7 @@ OPTIONS: tuple[Option, ...] = (
         name="keep",
         kind=Kind.LIST,
         metavar="PATTERN",
-        help="Ops that stay float32, as in op=Softmax; repeatable.",
+        help="Ops that stay float32, as in op=Softmax.",
         doc="patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
         default=(),
         combine=_texts,
@@ -226,7 +230,7 @@ OPTIONS: tuple[Option, ...] = (
         name="lower",
         kind=Kind.LIST,
         metavar="PATTERN",
-        help="Ops to lower, whatever the lists say; repeatable.",
+        help="Ops to lower, whatever the lists say.",
         doc="patterns of ops to lower, whatever the lists say",
         default=(),
         combine=_texts,
@@ -235,19 +239,21 @@ OPTIONS: tuple[Option, ...] = (
         name="io",
         kind=Kind.LIST,
         metavar="keep|low|GLOB=TYPE",
-        help="Types of inputs and outputs; repeatable.",
+        help="Types of inputs and outputs.",
         doc='types of inputs and outputs: "keep", "low" or globs such as "past_*=float16"',
     ),
     Option(
         name="gray_follows_allow",
         kind=Kind.SWITCH,
         help="Lower gray ops after allow ops too.  [default: for bfloat16 only]",
+        rare=True,
         doc="True lowers a gray op right after an allow op; None does so for bfloat16 only",
     ),
     Option(
         name="quantized",
         metavar="keep|rescale",
         help="Quantized ops: integer kernels, or quantizers in the low type.  [default: keep]",
+        rare=True,
         doc='"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
         ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
         default="keep",
@@ -256,9 +262,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="fuse",
-        group=TARGET,
+        group=ADVANCED,
         metavar="basic|none|contrib",
-        help="Bring into standard operators first, or not; contrib: onnxruntime's own too.  [default: basic]",
+        help="Fuse into standard operators; contrib: onnxruntime's, too.  [default: basic]",
         doc='"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone',
         default="basic",
@@ -268,9 +274,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="opset",
-        group=TARGET,
+        group=ADVANCED,
         metavar="auto|N",
-        help="Move the model to this opset.  [default: its own]",
+        help="Opset of the result.  [default: its own]",
         doc='the opset of the result, "auto" for the one that the target serves best; by default the model\'s own',
         parse=parse_opset,
         stated=Stated.UNUSUAL,
@@ -278,9 +284,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="placement",
-        group=TARGET,
+        group=ADVANCED,
         metavar="auto|propagate|mincut[:GPU]",
         help="Where the types meet: by TensorFlow's rules, or where it costs least.  [default: auto]",
+        rare=True,
         doc='"propagate" spreads colors as TensorFlow does; "auto" then moves the border between the types to where'
         ' Casts, float32 and lost fusions cost least; "mincut" or "mincut:GPU" leaves ops of the allow list in float32,'
         ' too, where low ones gain less than their Casts cost (`Placement`); by default "auto", without safety rules'
@@ -294,6 +301,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.SWITCH,
         group=OUTPUT,
         help="Weights in a file of their own.  [default: above 1.5 GB]",
+        rare=True,
         doc="weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
         keyword=False,
     ),
@@ -322,7 +330,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE",
-        help="Keep values in float32 that do not fit by these ranges.",
+        help="Keep float32 what does not fit by these ranges.",
         doc="ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does"
         " not fit stays float32",
         keyword=False,
@@ -333,6 +341,7 @@ OPTIONS: tuple[Option, ...] = (
         group=DATA,
         metavar="X",
         help="The factor by which values must fit the type.  [default: 2]",
+        rare=True,
         doc="the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
         keyword=False,
         parse=lambda text: check_headroom(float(text)),
@@ -342,7 +351,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE|FOLDER",
-        help="Input data: a .npz file, a .npy file, or a folder of them.",
+        help="Input data: .npz, .npy, or a folder of them.",
         doc="input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
         keyword=False,
     ),

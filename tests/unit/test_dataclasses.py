@@ -46,7 +46,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     Roof: {"bfloat16": True},
     SessionOptions: {"optimized": True, "planned": True, "pooled": True, "spinning": True, "threads": 0},
     Placement: {"islands": False},
-    Option: {"keyword": True, "setting": True, "flag": False, "integers": False},
+    Option: {"keyword": True, "setting": True, "flag": False, "integers": False, "rare": False},
     SGD: {"nesterov": False},
 }
 

@@ -9,28 +9,32 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
+from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.bench.result import Benchmark
 
 _COUNT = click.IntRange(min=1)
+_HEAD = "Timing"
 _TIMING = (
-    parameters.option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]"),
-    parameters.option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", type=_COUNT),
-    parameters.option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", type=_COUNT),
-    parameters.option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", type=_COUNT),
-    parameters.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=_COUNT),
-    parameters.option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free."),
-    parameters.option("--fit", "SIZE", "The largest batch within 8GB, say."),
-    parameters.option("--memory/--no-memory", None, "Peak memory, each model in a process of its own.", default=True),
-    parameters.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", default=True),
-    parameters.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", type=parameters.FILE),
-    parameters.flag("--overwrite", "Replace the file of the plot."),
+    parameters.option("--provider", "NAME", "Provider that must run them.  [default: CUDA or CPU]", _HEAD),
+    parameters.option("--rounds", "N", "Rounds in which all take turns.  [default: 20]", _HEAD, type=_COUNT),
+    parameters.option("--runs", "N", "Runs of each in a round.  [default: what 50 ms hold]", _HEAD, type=_COUNT),
+    parameters.option("--warm-up warm", "N", "Runs before any counts.  [default: 10]", _HEAD, type=_COUNT),
+    parameters.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _HEAD, type=_COUNT),
+    parameters.option("--batch-sizes", "1,8,64", "Throughput by size, where the batch dimension is free.", _HEAD),
+    parameters.option("--fit", "SIZE", "The largest batch within 8GB, say.", _HEAD),
+    parameters.option(
+        "--memory/--no-memory", None, "Peak memory, each model in a process of its own.", _HEAD, default=True
+    ),
+    parameters.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", _HEAD, default=True),
+    parameters.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", OUTPUT, type=parameters.FILE_OUT),
+    parameters.flag("--overwrite", "Replace the file of the plot.", OUTPUT),
 )
 
 
 @parameters.command(
-    click.argument("models", metavar="A [B]...", type=parameters.FILE, nargs=-1, required=True),
+    click.argument("models", metavar="A [B]...", type=parameters.MODEL, nargs=-1, required=True),
     *parameters.FEEDING,
     *_TIMING,
     parameters.as_json,
@@ -70,6 +74,6 @@ def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any]
         asked["sizes"] = parse_sizes(sizes)
     if fit is not None:
         asked["limit"] = parse_bytes(fit)
-    feed = feeding.feed(Model.load(models[0]))
+    feed = feeding.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
         return bench(models, feed, allow_nonfinite=feeding.allow_nonfinite, progress=tell, **asked)

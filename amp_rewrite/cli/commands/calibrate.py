@@ -6,17 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.commands.ranges import WRITING, write
+from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
 from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.files import beside
+from amp_rewrite.settings.options import PRECISION
 
 _RUNNING = (
-    parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]"),
+    parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
     parameters.option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
     parameters.option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
 )
 
 
-@parameters.command(parameters.model, *_RUNNING, *parameters.FEEDING, *WRITING, parameters.config)
+@parameters.command(
+    parameters.model,
+    *_RUNNING,
+    *parameters.FEEDING,
+    parameters.file_output("MODEL-stem.ranges.json"),
+    *WRITING,
+    parameters.config,
+)
 def calibrate(
     model: Path, to: str | None, config: Path | None, output: Path | None, overwrite: bool, **given: Any
 ) -> None:
@@ -28,16 +37,15 @@ def calibrate(
     quiet = given.pop("quiet")
     feeding = Feeding.taken(given).completed(settings).needed()
     from amp_rewrite.evidence.calibrate import calibrate
-    from amp_rewrite.evidence.ranges import check_writable
     from amp_rewrite.files.model import Model
 
-    if output:
-        check_writable(output, overwrite)  # before the work, not after it
+    output = output or beside(model, "ranges.json")
+    check_writable(output, overwrite)
     with terminal.progress(model.name, quiet=quiet) as progress:
         loaded = Model.load(model)
         ranges = calibrate(
             loaded,
-            feeding.feed(loaded),
+            feeding.feed(loaded, quiet=quiet),
             to=settings.to,
             allow_nonfinite=feeding.allow_nonfinite,
             progress=progress,

@@ -12,6 +12,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Measuring
+from amp_rewrite.cli.files import beside, is_stdout
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.errors import ReportError
 from amp_rewrite.ir.gc_paused import gc_paused
@@ -26,9 +27,16 @@ _OUTCOME = (
     *parameters.SAVING,
     parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
     parameters.option(
-        "--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=parameters.FILE
+        "--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=parameters.FILE_OUT
     ),
-    parameters.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT),
+    parameters.option(
+        "--check-weights",
+        None,
+        "Print the loss of each weight stored low, worst first.",
+        OUTPUT,
+        is_flag=True,
+        rare=True,
+    ),
     parameters.as_json,
     parameters.quiet("errors and what --json or --dry-run asks for"),
     parameters.verbose,
@@ -38,20 +46,24 @@ _SHOWN_WEIGHTS = 20
 
 @parameters.command(
     parameters.model,
+    click.argument("out", metavar="[OUT]", nargs=-1, type=parameters.MODEL_OUT),
     parameters.output("MODEL-stem.float16.onnx"),
     *parameters.CONVERSION,
     *parameters.MEASURING,
     *_OUTCOME,
 )
 @gc_paused(last=True)
-def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path | None, **given: Any) -> int:
+def convert(
+    model: Path, out: tuple[Path, ...], output: Path | None, dry_run: bool, report_file: Path | None, **given: Any
+) -> int:
     """Convert MODEL and print a report with reasons.
 
     The result is for GPUs: on a CPU half precision is slower, and onnxruntime computes most of it in float32.
 
-    A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or
-    scope=encoder/* or name~=REGEX.
+    A PATTERN chooses ops: a glob on the node name, or terms such as op=MatMul,feeds=Softmax or scope=encoder/* or
+    name~=REGEX. Options with a PATTERN, a GLOB or a list may be repeated. MODEL may be - for stdin.
     """
+    output = _destination(model, out, output)
     measuring = Measuring.taken(given)
     talk = _Talk(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
     asked = bool(given["overwrite"])
@@ -60,7 +72,7 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     over = f" -o {shlex.quote(str(output))} --overwrite" if output else " --overwrite"
-    output = output or model.parent / f"{model.stem}.{low_type(settings.to).spelling}.onnx"
+    output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
     if report_file:
         _check_report_file(report_file, model, output, overwrite=settings.overwrite)
     if not dry_run:
@@ -70,7 +82,7 @@ def convert(model: Path, output: Path | None, dry_run: bool, report_file: Path |
 
     left = [] if dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=talk.quiet) as tell:
-        converted, repaired = measuring.converted(model, parameters.keywords(settings), tell)
+        converted, repaired = measuring.converted(model, parameters.keywords(settings), tell, quiet=talk.quiet)
         solved = repaired is None or repaired.solved
         if solved and not dry_run:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
@@ -136,6 +148,23 @@ class _Talk:
         low = converted.plan.to
         losses = check_weights(converted.view, low, values={bake.value for bake in converted.plan.bakes})
         return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
+
+
+def _destination(model: Path, out: tuple[Path, ...], output: Path | None) -> Path | None:
+    """Return the output that is named as second file or by -o. UsageError if the second file may be an input."""
+    if not out:
+        return output
+    if len(out) > 1 or output is not None:
+        raise click.UsageError("convert reads one model and writes one; run it once for each, with one output")
+    (second,) = out
+    if os.path.lexists(second):
+        raise click.UsageError(
+            f"{second} exists, so it may be an input or the output; `amp-rewrite diff {model} {second}` compares them,"
+            f" `-o {second} --overwrite` replaces it, and several models are converted one by one"
+        )
+    if second.suffix.lower() != ".onnx" and not is_stdout(second):
+        raise click.UsageError(f"{str(second)!r} is not the name of an .onnx file; to write there, use -o {second}")
+    return second
 
 
 def _check_report_file(file: Path, model: Path, output: Path, *, overwrite: bool) -> None:

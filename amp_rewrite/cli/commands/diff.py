@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.settings.options import OUTPUT
@@ -18,10 +16,10 @@ from amp_rewrite.settings.options import OUTPUT
     parameters.ROWS["fail_on"],
     parameters.option(
         "--format form",
-        None,
+        "text|json|markdown|github",
         "How to print it; github: annotations of a workflow.",
         OUTPUT,
-        type=click.Choice(["text", "json", "markdown", "github"]),
+        type=parameters.Choice(["text", "json", "markdown", "github"]),
         default="text",
         show_default=True,
     ),

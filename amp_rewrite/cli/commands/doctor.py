@@ -8,13 +8,16 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.runtime.roofline import ROOFS
 from amp_rewrite.settings.policy import low_type
 
 _DIGITS = 19  # of the largest dimension that there is
 _ASKED = (
-    click.argument("model", type=parameters.FILE, required=False),
+    click.argument("model", type=parameters.MODEL, required=False),
     parameters.option("--to", "float16|bfloat16|POLICY", "The low type.", default="float16", show_default=True),
-    parameters.option("--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]"),
+    parameters.option(
+        "--gpu", "NAME", "Estimate speed for this GPU, such as H200.  [default: the one here]", choices=tuple(ROOFS)
+    ),
     parameters.option(
         "--dimension", "NAME=N", "Size of a free dimension, for the estimate; repeatable.", multiple=True
     ),
@@ -38,7 +41,8 @@ def doctor(
     """Find obstacles to fast half precision, here or in MODEL.
 
     It looks at GPU, driver, libraries and onnxruntime, and exits with 1 if half precision cannot be fast. Of a model:
-    ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect.
+    ops that would run on the CPU, dimensions that tensor cores do not like, the speed-up to expect. Without a GPU here,
+    MODEL alone decides the exit code.
     """
     sizes = _sizes(dimension)
     if model is None and (sizes or gpu):

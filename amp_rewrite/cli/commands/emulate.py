@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.files import beside
 
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     parameters.option(
         "--io",
-        None,
+        "numpy|same|float32",
         "Inputs and outputs that keep their low type: those numpy knows, all, or none.",
-        type=click.Choice(["numpy", "same", "float32"]),
+        type=parameters.Choice(["numpy", "same", "float32"]),
         default="numpy",
         show_default=True,
     ),
@@ -36,7 +35,7 @@ def emulate(model: Path, output: Path | None, io: str, no_rounding: bool, quiet:
     from amp_rewrite.rewrite.emulate import emulate
 
     overwrite = bool(saving["overwrite"])
-    output = output or model.parent / f"{model.stem}.{'widened' if no_rounding else 'emulated'}.onnx"
+    output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
     check_target(output, overwrite, read=model)  # before the work, not after it
     with terminal.progress(model.name, quiet=quiet) as progress:
         source = Model.load(model)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.reports.render import count, table
+from amp_rewrite.reports.render import count, shortened, table
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
 from amp_rewrite.settings.policy import low_type
@@ -22,20 +23,42 @@ _HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-@parameters.command(click.argument("ops", metavar="[OP]...", nargs=-1), *parameters.LISTING, parameters.as_json)
-def lists(ops: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def _known_types(_ctx: click.Context) -> list[str]:
+    from amp_rewrite.cli.completion import ops
+
+    return ops("")
+
+
+@parameters.command(
+    parameters.argument("ops", metavar="[OP]...", nargs=-1, choices=_known_types),
+    parameters.flag("--all whole", "Print every op."),
+    *parameters.LISTING,
+    parameters.as_json,
+)
+def lists(ops: tuple[str, ...], whole: bool, as_json: bool, **given: Any) -> None:
     """Print the list of each OP, its source and its reason.
 
-    Without OP, all lists.
+    Without OP, a summary of the lists.
     """
+    if ops and whole:
+        raise click.UsageError(f"--all prints every op; leave it out, or leave out {' '.join(ops)}")
     from amp_rewrite.settings.op_lists import environment_edits, load_lists
 
     settings = parameters.in_force(given)
-    whole = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
-    in_force = whole.at_level(Level.parse(settings.level))
+    loaded = load_lists(low_type(settings.to), settings.lists, environment_edits(os.environ))
+    in_force = loaded.at_level(Level.parse(settings.level))
     entries = [entry for op in ops for entry in _entries_of(in_force, op)] if ops else list(in_force)
-    form = _as_json if as_json else _as_text if ops else _by_color
-    terminal.show(form(entries))
+    if as_json:
+        terminal.show(_as_json(entries))
+    elif ops:
+        terminal.show(_as_text(entries))
+    elif whole:
+        terminal.show(_by_color(entries))
+    else:
+        title = (
+            f"op lists of {low_type(settings.to).spelling}: {count(len(entries), 'entry', 'entries')} of {loaded.name}"
+        )
+        terminal.show("\n".join([title, *_summary(entries), _MORE]))
 
 
 def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
@@ -51,6 +74,18 @@ def _entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
 
 def _as_text(entries: Iterable[Entry]) -> str:
     return "\n".join(table(map(_cells, entries), head=_HEAD, indent=0))
+
+
+_MORE = "`amp-rewrite lists OP` shows who lists an op and why, `amp-rewrite lists --all` all ops"
+_SHOWN = 5  # ops of a list in the summary
+
+
+def _summary(entries: Sequence[Entry]) -> list[str]:
+    """Return a row for each list: how many entries it has, and the first ops."""
+    names = {color: list(dict.fromkeys(entry.name for entry in entries if entry.color is color)) for color in Color}
+    counts = Counter(entry.color for entry in entries)
+    rows = [(color.value, str(counts[color]), shortened(names[color], _SHOWN)) for color in Color]
+    return table(rows, right=" >")
 
 
 def _by_color(entries: Sequence[Entry]) -> str:

@@ -14,32 +14,36 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.ranges import Ranges
 
 _SHOWN = 20  # rows
+_STDOUT = (None, Path("-"))
 
 WRITING = (
-    parameters.output("stdout", "FILE", "File for the ranges.  "),
     parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
     parameters.quiet("errors, and ranges that go to stdout"),
 )
-"""Options of a command that writes ranges."""
+"""Options of a command that writes ranges, besides the file."""
 
 _TOP = parameters.option("--top", "N", "Show the N largest.  [default: all]", type=click.IntRange(min=1))
 
 
-@click.group(no_args_is_help=False)
+@click.group(cls=parameters.Group, no_args_is_help=False)
 def ranges() -> None:
     """Merge and show files that `amp-rewrite calibrate` wrote."""
 
 
-@parameters.command(click.argument("files", nargs=-1, required=True, type=parameters.FILE), *WRITING, group=ranges)
+@parameters.command(
+    click.argument("files", nargs=-1, required=True, type=parameters.FILE),
+    parameters.file_output("-"),
+    *WRITING,
+    group=ranges,
+)
 def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
     """Make one of several FILES, as if all data had been one run's."""
     from amp_rewrite.errors import EvidenceError
-    from amp_rewrite.evidence.ranges import Ranges, check_writable
+    from amp_rewrite.evidence.ranges import Ranges
 
     if len(files) == 1:
         raise click.UsageError("one file is merged with nothing; name two or more")
-    if output:
-        check_writable(output, overwrite)
+    check_writable(output, overwrite)
     shards: dict[str, Path] = {}
     merged: Ranges | None = None
     for file in files:
@@ -62,9 +66,17 @@ def show(file: Path, top: int | None) -> None:
     terminal.show(Ranges.load(file).text(top=top))
 
 
+def check_writable(output: Path | None, overwrite: bool) -> None:
+    """Raise EvidenceError, before the work, if ranges cannot be written to a file; None and "-" are stdout."""
+    from amp_rewrite.evidence.ranges import check_writable
+
+    if output not in _STDOUT:
+        check_writable(output, overwrite)
+
+
 def write(ranges: Ranges, output: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Write ranges to a file and print a summary; without a file, print them as JSON."""
-    if output is None:
+    """Write ranges to a file and print a summary; for stdout, print them as JSON."""
+    if output in _STDOUT:
         terminal.show(ranges.to_json())
         return
     ranges.save(output, overwrite=overwrite)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.parameters import GENERAL
 
 
 @parameters.command(
@@ -16,7 +15,6 @@ from amp_rewrite.cli.parameters import GENERAL
         "TEXT",
         "Exit with 1 unless this holds: 'float16 >= 95%', 'casts <= 4', 'io = float32', 'weights <= 40 MB',"
         " 'ops[Softmax] = float32'; repeatable.",
-        GENERAL,
         multiple=True,
     ),
     parameters.as_json,

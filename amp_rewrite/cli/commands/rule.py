@@ -6,8 +6,6 @@ import json
 import textwrap
 from typing import Any
 
-import click
-
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.errors import PatternError, advice
 
@@ -15,7 +13,7 @@ _HEAD = ("rule", "tier", "says")
 _WIDTH = 110
 
 
-@parameters.command(click.argument("name", required=False), parameters.as_json)
+@parameters.command(parameters.argument("name", required=False, choices=lambda _ctx: _names()), parameters.as_json)
 def rule(name: str | None, as_json: bool) -> None:
     """Print what the rule or fusion NAME does and why, with the smallest model that needs it.
 

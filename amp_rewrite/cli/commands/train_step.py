@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.files import beside
 from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.config_file import Settings
 from amp_rewrite.settings.policy import Policy, low_type
@@ -15,31 +16,42 @@ if TYPE_CHECKING:
     from amp_rewrite.train.step.step import TrainingStep
     from amp_rewrite.train.update.loss_scale import LossScale
 
+_HEAD = "Training"
 _STEP = (
     parameters.output("MODEL-stem.step.onnx"),
     parameters.option(
         "--loss",
         "VALUE|LOSS(PREDICTION,TARGET)",
         "A value of the model, or cross_entropy, binary_cross_entropy, mean_squared_error of one.",
+        _HEAD,
         required=True,
     ),
     parameters.option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
         "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
+        _HEAD,
         default="sgd",
         show_default=True,
     ),
-    parameters.option("--loss-scale", "dynamic|none|NUMBER", "[default: dynamic for mixed_float16, else none]"),
+    parameters.option(
+        "--loss-scale",
+        "dynamic|none|NUMBER",
+        "Of the gradients.  [default: dynamic for mixed_float16, else none]",
+        _HEAD,
+    ),
     parameters.option(
         "--policy",
         "mixed_float16|mixed_bfloat16|float32",
         "Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
+        _HEAD,
     ),
-    parameters.option("--parameters", "GLOB", "Initializers to train; repeatable.", multiple=True),
-    parameters.option("--freeze", "GLOB", "Initializers not to train; repeatable.", multiple=True),
-    parameters.option("--micro-batches", "N", "Runs that make one step.", type=int, default=1, show_default=True),
-    parameters.flag("--training-mode", "Use statistics of the batch, and dropout."),
+    parameters.option("--parameters", "GLOB", "Initializers to train; repeatable.", _HEAD, multiple=True),
+    parameters.option("--freeze", "GLOB", "Initializers not to train; repeatable.", _HEAD, multiple=True),
+    parameters.option(
+        "--micro-batches", "N", "Runs that make one step.", _HEAD, type=int, default=1, show_default=True
+    ),
+    parameters.flag("--training-mode", "Use statistics of the batch, and dropout.", _HEAD),
     *parameters.STEP,
     parameters.config,
     *parameters.SAVING,
@@ -61,7 +73,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     from amp_rewrite.train.step.step import training_step
     from amp_rewrite.train.step.step_file import save_step
 
-    output = output or model.parent / f"{model.stem}.step.onnx"
+    output = output or beside(model, "step.onnx")
     asked, settings = _asked(given)
     lost = "the model that the step was made from"
     parameters.check_target(output, model, settings, asked=bool(given["overwrite"]), lost=lost)  # before the work

@@ -10,11 +10,12 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import CRITERION, Feeding
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.settings.options import DATA, OUTPUT
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
 _RUNNING = (
-    parameters.option("--only", "OUTPUT", "Compare this output alone; repeatable.", multiple=True),
-    parameters.flag("--equal-nan", "NaN on both sides is equal."),
+    parameters.option("--only", "OUTPUT", "Compare this output alone; repeatable.", DATA, multiple=True),
+    parameters.flag("--equal-nan", "NaN on both sides is equal.", DATA),
     parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
     parameters.option("--provider", "NAME", "Provider that must run both.  [default: CUDA or CPU]"),
 )
@@ -28,7 +29,7 @@ _RUNNING = (
     parameters.config,
     parameters.as_json,
     parameters.quiet(),
-    parameters.flag("-v --verbose", "Print every batch."),
+    parameters.flag("-v --verbose", "Print every batch.", OUTPUT),
 )
 def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.

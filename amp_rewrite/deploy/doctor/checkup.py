@@ -9,7 +9,7 @@ import ctypes
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from amp_rewrite.deploy.doctor.advice import (
@@ -103,7 +103,8 @@ def doctor(
 ) -> Checkup:
     """Check what keeps half precision from being fast on this machine, and in a model if given.
 
-    By default the driver, too, is queried in a process of its own, because it may crash.
+    With a model, and without a GPU here, what this machine lacks is advice, not a finding. By default the driver, too,
+    is queried in a process of its own, because it may crash.
 
     Args:
         model: as `convert` takes it.
@@ -130,6 +131,8 @@ def doctor(
         raise PolicyError(f"no data sheet of a GPU {gpu!r} is known here; use one of {', '.join(ROOFS)}")
     machine = machine_asked() if load is None else hardware(load)
     checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed or version))
+    if model is not None and not machine.gpus:  # the model is for another machine
+        checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
         roofs = _roofs(gpu, machine, low)
         checks += _model(Model.load(model), low, roofs, dict(dimensions or {}))

@@ -6,7 +6,7 @@ An array is passed on unchanged, cast if every value survives, or rejected with 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,13 +15,14 @@ from zlib import crc32
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError, advice, spelled
+from amp_rewrite.errors import FeedError, advice, nearest, spelled
 from amp_rewrite.evidence.data.batch import Raw, as_array, named
 from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.sources import LIMIT, Filed, Source, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.reports.render import shortened
 from amp_rewrite.runtime.ports import Port, input_ports
 
 Batch = Mapping[str, Array]
@@ -38,7 +39,7 @@ class Feed:
     Attributes:
         origin: their source in a report.
         random: True for random batches.
-        notes: the casts of the first batch, one sentence each.
+        notes: the casts of the first batch, and the arrays that no input takes, one sentence each.
 
     Example:
         >>> import amp_rewrite
@@ -55,12 +56,13 @@ class Feed:
     _source: Source = field(repr=False)
     _count: int | None = field(repr=False)
     _mark: int = field(repr=False)
+    _ignored: frozenset[str] = field(repr=False, default=frozenset())
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch by input name, arrays in the input's type. Raise FeedError for one that does not fit."""
         number = -1
         for number, raw in enumerate(self._source()):
-            batch = _checked(raw, self._ports, number, self._allow_nonfinite)[0]
+            batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
             if number == 0 and _mark(batch) != self._mark:
                 raise FeedError(
                     f"{self.origin}: another pass gives other batches, and a search compares passes; turn shuffling and"
@@ -95,8 +97,9 @@ class Feed:
           order.
 
         Arrays are cast if every value survives (int32 to int64), from float64 to float32, and from wider floats to the
-        low type of an input; `notes` lists these casts. The first batch is checked at once, the others as they are
-        read.
+        low type of an input; `notes` lists these casts. Arrays that no input takes, such as labels, are ignored with a
+        UserWarning if the first batch has them, feeds every input, and no name resembles an input's. The first batch is
+        checked at once, the others as they are read.
 
         Args:
             data: the data.
@@ -112,7 +115,12 @@ class Feed:
             lenient = allow_nonfinite or data._allow_nonfinite
             return _checking(data.origin, data.random, ports, lenient, data._source, data._count)
         origin, source, count = source_of(data, ports, limit)
-        return _checking(origin, False, ports, allow_nonfinite, source, count)
+        feed = _checking(origin, False, ports, allow_nonfinite, source, count)
+        if feed._ignored:
+            import warnings  # late: data seldom hold more than inputs
+
+            warnings.warn(feed.notes[-1], UserWarning, stacklevel=2)
+        return feed
 
     @classmethod
     def randomly(
@@ -170,8 +178,22 @@ def _checking(
     first = next(source(), None)
     if first is None:
         raise FeedError(f"{origin}: {_NO_BATCH}")
-    batch, notes = _checked(first, ports, 0, allow_nonfinite)
-    return Feed(origin, random, notes, ports, allow_nonfinite, source, count, _mark(batch))
+    ignored = _ignored(first, ports)
+    batch, notes = _checked(first, ports, 0, allow_nonfinite, ignored)
+    if ignored:
+        names = [short(name) for name in sorted(ignored)]
+        them = "them" if len(names) > 1 else "it"
+        notes = (*notes, f"ignored: {shortened(names, _SHOWN)}, because no input takes {them}")
+    return Feed(origin, random, notes, ports, allow_nonfinite, source, count, _mark(batch), ignored)
+
+
+def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
+    """Return the names in a batch that no input takes, if every input is fed and no name resembles an input's."""
+    known = {port.name for port in ports}
+    if not isinstance(first, Mapping) or not known <= first.keys():
+        return frozenset()
+    extra = frozenset(name for name in first if name not in known)
+    return frozenset() if any(nearest(str(name), known) for name in extra) else extra
 
 
 def _mark(batch: Batch) -> int:
@@ -187,14 +209,18 @@ _MARKED = 4096
 """Elements of an array by which a batch is recognized."""
 
 
-def _checked(raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool) -> tuple[Batch, tuple[str, ...]]:
-    """Return a batch that fits the inputs, and notes of its casts."""
+def _checked(
+    raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool, ignored: Collection[str] = ()
+) -> tuple[Batch, tuple[str, ...]]:
+    """Return a batch that fits the inputs, and notes of its casts. `ignored`: names that no input takes."""
     raw, note = named(raw, ports, f"batch {number}")
     known = {port.name: port for port in ports}
     for name in raw:
-        if name not in known:
+        if name not in known and name not in ignored:
             fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is not an input"
-            raise FeedError(f"{fact}; {_nearest(str(name), known)}; if it is for something else, leave it out")
+            left = next((repr(port.name) for port in ports if port.name not in raw and not port.required), None)
+            default = "" if left is None else f"; input {left} would keep its default"
+            raise FeedError(f"{fact}{default}; {_nearest(str(name), known)}; if it is for something else, leave it out")
     required = (port.name for port in ports if port.required and not port.container.startswith("optional"))
     missing = [name for name in required if name not in raw]
     if missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -142,14 +142,22 @@ def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
                 raise FeedError(
                     f"{path} mixes numbered names such as {short(match[0])} with others; number all or none"
                 )
-        return [partial(archive.read, {name: name for name in archive.names}, limit)] if archive.names else []
+        return [partial(_of_archive, archive, {name: name for name in archive.names}, known, limit)] * bool(
+            archive.names
+        )
     batches: dict[int, dict[str, str]] = {}
     for match in filter(None, numbered):
         batch = batches.setdefault(int(match[1]), {})
         if match[2] in batch:
             raise FeedError(f"{path} holds {short(match[2])} of batch {int(match[1])} twice; write it again")
         batch[match[2]] = match[0]
-    return [partial(archive.read, batches[number], limit) for number in sorted(batches)]
+    return [partial(_of_archive, archive, batches[number], known, limit) for number in sorted(batches)]
+
+
+def _of_archive(archive: Npz, keys: Mapping[str, str], known: Collection[str], limit: int) -> Raw:
+    """Return one batch. Arrays that no input takes, such as labels, are named and not read."""
+    wanted = {key: name for key, name in keys.items() if key in known}
+    return {**dict.fromkeys(keys), **archive.read(wanted, limit)}
 
 
 def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
@@ -164,19 +172,22 @@ def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reade
     ((kind, paths),) = kinds.items()
     if kind == ".npz files":
         return [partial(_filed, reader, path.name) for path in paths for reader in _of_npz(path, ports, limit)]
-    return [_of_arrays(path, limit) for path in (paths if kind == "folders" else [folder])]
+    known = {port.name for port in ports}
+    return [_of_arrays(path, known, limit) for path in (paths if kind == "folders" else [folder])]
 
 
 def _filed(reader: _Reader, file: str) -> Filed:
     return Filed(reader(), file)
 
 
-def _of_arrays(folder: Path, limit: int) -> _Reader:
-    """Return the reader of one batch: each INPUT.npy of a folder."""
+def _of_arrays(folder: Path, known: Collection[str], limit: int) -> _Reader:
+    """Return the reader of one batch: each INPUT.npy of a folder; other arrays are named and not read."""
     paths = [path for path in _listed(folder) if _kind(path) == ".npy files"]
     if not paths:
         raise FeedError(f"{folder} holds no .npy file; a folder of a batch has one INPUT.npy for each input")
-    return lambda: Filed({path.stem: of_npy(path, limit) for path in paths}, f"{folder.name}/")
+    return lambda: Filed(
+        {path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}, f"{folder.name}/"
+    )
 
 
 def _listed(folder: Path) -> list[Path]:

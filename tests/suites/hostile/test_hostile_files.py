@@ -219,8 +219,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(cage: Cage, folder: Path, dis
 
 
 PLACES = {
-    "no folder": ("nowhere/out.onnx", "does not exist"),
-    "a file for a folder": ("m.onnx/out.onnx", "does not exist"),
+    "a file for a folder": ("m.onnx/out.onnx", "cannot make the folder m.onnx: File exists"),
     "a folder": (".", "is a folder"),
     "a device": ("/dev/null", "not a regular file"),
     "a long name": ("o" * 300 + ".onnx", "File name too long"),

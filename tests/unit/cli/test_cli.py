@@ -417,8 +417,7 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         (["--lists", "none.yaml"], "none.yaml: no such list file; the shipped lists are float16, bfloat16, tensorflow"),
         (["--config", "none.toml"], "none.toml: cannot be read (No such file or directory); name a TOML file"),
         (["--outptu", "x"], "no such option --outptu; did you mean --output?; see 'amp-rewrite convert --help'"),
-        (["-o", "no/where.onnx"], "cannot write no/where.onnx: the folder no does not exist; make it first"),
-        (["--report", "no/where.json"], "cannot write no/where.json: the folder no does not exist; make it first"),
+        (["-o", "net.onnx/out.onnx"], "cannot make the folder net.onnx: File exists; name another output"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(model: str, words: list[str], message: str) -> None:
@@ -660,8 +659,30 @@ def test_lists_follows_the_level_and_the_environment(folder: Path, monkeypatch: 
     assert colors() == ["clear", "allow"]
 
 
-def test_lists_without_an_op_prints_them_all_by_color(folder: Path) -> None:
-    lines = run("lists").stdout.splitlines()
+def test_lists_without_an_op_is_a_summary(folder: Path) -> None:
+    Path("own.yaml").write_text("base: empty\nallow: [MatMul, Conv]\ngray: [Relu]\ndeny: [Exp]\n")
+    done = run("lists", "--lists", "own.yaml")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == (
+        "op lists of float16: 4 entries of empty+own.yaml\n"
+        "  allow     2  Conv, MatMul\n"
+        "  gray      1  Relu\n"
+        "  clear     0\n"
+        "  deny      1  Exp\n"
+        "  unlisted  0\n"
+        "`amp-rewrite lists OP` shows who lists an op and why, `amp-rewrite lists --all` all ops\n"
+    )
+    assert len(run("lists").stdout.splitlines()) == 7 and max(map(len, run("lists").stdout.splitlines())) <= 100
+
+
+def test_lists_of_all_ops_or_of_some_are_not_both_printed(folder: Path) -> None:
+    done = run("lists", "Conv", "--all")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --all prints every op; leave it out, or leave out Conv")
+
+
+def test_all_lists_are_printed_by_color(folder: Path) -> None:
+    lines = run("lists", "--all").stdout.splitlines()
 
     assert [line.split(":")[0] for line in lines if line and not line.startswith(" ")] == [
         "allow",
@@ -682,7 +703,7 @@ def test_lists_of_an_unknown_op_suggests_the_nearest(folder: Path) -> None:
 # -- the process --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["lists"], ["lists", "Conv"]], ids=["long", "short"])
+@pytest.mark.parametrize("words", [["lists", "--all"], ["lists", "Conv"]], ids=["long", "short"])
 def test_a_closed_pipe_is_quiet(folder: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "amp_rewrite", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder)
@@ -707,7 +728,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(model: str, monkeypatch: pytes
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("words", [["lists"], ["lists", "Conv"]], ids=["long", "short"])
+@pytest.mark.parametrize("words", [["lists", "--all"], ["lists", "Conv"]], ids=["long", "short"])
 def test_output_that_cannot_be_written_is_one_line(folder: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "amp_rewrite", *words]
     with Path("/dev/full").open("w") as full:

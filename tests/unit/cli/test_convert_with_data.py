@@ -154,7 +154,7 @@ def test_commands_that_feed_take_the_data_of_a_settings_file(model: str) -> None
     Path("amp.toml").write_text('data = "d.npz"\n')
     assert run(model, "-q").exit_code == 0
 
-    for words in (("calibrate", model), ("locate", model, "net.float16.onnx", "--json")):
+    for words in (("calibrate", model, "-o", "-"), ("locate", model, "net.float16.onnx", "--json")):
         assert '"origin": "d.npz"' in run(*words).stdout, words
     judged = run("verify", model, "net.float16.onnx", "--rtol", "1", "--json")
     assert json.loads(judged.stdout)["data"] == {"origin": "d.npz", "random": False, "batches": 1}

@@ -123,15 +123,15 @@ def test_weights_go_where_they_are_asked_to_go() -> None:
         ([], "Missing argument 'MODEL'; see 'amp-rewrite emulate --help'"),
         (
             ["net.onnx", "--io", "low"],
-            "Invalid value for '--io': 'low' is not one of 'numpy', 'same', 'float32'; see 'amp-rewrite emulate",
+            "Invalid value for '--io': unknown word 'low'; use one of numpy, same, float32; see 'amp-rewrite emulate",
         ),
         (
             ["net.onnx", "--rounding"],
             "no such option --rounding; did you mean --no-rounding?; see 'amp-rewrite emulate",
         ),
         (
-            ["net.onnx", "-o", "no/where.onnx"],
-            "cannot write no/where.onnx: the folder no does not exist; make it first",
+            ["net.onnx", "-o", "net.onnx/out.onnx"],
+            "cannot make the folder net.onnx: File exists; name another output",
         ),
         (["net.onnx", "-o", "net.onnx"], "net.onnx exists; name another output, or replace it with --overwrite"),
         (["empty.onnx"], "empty.onnx is empty; export or download it again"),

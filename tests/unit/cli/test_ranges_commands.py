@@ -77,8 +77,20 @@ def test_ranges_go_to_a_file_and_a_table_to_stdout(folder: Path) -> None:
     assert run("ranges", "show", "r.json").stdout == SHOWN
 
 
-def test_without_an_output_they_go_to_stdout_as_json(folder: Path) -> None:
-    done = run("calibrate", "net.onnx", "--data", "d.npz")
+def test_without_an_output_they_go_to_a_file_beside_the_model(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "net.onnx").rename("sub/net.onnx")
+    done = run("calibrate", "sub/net.onnx", "--data", "d.npz")
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, SHOWN, "wrote sub/net.ranges.json\n")
+    again = run("calibrate", "sub/net.onnx", "--data", "d.npz")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert again.stderr == "error: sub/net.ranges.json exists; name another output, or replace it with --overwrite\n"
+    assert run("calibrate", "sub/net.onnx", "--data", "d.npz", "--overwrite").exit_code == 0
+
+
+def test_with_a_dash_as_output_they_go_to_stdout_as_json(folder: Path) -> None:
+    done = run("calibrate", "net.onnx", "--data", "d.npz", "-o", "-")
 
     assert (done.exit_code, done.stderr, files()) == (0, "", ["d.npz", "net.onnx"])
     assert run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json", "-q").output == ""
@@ -106,11 +118,9 @@ def test_random_data_is_said_to_be_random(folder: Path) -> None:
 def test_the_type_comes_from_the_command_line_or_the_settings(folder: Path) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\n')
 
-    assert Ranges.from_json(run("calibrate", "net.onnx", "--data", "d.npz").stdout, "stdout").to == "bfloat16"
-    assert (
-        Ranges.from_json(run("calibrate", "net.onnx", "--data", "d.npz", "--to", "f16").stdout, "stdout").to
-        == "float16"
-    )
+    words = ("calibrate", "net.onnx", "--data", "d.npz", "-o", "-")
+    assert Ranges.from_json(run(*words).stdout, "stdout").to == "bfloat16"
+    assert Ranges.from_json(run(*words, "--to", "f16").stdout, "stdout").to == "float16"
 
 
 def test_shards_are_merged(folder: Path) -> None:
@@ -168,8 +178,8 @@ def test_the_same_shard_twice_is_refused_under_any_name(folder: Path) -> None:
             "0 is not a valid number of taps per session; use a chunk of 1 or more",
         ),
         ("calibrate net.onnx --data d.npz -o d.npz", EXISTS),
-        ("calibrate net.onnx --data d.npz -o no/r.json",
-         "cannot write no/r.json: the folder no does not exist; make it first"),
+        ("calibrate net.onnx --data d.npz -o net.onnx/r.json",
+         "cannot make the folder net.onnx: File exists; name another output"),
         ("calibrate none.onnx --data d.npz", "cannot read none.onnx: No such file or directory"),
         ("ranges", f"Missing command; {HELP.format('ranges')}"),
         ("ranges mix", f"No such command 'mix'; {HELP.format('ranges')}"),

@@ -581,7 +581,7 @@ def test_a_placement_is_spelled_with_or_without_a_gpu(spelling: str, gpu: str | 
     assert Placement.parse(found.spelling) == found
 
 
-@pytest.mark.parametrize("spelling", ["cut", "mincut:", "mincut:Z80", "propagate:T4", "auto:T4", ""])
+@pytest.mark.parametrize("spelling", ["best", "mincut:", "mincut:Z80", "propagate:T4", "auto:T4", ""])
 def test_an_unknown_placement_is_an_error_that_names_the_known_ones(spelling: str) -> None:
     with pytest.raises(PolicyError) as error:
         Placement.parse(spelling)

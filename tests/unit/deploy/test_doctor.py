@@ -327,6 +327,18 @@ def test_an_op_without_a_kernel_is_a_finding(node: str, opset: int, fact: str | 
     assert found.well is (fact is None)
 
 
+@pytest.mark.parametrize(("node", "well"), [("Identity", True), ("Tan", False)])
+def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
+    model = parsed(f"g (float[8, 8] x) => (float[8, 8] y) {{ a = MatMul (x, x) b = {node} (a)  y = MatMul (b, b) }}")
+    told = {**TOLD, "opens": False}
+    found = checked(Machine(lost="libcudnn.so.9"), model, told=told)
+    assert found.well is well
+    assert {check.state for topic in ("GPU", "libraries", "provider") for check in about(found, topic)} == {"advice"}
+    assert found.text().endswith("\nthe model is fine; this machine has no GPU to run it fast") is well
+    assert not checked(Machine(), told=told).well
+    assert not checked(Machine(H200, lost="libcudnn.so.9"), model).well
+
+
 def test_what_the_runtime_spells_out_itself_and_integers_are_not_claimed_to_fall() -> None:
     """Mish is a function of ONNX, and its body has kernels; nobody asks where a shape is computed."""
     model = parsed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -330,7 +331,7 @@ def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
             "batch 0 has 'xs', which is not an input; did you mean 'x'?; if it is for something else, leave it out",
         ),
         (
-            {**BATCH, "mask": X},
+            {"x": X, "mask": X},
             "batch 0 has 'mask', which is not an input; the inputs are 'x', 'i'; if it is for something else, leave it"
             " out",
         ),
@@ -399,6 +400,65 @@ def test_names_out_of_a_batch_are_cut() -> None:
     assert (
         refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is not an input; the inputs are 'x', 'i'{ELSE}"
     )
+
+
+# -- arrays that no input takes ------------------------------------------------------------------------
+
+LABELS = {**BATCH, "label": I, "weight": X}
+NOTE = "ignored: 'label', 'weight', because no input takes them"
+WITH_DEFAULT = Model(
+    onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[n, 3] x, float[1] scale) => (float[n, 3] y)'
+        " <float[1] scale = {2}> { y = Mul (x, scale) }"
+    )
+)
+
+
+def stored_as(kind: str, folder: Path) -> object:
+    """The batch with labels, in a mapping or in files; the labels are objects, which are not read from files."""
+    objects = {**LABELS, "label": np.array([{}, {}], dtype=object)}
+    if kind == "mapping":
+        return LABELS
+    if kind == "npz":
+        np.savez(folder / "d.npz", **objects)
+    elif kind == "numbered npz":
+        np.savez(folder / "d.npz", **{f"{at}/{name}": array for at in (0, 1) for name, array in objects.items()})
+    else:
+        for name, array in objects.items():
+            np.save(folder / f"{name}.npy", array)
+    return folder if kind == "npy" else folder / "d.npz"
+
+
+@pytest.mark.parametrize("kind", ["mapping", "npz", "numbered npz", "npy"])
+def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: str) -> None:
+    with pytest.warns(UserWarning, match=f"^{NOTE}$") as warned:
+        feed = Feed.of(stored_as(kind, tmp_path), MODEL)
+    assert (len(warned), feed.notes) == (1, (NOTE,))
+    same(feed, *[BATCH] * len(feed))
+    assert Feed.of(feed, MODEL).notes == (NOTE,)  # without another warning
+
+
+def test_labels_of_a_later_batch_alone_are_refused() -> None:
+    with pytest.raises(FeedError, match="batch 1 has 'label', which is not an input"):
+        list(Feed.of([BATCH, LABELS], MODEL))
+
+
+@pytest.mark.parametrize(
+    ("batch", "hint"),
+    [
+        ({"x": X, "label": X}, "input 'scale' would keep its default; the inputs are 'x', 'scale'"),
+        ({"x": X, "scal": X}, "input 'scale' would keep its default; did you mean 'scale'?"),
+        ({"x": X, "scale": X[0, :1], "scales": X}, "did you mean 'scale'?"),
+    ],
+)
+def test_a_name_that_may_be_meant_for_an_input_is_refused(batch: Mapping[str, Any], hint: str) -> None:
+    with pytest.raises(FeedError, match=re.escape(f", which is not an input; {hint}")):
+        Feed.of(batch, WITH_DEFAULT)
+
+
+def test_labels_beside_an_input_with_a_default_that_is_fed_are_ignored() -> None:
+    with pytest.warns(UserWarning, match="ignored: 'label'"):
+        Feed.of({"x": X, "scale": X[0, :1], "label": X}, WITH_DEFAULT)
 
 
 # -- casts ---------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ NONE = "no criterion given, and there is no default; give tolerance=, rtol= and/
         ),
         (
             {"metric": "cos", "at_least": 1.0},
-            "unknown metric 'cos'; use one of cosine, psnr, snr, top1, scaled, or in Python a callable",
+            "unknown metric 'cos'; did you mean 'cosine'?",
         ),
         ({"metric": "psnr", "at_least": math.nan}, "at_least=nan bounds nothing; for psnr use a finite number"),
         ({"metric": "snr", "at_least": -math.inf}, "at_least=-inf bounds nothing; for snr use a finite number"),

@@ -136,9 +136,11 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
         ('to = "float17"\n', ":1: unknown type or policy 'float17'; did you mean 'float16'?"),
         ('to = "banana"\n', ":1: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
-        ('level = "deafult"\n', ":1: unknown level 'deafult'; use one of default, tensor-cores-only, "
+        ('level = "max"\n', ":1: unknown level 'max'; use one of default, tensor-cores-only, "
          "treat-gray-as-deny, unsafe-force-all, lower-all"),
-        ('target = "cuda"\n', ":1: unknown target 'cuda'; use one of ort-cuda, onnx, tensorrt"),
+        ('level = "deafult"\n', ":1: unknown level 'deafult'; did you mean 'default'?"),
+        ('target = "tensort"\n', ":1: unknown target 'tensort'; did you mean 'tensorrt'?"),
+        ('placement = "mincutt"\n', ":1: unknown placement 'mincutt'; did you mean 'mincut'?"),
         ('headroom = "2"\n', ":1: headroom is '2'; write a number, as in 2"),
         ("headroom = true\n", ":1: headroom is True; write a number, as in 2"),
         ("headroom = 1\n", ":1: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),

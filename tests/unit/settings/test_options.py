@@ -65,7 +65,7 @@ def test_the_page_of_options_is_generated() -> None:
 ROW = """    Option(
         name="sparkle",
         kind=Kind.TEXT,
-        group=OPS,
+        group=PRECISION,
         metavar="a|b",
         help="How it sparkles.",
         doc="how it sparkles",

@@ -1,0 +1,30 @@
+"""Examples in the help of each command, without the name of the program."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
+    "bench": ("bench model.onnx model.float16.onnx --random",),
+    "calibrate": ("calibrate model.onnx --data batches.npz",),
+    "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
+    "convert": (
+        "model.onnx",
+        "model.onnx out.onnx --to bfloat16 --keep op=Softmax",
+        "model.onnx --data batches.npz --tolerance 1e-2",
+    ),
+    "diff": ("diff model.onnx model.float16.onnx",),
+    "doctor": ("doctor model.onnx --gpu H200",),
+    "emulate": ("emulate model.float16.onnx",),
+    "explain": ("explain model.onnx /encoder/layer.0/MatMul",),
+    "help": ("help convert --all",),
+    "lists": ("lists Softmax Resize",),
+    "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
+    "ranges": ("ranges show model.ranges.json",),
+    "ranges merge": ("ranges merge first.json second.json -o both.json",),
+    "ranges show": ("ranges show model.ranges.json --top 20",),
+    "report": ("report model.onnx --expect 'float16 >= 95%'",),
+    "rule": ("rule additive_mask",),
+    "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
+    "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
+}
+"""Command lines by the words of the command; "" is the program itself."""

@@ -1,0 +1,128 @@
+"""Files of commands: models that come from stdin or go to stdout, and outputs whose folders are made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from amp_rewrite.cli import terminal
+from amp_rewrite.errors import ModelError
+
+FILE = click.Path(path_type=Path)
+_DASH = Path("-")
+_STDIN, _STDOUT = "stdin", "stdout"
+
+
+class _Models(click.Path):
+    """The path of a model; "-" is a file that holds what comes from stdin."""
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        return path if path != _DASH or ctx is None or ctx.resilient_parsing else _from_stdin(ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        return [CompletionItem("*.onnx", type="glob")]
+
+
+class _Outputs(_Models):
+    """The path of a file to write, in folders that are made; "-" is a model that goes to stdout at the end."""
+
+    def __init__(self, *, streamed: bool) -> None:
+        super().__init__(path_type=Path)
+        self.streamed = streamed
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(click.Path.convert(self, value, param, ctx)))
+        if ctx is None or ctx.resilient_parsing:
+            return path
+        if path != _DASH:
+            ctx.find_root().with_resource(_in_made_folders(path))
+        elif self.streamed:
+            return ctx.find_root().with_resource(_to_stdout(ctx))
+        return path
+
+
+MODEL = _Models(path_type=Path)
+MODEL_OUT = _Outputs(streamed=True)
+FILE_OUT = _Outputs(streamed=False)
+
+
+def is_stdout(path: Path | None) -> bool:
+    """True if a model written to `path` goes to stdout."""
+    return path is not None and terminal.ALIASES.get(str(path)) == _STDOUT
+
+
+def beside(model: Path, suffix: str, *, needed: bool = True) -> Path:
+    """Return the path for an output that is named after a model. UsageError for a model from stdin, if `needed`."""
+    if needed and terminal.ALIASES.get(str(model)) == _STDIN:
+        raise click.UsageError("a model from stdin leaves the output without a name; add -o FILE, or -o - for stdout")
+    return model.parent / f"{model.stem}.{suffix}"
+
+
+def _from_stdin(ctx: click.Context) -> Path:
+    """Return a file that holds what comes from stdin, until the command ends."""
+    if _STDIN in terminal.ALIASES.values():
+        raise click.UsageError("only one model can come from stdin; name a file for the other", ctx)
+    if sys.stdin is None or sys.stdin.isatty():
+        what = "closed" if sys.stdin is None else "a terminal"
+        raise click.UsageError(f"- reads a model from stdin, which is {what}; pipe a model in, or name a file", ctx)
+    stream = sys.stdin.buffer
+    try:
+        folder = ctx.find_root().with_resource(tempfile.TemporaryDirectory(prefix="amp-rewrite-"))
+        first = stream.read(1)
+        path = Path(folder) / ("stdin.json" if first == b"{" else "stdin.onnx")  # reports are known by their suffix
+        terminal.ALIASES[str(path)] = _STDIN
+        with path.open("wb") as file:
+            file.write(first)
+            shutil.copyfileobj(stream, file, 1 << 20)
+    except OSError as error:
+        raise ModelError(f"cannot copy a model from stdin to {tempfile.gettempdir()}: {error.strerror}") from error
+    return path
+
+
+@contextmanager
+def _to_stdout(ctx: click.Context) -> Iterator[Path]:
+    """Yield a path for a model. What is printed goes to stderr, and the model to stdout if the body succeeds."""
+    stream = sys.stdout.buffer
+    if stream.isatty():
+        raise click.UsageError("- writes a model to stdout, which is a terminal; redirect it, or name a file", ctx)
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+        path = Path(folder) / "stdout.onnx"
+        terminal.ALIASES[str(path)] = _STDOUT
+        with redirect_stdout(sys.stderr):
+            yield path
+        if any(other != path for other in Path(folder).iterdir()):
+            raise ModelError("the weights need a file of their own, which stdout cannot hold; name a file with -o")
+        if path.exists():
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, stream, 1 << 20)
+            stream.flush()
+
+
+@contextmanager
+def _in_made_folders(path: Path) -> Iterator[None]:
+    """Make the folders of a file, and remove those again that stay empty."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _remove(missing)
+        raise ModelError(f"cannot make the folder {path.parent}: {error.strerror}; name another output") from error
+    try:
+        yield
+    finally:
+        _remove(missing)
+
+
+def _remove(folders: list[Path]) -> None:
+    with suppress(OSError):  # one holds something, or was never made
+        for folder in folders:
+            folder.rmdir()

@@ -1,0 +1,170 @@
+"""Completion in the real shells: what is typed, the key Tab, and the line that comes of it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from amp_rewrite.cli.group import COMMANDS
+from support.paths import ROOT
+from unit.cli.test_cli import run
+
+SETUP = {
+    "bash": "bind 'set bell-style none'; eval \"$(amp-rewrite completion bash)\"",
+    "zsh": 'autoload -U compinit; compinit -u -D; unsetopt beep; eval "$(amp-rewrite completion zsh)"',
+}
+START = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
+TYPED = {
+    "calib": "calibrate",
+    "model": "model.onnx",
+    "sub/": "sub/inner.onnx",
+    "--ove": "--overwrite",
+    "convert --to b": "convert --to bfloat16",
+    "model.onnx --to=b": "model.onnx --to=bfloat16",
+    "model.onnx --target=t": "model.onnx --target=tensorrt",
+    "--keep op=SoftmaxC": "--keep op=SoftmaxCrossEntropyLoss",
+    "--keep op=Relu,feeds=SoftmaxC": "--keep op=Relu,feeds=SoftmaxCrossEntropyLoss",
+    "lists Einsu": "lists Einsum",
+    "--data bat": "--data batches.npz",
+    "--data=bat": "--data=batches.npz",
+    "verify model.onnx su": "verify model.onnx sub",
+    "ranges sh": "ranges show",
+    "help calib": "help calibrate",
+}
+"""What is typed after the program's name, and the line after Tab."""
+
+
+QUOTED = {
+    "--data 'sub/no": "--data sub/notes.txt",
+    "report my\\ mo": "report my model.onnx",
+    "--keep 'op=SoftmaxC": "--keep op=SoftmaxCrossEntropyLoss",
+}
+"""The same with quotes, which are gone from the line when it is printed."""
+FISH = """
+amp-rewrite completion fish | source
+for line in %s
+    complete -C "amp-rewrite $line" | head -n 1
+end
+"""
+"""Prints the best candidate for each line; fish offers other files behind those with the suffix."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(folder), "TERM": "dumb", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+
+
+class Shell:
+    """An interactive shell on a pseudo-terminal."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.ours, theirs = pty.openpty()
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        environ = environment(folder) | {"PS1": "$ "}
+        self.process = subprocess.Popen(START[name], cwd=folder, env=environ, start_new_session=True, **streams)
+        os.close(theirs)
+
+    def told(self, keys: str, until: str) -> str:
+        """Type keys; return the first group of an expression, once the screen shows that."""
+        os.write(self.ours, keys.encode())
+        seen, end = "", time.monotonic() + 30
+        while (match := re.search(until, seen)) is None:
+            assert time.monotonic() < end, seen
+            if select.select([self.ours], [], [], 0.2)[0]:
+                seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+        return match[1]
+
+    def completed(self, typed: str) -> str:
+        """Return the line that Tab makes of the words typed after the program's name: it is printed, not run."""
+        return self.told(f"amp-rewrite {typed}\t\x01echo '<'\x20\x05 '>'\n", r"\n< amp-rewrite (.*) >\r").rstrip(" /")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shells")
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "amp-rewrite"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m amp_rewrite "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (folder / "sub").mkdir()
+    for name in ("model.onnx", "sub/inner.onnx", "sub/notes.txt", "batches.npz", "my model.onnx"):
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("name", START)
+def test_tab_completes_the_line_in_a_real_shell(name: str, folder: Path) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    shell = Shell(name, folder)
+    try:
+        shell.told(f"{SETUP[name]}; echo re''ady\n", r"\n(ready)\r")
+        assert {typed: shell.completed(typed) for typed in TYPED | QUOTED} == TYPED | QUOTED
+    finally:
+        shell.process.kill()
+        shell.process.wait()
+        os.close(shell.ours)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_the_last_word(folder: Path) -> None:
+    program = FISH % " ".join(f"'{line}'" for line in TYPED)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", program], cwd=folder, env=environment(folder), capture_output=True, text=True
+    )
+    candidates = [line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()]
+    assert candidates == [line.split(" ")[-1] for line in TYPED.values()], done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_begins_with_how_to_install_it(shell: str) -> None:
+    done = run("completion", shell)
+    assert (done.exit_code, done.stderr) == (0, "")
+    head = [line for line in done.stdout.splitlines()[:7] if line.startswith("#")]
+    assert any(f"amp-rewrite completion {shell} > ~/" in line for line in head)
+
+
+def test_an_unknown_shell_gets_a_hint() -> None:
+    done = run("completion", "bsh")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "did you mean 'bash'?" in done.stderr
+
+
+def asked(line: str) -> list[str]:
+    """The candidates that a shell gets for a line up to the cursor."""
+    environ = {**os.environ, "COMP_LINE": f"amp-rewrite {line}", "_AMP_REWRITE_COMPLETE": "zsh_complete"}
+    done = subprocess.run([sys.executable, "-m", "amp_rewrite"], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.split("\t")[1] for line in done.stdout.splitlines()]
+
+
+def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
+    assert asked("") == [*COMMANDS, "*.onnx"]
+    assert {"--to", "--keep", "--version", "--help-all"} <= set(asked("-"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--keep ", ["op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output="]),
+        ("convert 'my model.onnx' --metric s", ["snr", "scaled"]),
+        ("verify a.onnx ", ["*.onnx"]),
+        ("train-step m.onnx --loss-scale d", ["dynamic"]),
+        ("ranges ", ["merge", "show"]),
+        ("rule additive_m", ["additive_mask"]),
+        ("no-such-command --to fl", ["float16"]),
+    ],
+)
+def test_values_of_options_and_arguments_are_candidates(line: str, words: list[str]) -> None:
+    assert asked(line) == words

@@ -1,0 +1,276 @@
+"""Where commands read and write models: stdin, stdout, a second file, folders that do not exist yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner, Result
+
+from amp_rewrite.cli import program
+from unit.cli.test_cli import TEXT, files, run
+
+AMP = [sys.executable, "-m", "amp_rewrite"]
+NET = "net.onnx"
+HELP = "; see 'amp-rewrite convert --help'\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    onnx.save(onnx.parser.parse_model(TEXT), NET)
+    return tmp_path
+
+
+def piped(*words: str, source: str | None = NET) -> Result:
+    """A command with a file as stdin; whatever happens, no temporary file stays."""
+    content = b"" if source is None else Path(source).read_bytes()
+    done = CliRunner().invoke(program, words, input=content)
+    assert [name for name in files("temporary") if name.startswith("amp-rewrite")] == []
+    return done
+
+
+# -- a second file ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(NET, "out.onnx"), ("convert", NET, "--to", "float16", "out.onnx")])
+def test_a_second_file_that_does_not_exist_is_the_output(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert (done.exit_code, done.stderr) == (0, "wrote out.onnx\n")
+    assert files() == [NET, "out.onnx", "temporary"]
+
+
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_a_second_file_that_exists_is_never_replaced(more: tuple[str, ...]) -> None:
+    Path("other.onnx").write_bytes(b"mine")
+    done = run(NET, "other.onnx", *more)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: other.onnx exists, so it may be an input or the output; `amp-rewrite diff net.onnx other.onnx` compares"
+        f" them, `-o other.onnx --overwrite` replaces it, and several models are converted one by one{HELP}"
+    )
+    assert Path("other.onnx").read_bytes() == b"mine"
+
+
+def test_a_link_to_nowhere_is_no_free_name() -> None:
+    Path("other.onnx").symlink_to("gone.onnx")
+    assert run(NET, "other.onnx").stderr.startswith("error: other.onnx exists, so it may be")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((NET, "fp16"), "'fp16' is not the name of an .onnx file; to write there, use -o fp16"),
+        ((NET, "a.onnx", "b.onnx"), "convert reads one model and writes one; run it once for each, with one output"),
+        ((NET, "a.onnx", "-o", "b.onnx"), "convert reads one model and writes one; run it once for each, with one"),
+    ],
+)
+def test_other_words_behind_the_model_are_refused(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
+    assert files() == [NET, "temporary"]
+
+
+# -- folders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        (("convert", NET, "-o", "a/b/out.onnx", "--report", "a/c/report.json"), "a/c/report.json"),
+        ((NET, "a/b/out.onnx"), "a/b/out.onnx"),
+        (("emulate", NET, "-o", "a/b/out.onnx"), "a/b/out.onnx"),
+        (("train-step", NET, "--loss", "mean_squared_error(y,t)", "-o", "a/b/out.onnx"), "a/b/out.onnx"),
+        (("calibrate", NET, "--random", "-o", "a/b/out.json"), "a/b/out.json"),
+    ],
+)
+def test_folders_of_an_output_are_made(words: tuple[str, ...], output: str) -> None:
+    done = run(*words)
+    assert done.exit_code == 0, done.stderr
+    assert Path(output).is_file()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("convert", NET, "-o", "a/b/out.onnx", "--keep", "nothing"),
+        ("convert", NET, "-o", "a/b/out.onnx", "--dry-run"),
+        ("convert", NET, "-o", "a/b/out.onnx", "--to", "float8"),
+        ("convert", "gone.onnx", "-o", "a/b/out.onnx"),
+        ("convert", NET, "-o", "a/b/out.onnx", "--no-such-option"),
+        ("calibrate", NET, "-o", "a/b/out.json"),
+    ],
+)
+def test_folders_go_again_where_nothing_was_written(words: tuple[str, ...]) -> None:
+    run(*words)
+    assert files() == [NET, "temporary"]
+
+
+def test_folders_that_were_there_stay() -> None:
+    Path("a").mkdir()
+    assert run(NET, "-o", "a/b/out.onnx", "--keep", "nothing").exit_code == 2
+    assert files() == ["a", NET, "temporary"] and files("a") == []
+
+
+# -- stdin and stdout ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("-", "-o", "-"), ("-", "-"), ("--to", "float16", "-", "-o", "-")])
+def test_a_model_goes_through_a_pipe_and_the_report_to_stderr(words: tuple[str, ...]) -> None:
+    assert run(NET).exit_code == 0
+    done = piped(*words)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout_bytes == Path("net.float16.onnx").read_bytes()
+    assert done.stderr.startswith("stdin.onnx → float16\n") and done.stderr.endswith("wrote stdout\n")
+    assert piped(*words, "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("emulate", "-o", "-"), ("train-step", "--loss", "mean_squared_error(y,t)", "-o", "-")]
+)
+def test_commands_that_write_models_write_them_to_stdout(words: tuple[str, ...]) -> None:
+    done = piped(words[0], "-", *words[1:])
+    assert done.exit_code == 0, done.stderr
+    onnx.checker.check_model(onnx.load_from_string(done.stdout_bytes))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "-"),
+        ("explain", "-", "first"),
+        ("diff", "-", NET),
+        ("verify", NET, "-", "--random", "--rtol", "0"),
+        ("calibrate", "-", "--random", "-o", "-"),
+        ("convert", "-", "-o", "out.onnx"),
+    ],
+)
+def test_commands_read_a_model_from_stdin(words: tuple[str, ...]) -> None:
+    done = piped(*words)
+    assert done.exit_code == 0, done.stderr
+    assert "temporary" not in done.stdout + done.stderr
+
+
+def test_a_report_is_read_from_stdin_too() -> None:
+    Path("report.json").write_text(run("report", NET, "--json").stdout)
+    assert piped("diff", NET, "-", source="report.json").stdout == "no difference\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-",), "a model from stdin leaves the output without a name; add -o FILE, or -o - for stdout"),
+        (("calibrate", "-", "--random"), "a model from stdin leaves the output without a name; add -o FILE, or"),
+        (("-", "-o", "-", "--json"), "the model goes to stdout, and --json prints there, too; name a file with -o"),
+        (("-", "-", "--external-data"), "the model goes to stdout, and it has no file beside it; name a file with -o"),
+        (("verify", "-", "-", "--random", "--rtol", "1"), "only one model can come from stdin; name a file for the"),
+    ],
+)
+def test_what_streams_cannot_hold_is_refused(words: tuple[str, ...], message: str) -> None:
+    done = piped(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
+
+
+def test_weights_in_a_second_file_do_not_fit_stdout() -> None:
+    Path("amp.toml").write_text("external-data = true\n")
+    proto = onnx.load(NET)
+    for weight, shape in zip(proto.graph.initializer, ((8, 4096), (4096, 6)), strict=True):
+        weight.CopyFrom(onnx.numpy_helper.from_array(np.ones(shape, np.float32), weight.name))
+    onnx.save(proto, "large.onnx")
+    done = piped("emulate", "-", "-o", "-", "--external-data", source="large.onnx")
+    assert (done.exit_code, done.stdout) == (2, "") and "it has no file beside it" in done.stderr
+    done = piped("-", "-o", "-", source="large.onnx")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "error: the weights need a file of their own, which stdout cannot hold" in done.stderr
+
+
+def test_an_empty_or_foreign_stdin_is_one_line() -> None:
+    assert piped("report", "-", source=None).stderr == "error: stdin is empty; export or download it again\n"
+    Path("m.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(40))
+    assert piped("report", "-", source="m.tflite").stderr.startswith("error: stdin is a TensorFlow Lite model")
+
+
+def test_a_failed_conversion_writes_nothing_to_stdout() -> None:
+    done = piped("-", "-o", "-", "--keep", "nothing")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_closed_stdin_is_one_line() -> None:
+    command = f'"{sys.executable}" -m amp_rewrite report - <&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: - reads a model from stdin, which is closed; pipe a model in, or name a file")
+
+
+def test_a_full_disk_for_stdin_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    done = piped("report", "-")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: cannot copy a model from stdin to ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((NET, "-o", "-"), "writes a model to stdout, which is a terminal; redirect it, or name a file"),
+        (("report", "-"), "reads a model from stdin, which is a terminal; pipe a model in, or name a file"),
+    ],
+)
+def test_a_terminal_is_neither_read_nor_flooded(words: tuple[str, ...], message: str) -> None:
+    ours, theirs = os.openpty()
+    done = subprocess.run([*AMP, *words], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: - {message}")
+
+
+def test_real_streams_carry_a_model() -> None:
+    assert run(NET).exit_code == 0
+    with Path(NET).open("rb") as source, Path("out.onnx").open("wb") as target:
+        done = subprocess.run([*AMP, "-", "-q", "-o", "-"], stdin=source, stdout=target, stderr=-1, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert Path("out.onnx").read_bytes() == Path("net.float16.onnx").read_bytes()
+
+
+# -- closed pipes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("help",), ("help", "convert", "--all"), ("convert", "--help-all"), ("completion", "zsh"), ("lists",), (NET, "-")],
+)
+def test_a_closed_pipe_is_quiet(words: tuple[str, ...]) -> None:
+    process = subprocess.Popen([*AMP, *words, *(["-q"] if NET in words else [])], stdout=subprocess.PIPE, stderr=-1)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [("help",), ("completion", "bash"), (NET, "-", "-q")])
+def test_a_full_disk_behind_stdout_is_one_line(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*AMP, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
+
+
+def test_the_report_is_json_where_the_model_goes_to_a_file() -> None:
+    assert json.loads(run(NET, "out.onnx", "--json").stdout)["model"]["name"] == NET

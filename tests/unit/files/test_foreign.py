@@ -1,0 +1,101 @@
+"""Files of other frameworks: recognized, with the way to ONNX."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.model import Model
+
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+NODE = b"\n\x01x\x12\x0bPlaceholder"
+TORCH = "load the module in Python, and call torch.onnx.export(model, args"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as error:
+        Model.load(path)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "remedy"),
+    [
+        (len(HEADER).to_bytes(8, "little") + HEADER + bytes(4), "holds weights (safetensors)", "torch.onnx.export("),
+        (b"GGUF" + bytes(20), "holds weights (GGUF)", "optimum-cli export onnx --model"),
+        (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "is a PyTorch file", TORCH),
+        (b"\x1c\0\0\0TFL3" + bytes(20), "is a TensorFlow Lite model", "tf2onnx.convert --output model.onnx --tflite"),
+        (b"\x1c\0\0\0ORTM" + bytes(20), "is a model in onnxruntime's own format", "that it was made from"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(20), "is a Keras model", '.export("model.onnx", format="onnx")'),
+        (b"ftrt" + bytes(20), "is a TensorRT engine", "that it was made from"),
+        (b"\x08\x01\x12\x03\n\x01\x0a", "is a TensorFlow SavedModel", "--saved-model"),
+        (b"\n" + bytes([len(NODE)]) + NODE, "is a frozen TensorFlow graph", "--graphdef"),
+    ],
+)
+def test_another_format_is_known_by_its_content(tmp_path: Path, content: bytes, words: str, remedy: str) -> None:
+    (tmp_path / "any.bin").write_bytes(content)
+    said = refusal(tmp_path / "any.bin")
+    assert said.startswith(f"{tmp_path / 'any.bin'} {words}") and ", not an ONNX model; " in said
+    assert remedy in said
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("model/data.pkl", "is a PyTorch file"),
+        ("model/data/0", "is a PyTorch file"),
+        ("metadata.json", "is a Keras model"),
+    ],
+)
+def test_archives_are_known_by_their_first_member(tmp_path: Path, first: str, words: str) -> None:
+    with zipfile.ZipFile(tmp_path / "any.bin", "w") as archive:
+        archive.writestr(first, b"{}")
+    assert words in refusal(tmp_path / "any.bin")
+
+
+def test_arrays_in_the_place_of_a_model_are_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "any.npz", x=np.zeros(2))
+    assert f"is an archive of arrays, not an ONNX model; name the model first, and these with --data {tmp_path}" in (
+        refusal(tmp_path / "any.npz")
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "words"),
+    [
+        (".pt", "is a PyTorch file"),
+        (".pth", "is a PyTorch file"),
+        (".safetensors", "holds weights"),
+        (".pb", "is a frozen"),
+        (".tflite", "is a TensorFlow Lite"),
+        (".h5", "is a Keras"),
+        (".engine", "is a TensorRT"),
+    ],
+)
+def test_unknown_content_is_named_by_its_suffix(tmp_path: Path, suffix: str, words: str) -> None:
+    path = (tmp_path / "any").with_suffix(suffix)
+    path.write_bytes(b"\xff\xff\xff")
+    assert refusal(path).startswith(f"{path} is not an ONNX model; by its suffix it {words}")
+
+
+def test_an_onnx_model_may_have_any_suffix(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Exp (x) }'
+    path = tmp_path / "model.pb"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    assert Model.load(path).proto.graph.name == "g"
+
+
+def test_a_folder_with_a_saved_model_is_known(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01\x12\x03\n\x01\x0a")
+    assert f"--saved-model {tmp_path}" in refusal(tmp_path)
+
+
+def test_an_empty_file_is_empty_whatever_its_suffix(tmp_path: Path) -> None:
+    (tmp_path / "any.pt").write_bytes(b"")
+    assert refusal(tmp_path / "any.pt").endswith("is empty; export or download it again")
