@@ -407,7 +407,9 @@ class _Planner:
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:
-                note = f"{fit.overflow} of {count(fit.count, 'value')} beyond {bake.to.max:g} become ±{bake.to.max:g}"
+                note = (
+                    f"{fit.overflow} of {count(fit.count, 'value')} beyond {bake.to.max:g}, stored as ±{bake.to.max:g}"
+                )
                 yield Finding("saturated", name, note)
             if fit.flushed:
-                yield Finding("flushed", name, f"{fit.flushed} of {count(fit.count, 'nonzero value')} become 0")
+                yield Finding("flushed", name, f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0")

@@ -125,8 +125,8 @@ class Verdict(Result):
         if not isinstance(by, Tolerance) or self.refusals or not failed or not all(map(by.missed_near_zero, failed)):
             return ""
         return (
-            f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; where"
-            f" that is near enough, --tolerance {by.rtol:g} accepts it, or an --atol for small elements"
+            f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; a"
+            f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol (--atol) for them"
         )
 
     @property

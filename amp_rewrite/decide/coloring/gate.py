@@ -24,7 +24,7 @@ _TIED = ("RMSNormalization", "QuantizeLinear", "DequantizeLinear")
 _READS_BITS = "BitCast reads bits, not numbers"
 _NEVER = {
     "BitCast": _READS_BITS,
-    "Constant": "a constant is baked for the readers that want it low",
+    "Constant": "a constant is stored low for the readers that want it so",
     "MeanVarianceNormalization": "its function body holds float32 constants",
 }
 

@@ -24,7 +24,8 @@ CONFINED = {
     "rich": {"cli"},
 }
 WITHOUT_ONNX = tuple(
-    f"reports.{name}" for name in ("report", "rows", "reading", "render", "explain", "diff", "match", "summary")
+    f"reports.{name}"
+    for name in ("report", "rows", "reading", "render", "explain", "diff", "match", "summary", "evidence")
 )
 """A report is read, compared and explained without onnx, which takes long to import."""
 

@@ -151,7 +151,7 @@ def test_a_repair_that_only_elements_near_zero_force_names_the_tolerance() -> No
     repaired = repair(source, ROW, rtol=1e-2, target="onnx", safety="none")
     assert repaired.remark.startswith("only elements near zero fail: ")
     assert repaired.remark in repaired.text()
-    assert "--tolerance 0.01 accepts it" in repaired.remark
+    assert "(--tolerance 0.01) accepts that" in repaired.remark
     plain = repair(source, ROW, tolerance=1e-2, target="onnx", safety="none")
     assert (plain.solved, plain.trials, plain.regions, plain.remark) == (True, 1, (), "")
 

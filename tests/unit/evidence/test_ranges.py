@@ -34,7 +34,7 @@ RANGES = Ranges(
     model="net.onnx",
     graph="a" * 64,
     weights="b" * 64,
-    untapped={"s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"},
+    untapped={"s": "it is not a tensor but seq(float32); tensors taken out of it are measured"},
     tool="0.1.0",
 )
 TEXT = """{
@@ -53,7 +53,7 @@ TEXT = """{
   "z": {"count": 0, "nonfinite": 0, "absmax": 0.0, "absmin": 0.0, "overflow": 0, "flushed": 0, "subnormal": 0}
  },
  "untapped": {
-  "s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"
+  "s": "it is not a tensor but seq(float32); tensors taken out of it are measured"
  }
 }
 """  # noqa: E501
@@ -301,7 +301,7 @@ not seen: a branch not taken, a loop of no trips, or an empty tensor
   z
 
 not measured
-  s  it is not a tensor but seq(float32); tensors taken out of it are tapped"""
+  s  it is not a tensor but seq(float32); tensors taken out of it are measured"""
     )
 
 

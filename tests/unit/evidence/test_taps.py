@@ -243,7 +243,7 @@ def test_sequences_are_untapped_and_what_is_taken_out_of_them_is_not() -> None:
     view = view_of(SEQUENCES)
     a, b = np.float32([1, 2]), np.float32([3, 4e5])
 
-    assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken out of it are tapped"}
+    assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken out of it are measured"}
     assert measured(view, {"a": a, "b": b}) == {"a": seen(a), "b": seen(b), "y": seen(a, b), "z": seen(a)}
 
 
