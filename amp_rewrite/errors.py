@@ -87,15 +87,15 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
     """Return the known names that are most like a word, best first."""
     import difflib  # late: only errors need it
 
-    return difflib.get_close_matches(word, list(known), most)
+    return difflib.get_close_matches(str(word), list(known), most)
 
 
 def advice(
-    word: str, known: Iterable[str], otherwise: str, most: int = 1, *, shown: Mapping[str, str] | None = None
+    word: object, known: Iterable[str], otherwise: str, most: int = 1, *, shown: Mapping[str, str] | None = None
 ) -> str:
     """Return "did you mean …?" with the known names nearest to a word, else the other advice.
 

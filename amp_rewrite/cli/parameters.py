@@ -32,7 +32,7 @@ class Choice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:
-            hint = advice(str(value), self.choices, f"use one of {', '.join(self.choices)}")
+            hint = advice(value, self.choices, f"use one of {', '.join(self.choices)}")
             self.fail(f"unknown word {value!r}; {hint}", param, ctx)
         return str(value)
 

@@ -32,7 +32,7 @@ class _Choice(Enum):
             return cls(str(spelling).strip().lower().replace("_", "-"))
         except ValueError:
             legal = [str(member.value) for member in cls]
-            hint = advice(str(spelling), legal, f"use one of {', '.join(legal)}")
+            hint = advice(spelling, legal, f"use one of {', '.join(legal)}")
             raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; {hint}") from None
 
 

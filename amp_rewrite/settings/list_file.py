@@ -36,7 +36,7 @@ def read_file(path: Path, known: Known | None) -> ListFile:
         with path.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        hint = advice(str(path), SHIPPED, f"the shipped lists are {', '.join(SHIPPED)}")
+        hint = advice(path, SHIPPED, f"the shipped lists are {', '.join(SHIPPED)}")
         raise ListError(f"{path}: no such list file; {hint}") from None
     except OSError as error:
         raise ListError(f"{path}: cannot be read ({error.strerror}); give a YAML file") from error

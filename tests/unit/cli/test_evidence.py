@@ -142,7 +142,7 @@ def test_a_tolerance_stands_alone(other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_a_tolerance_that_every_result_or_none_keeps_is_refused(bad: float) -> None:
-    with pytest.raises(PolicyError, match=r"tolerance is .*; for scaled use a finite number of 0 or more"):
+    with pytest.raises(PolicyError, match=r"tolerance=.* bounds nothing; for scaled use a finite number of 0 or more"):
         criterion(tolerance=bad)
 
 
@@ -205,7 +205,9 @@ def test_free_dimensions_get_usual_sizes_and_the_origin_says_so(
 
 
 def test_a_dimension_that_tells_nothing_needs_a_shape() -> None:
-    with pytest.raises(FeedError, match=r"input 'x' has the shape \[batch, past\]; give one with --shape x=1,128"):
+    with pytest.raises(
+        FeedError, match=r"input 'x' has the shape \[batch, past\]; give one with shapes=\{'x': \(1, 128\)\}"
+    ):
         Feed.randomly(free("[batch, past]"), assume=True)
     feed = Feed.randomly(free("[batch, past]"), assume=True, shapes={"x": (2, 3)})
     assert (next(iter(feed))["x"].shape, feed.origin) == ((2, 3), "random, seed 0")
