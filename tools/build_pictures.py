@@ -40,8 +40,8 @@ STORIES = {
         Scene("model.onnx -o fp16.onnx", 9),
         Scene(f"verify model.onnx fp16.onnx {DATA}", 0, 1),
         Scene("locate model.onnx fp16.onnx --data batches.npz --top 1", 0, 7),
-        Scene(f"model.onnx -o fp16.onnx {DATA} --overwrite --report fp16.json", 0, 1),
-        Scene("explain fp16.json block1_down"),
+        Scene(f"model.onnx -o mended.onnx {DATA}", 0, 1),
+        Scene("explain model.onnx block1_down --data batches.npz"),
     )
 }
 """Commands by picture, without `amp-rewrite`."""

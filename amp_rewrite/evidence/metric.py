@@ -346,7 +346,7 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
         return f"{both} of {a.size} values are NaN on both sides, which shows nothing"
     lost = int(np.count_nonzero(np.isfinite(x)))
     if lost:
-        return f"{lost} of {a.size} values are finite in the reference and not here"
+        return f"{lost} of {a.size} values are NaN or infinite, and finite in the reference"
     return f"{odd.size} of {a.size} values are not finite, and not alike"
 
 

@@ -231,7 +231,7 @@ def test_a_smoke_test_whose_outputs_become_infinite_fails(folder: Path) -> None:
         "loud.onnx", Feed.randomly(Model.load("loud.onnx")), ranges=ranges, target="onnx", lower=["op=Mul"]
     )
     assert (repaired.solved, repaired.converted.report.evidence.level) == (False, "failed")
-    assert "finite in the reference and not here" in str(repaired.converted.report.evidence)
+    assert "finite in the reference" in str(repaired.converted.report.evidence)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ half.onnx against full.onnx
 
 ok: 3 values compared in 1 output and 1 batch
 """
-LOST = "2 of 3 values are finite in the reference and not here"
+LOST = "2 of 3 values are NaN or infinite, and finite in the reference"
 FAILED = f"""\
 half.onnx against full.onnx
   reference  full.onnx: float32 on {CPU}

@@ -73,8 +73,8 @@ def test_an_error_at_the_limit_passes_and_one_above_does_not() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [
-        (f32(1, 2), f32(1, NAN), "1 of 2 values are finite in the reference and not here"),
-        (f32(1, 2), f32(1, INF), "1 of 2 values are finite in the reference and not here"),
+        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite, and finite in the reference"),
+        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite, and finite in the reference"),
         (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite, and not alike"),
         (f32(INF), f32(-INF), "1 of 1 values are not finite, and not alike"),
         (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which shows nothing"),

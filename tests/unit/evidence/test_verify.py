@@ -193,7 +193,7 @@ def test_sequences_are_compared_tensor_by_tensor() -> None:
         ),
         (model("z = Relu (x)", y="float[2,3] z"), "the candidate has no output 'y' (and 1 more objection)"),
         (model("y = Relu (x) z = Neg (x)", y="float[2,3] y, float[2,3] z"), "the reference has no output 'z'"),
-        (model("n = Neg (x) y = Sqrt (n)"), "output 'y', batch 0: 5 of 6 values are finite in the reference and not"),
+        (model("n = Neg (x) y = Sqrt (n)"), "output 'y', batch 0: 5 of 6 values are NaN or infinite, and finite in the"),
     ],
 )
 def test_a_candidate_that_does_something_else_fails(candidate: Model, because: str) -> None:
@@ -273,7 +273,7 @@ def test_an_empty_feed_is_an_error(data: object) -> None:
 @pytest.mark.skipif(cuda_opens(), reason="CUDA rounds")
 def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_session() -> None:
     verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10)
-    assert verdict.because == "output 'y', batch 0: 2 of 6 values are finite in the reference and not here"
+    assert verdict.because == "output 'y', batch 0: 2 of 6 values are NaN or infinite, and finite in the reference"
     plain = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10, emulate=False)
     assert (plain.ok, plain.candidate.as_) == (True, f"float16 on {CPU}")
     assert plain.notes == (
@@ -374,7 +374,7 @@ def test_the_json_has_a_version_and_spells_infinities_out() -> None:
             "batch": 0,
             "elements": 6,
             "ok": False,
-            "because": "2 of 6 values are finite in the reference and not here",
+            "because": "2 of 6 values are NaN or infinite, and finite in the reference",
             "compared": 4,
             "max_abs": 0.0,
             "max_rel": 0.0,
