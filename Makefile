@@ -28,7 +28,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu fuzz clean rules-docs
+.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu fuzz clean rules-docs pictures
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -52,6 +52,9 @@ conformance: $(DEV) ## convert and judge every model of the ONNX standard, write
 clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
 	$(PIP) -e '.[clients]' onnxsim
 	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
+
+pictures: $(DEV) ## draw docs/pictures from what commands print
+	$(BIN)/python tools/build_pictures.py
 
 rules-docs: $(DEV) ## write docs/rules/ from the records of the safety rules
 	$(BIN)/python tools/build_rules.py
