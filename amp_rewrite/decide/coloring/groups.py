@@ -102,7 +102,11 @@ def fuses(state: State, cluster: Cluster, low: DType) -> bool:
     """True if scale and bias get the type of the input: the runtime fuses the norm only then, or without Casts."""
     if cluster.kind == "layer_normalization":
         return low is DType.BFLOAT16 or state.view.opsets.get("", 1) >= FIRST_FUSED["LayerNormalization"]
-    return cluster.kind == "rms_normalization" and (low is DType.BFLOAT16 or state.options.spare_casts)
+    if cluster.kind != "rms_normalization":
+        return False
+    uses = [use for value in state.view.ops[cluster.ops[-1]].results for use in state.view.uses[value]]
+    read_low = state.options.spare_casts and any(state.reads_low(use.op, use.slot) for use in uses)
+    return low is DType.BFLOAT16 or read_low
 
 
 def _seen_low(state: State, value: ValueId, readers: frozenset[OpId]) -> bool:
