@@ -69,6 +69,18 @@ FUSIONS: tuple[FusionRule, ...] = (
         "layer_normalization", "LayerNormalization", "(x − mean x) / √(mean (x − mean x)² + ε) · scale + bias", _NORM
     ),
     FusionRule("rms_normalization", "RMSNormalization", "x / √(mean x² + ε) · scale", _NORM),
+    FusionRule(
+        "group_normalization",
+        "InstanceNormalization between two Reshapes",
+        "GroupNormalization at opset 21, in float16 for onnxruntime, which has no CUDA kernel for it",
+        "Scale or bias that are not constants of one number per channel.",
+    ),
+    FusionRule(
+        "division",
+        "Div",
+        "x · (1 / √s) in a norm that stays written out",
+        "A reciprocal by another op than Reciprocal, which onnxruntime divides by itself.",
+    ),
     FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "Another axis than the last."),
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
     FusionRule("gelu_tanh", "Gelu", "x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))", _GELU),

@@ -2,11 +2,13 @@
 
     python benchmarks/run.py harm FOLDER [--to float16|bfloat16] [--peers PYTHON] [--autocast PYTHON]
     python benchmarks/run.py harm FOLDER --suite     # write the models of tests/suites/harm into FOLDER, then measure
+    python benchmarks/run.py harm FOLDER --before CHECKOUT    # compare with another state of this package
 
-FOLDER holds models, each with a batch beside it, NAME.npz; without one, inputs are drawn
-at random. B is what PyTorch's
-autocast rounds around matrix products and convolutions. `--peers` is an interpreter with onnxconverter-common and
-onnxruntime, `--autocast` one with nvidia-modelopt[onnx].
+FOLDER holds models, each with a batch beside it, NAME.npz; without one, inputs are drawn at random. B is what PyTorch's
+autocast rounds around matrix products and convolutions. `--before` is a folder with another commit of this project: the
+table then sets its conversions beside ours. The Casts in brackets are those that onnxruntime runs on CUDA, where the
+CUDA stub of the tests can be built. `--peers` is an interpreter with onnxconverter-common and onnxruntime, `--autocast`
+one with nvidia-modelopt[onnx].
 
 An error is the largest difference of an output, relative to its largest magnitude, of all outputs; an integer that
 differs is an infinite error. NAME.json beside a model may state another `tolerance`, a factor, with its `reason`. All
@@ -18,6 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -31,7 +36,7 @@ from amp_rewrite import AmpRewriteError, DType, Feed, Model, View, convert, emul
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.runtime.roofline import ROOFS
 from benchmarks.shared import measure
-from support import objections
+from support import objections, stub
 from support.rounded_products import relative_error, rounded_products
 
 TOLERANCE = {DType.FLOAT16: 2e-2, DType.BFLOAT16: 16e-2}
@@ -44,7 +49,10 @@ FAULTS = (
 )
 """What makes a model's row an error; the others are still measured."""
 PEERS = ("onnxruntime_float16", "onnxconverter_common")
+BEFORE = "before"
 HEAD = ("model", "ours", "A", "B", "others", "Casts", "operations low", "bytes", "bytes low", "judgement")
+
+COMPARED = ("model", "error before", "after", "B", "Casts (on CUDA)", "operations low", "bytes", "judgement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ class Judged:
     operations: float
     bytes: int
     low_bytes: float
+    on_cuda: int | None = None
+    before: Judged | None = None
     fault: str = ""
 
     @property
@@ -85,11 +95,30 @@ def judged(path: Path, to: DType, peers: Mapping[str, Callable[[Path, Path], boo
         errors[name] = relative_error(
             exact, objections.run(rounded_products(proto, to, results=results), batch, "BASIC")
         )
+    before = None
     for name, tool in peers.items():
         with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
             out = Path(folder) / path.name
-            errors[name] = relative_error(exact, _run(onnx.load(out), batch)) if tool(path, out) else np.nan
-    return Judged(path.stem, limit, errors, *_size(View.of(Model.load(converted.model)), to))
+            done = tool(path, out)
+            error = relative_error(exact, _run(onnx.load(out), batch)) if done else np.nan
+            if name == BEFORE and done:
+                size = _size(View.of(Model.load(out)), to)
+                before = Judged(path.stem, limit, {**errors, "ours": error}, *size, _casts_on_cuda(onnx.load(out)))
+            elif name != BEFORE:
+                errors[name] = error
+    on_cuda = _casts_on_cuda(converted.model) if before is not None else None
+    return Judged(path.stem, limit, errors, *_size(View.of(Model.load(converted.model)), to), on_cuda, before)
+
+
+def _casts_on_cuda(model: onnx.ModelProto) -> int | None:
+    """Return the Casts that onnxruntime is left with on CUDA; None without the stub, or where it refuses the model."""
+    if stub.folder()[0] is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        (row,) = stub.placements([path])
+    return row.get("casts")
 
 
 def _run(model: onnx.ModelProto, batch: Mapping[str, Any]) -> list[Any]:
@@ -99,10 +128,20 @@ def _run(model: onnx.ModelProto, batch: Mapping[str, Any]) -> list[Any]:
     return objections.run(twin, fed, "BASIC")
 
 
+_PREFIXES = ("input/", "built/in/")
+"""Inputs in the files of tests/models and of the benchmark of architectures, which hold outputs as well."""
+
+
 def _batch(path: Path) -> Mapping[str, Any]:
     model = Model.load(path)
-    beside = path.with_suffix(".npz")
-    feed = Feed.of(beside, model) if beside.exists() else Feed.randomly(model, shapes=_drawn_shapes(model))
+    beside = next(
+        (p for p in (path.with_suffix(".npz"), path.with_name(f"{path.name.split('.')[0]}.npz")) if p.exists()), None
+    )
+    stored = np.load(beside) if beside is not None else {}
+    for prefix in _PREFIXES:
+        if inputs := {name.removeprefix(prefix): stored[name] for name in stored if name.startswith(prefix)}:
+            return inputs
+    feed = Feed.of(beside, model) if beside is not None else Feed.randomly(model, shapes=_drawn_shapes(model))
     return dict(next(iter(feed)))
 
 
@@ -150,6 +189,18 @@ def _peers(python: Path | None, autocast: Path | None) -> Iterator[tuple[str, Ca
         yield "modelopt_autocast", tool("modelopt_autocast", autocast)
 
 
+def _other_state(checkout: Path, to: DType) -> Callable[[Path, Path], bool]:
+    """Return a tool that converts with the package of another checkout."""
+    command = [sys.executable, "-m", "amp_rewrite", "--to", to.spelling, "--quiet", "-o"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+
+    def convert_there(model: Path, out: Path) -> bool:
+        done = subprocess.run([*command, str(out), str(model)], cwd=checkout, env=environment, capture_output=True)
+        return done.returncode == 0
+
+    return convert_there
+
+
 def write_suite(folder: Path, to: DType) -> None:
     """Write the models of the suite with their batches and tolerances."""
     from suites.harm.case import CASES
@@ -172,6 +223,17 @@ def cells(row: Judged) -> tuple[object, ...]:
     return (row.model, ours, a, b, " / ".join(others) or "–", row.casts, *shares, row.judgement)
 
 
+def compared(row: Judged) -> tuple[object, ...]:
+    """Return one row of the table of two states."""
+    if row.fault or row.before is None:
+        return (row.model, *["–"] * 6, row.judgement)
+    old = row.before
+    errors = [f"{e:.1e}" for e in (old.errors["ours"], row.errors["ours"], row.errors["B"])]
+    casts = " → ".join(f"{each.casts} ({each.on_cuda})" for each in (old, row))
+    shares = f"{old.operations:.0%} → {row.operations:.0%}", f"{row.bytes / max(old.bytes, 1) - 1:+.1%}"
+    return (row.model, *errors, casts, *shares, row.judgement)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -179,19 +241,23 @@ def main() -> None:
     parser.add_argument("--suite", action="store_true", help="write the models of tests/suites/harm into FOLDER first")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--autocast", type=Path)
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.suite:
         write_suite(given.folder, given.to)
     peers = dict(_peers(given.peers, given.autocast))
+    if given.before is not None:
+        peers[BEFORE] = _other_state(given.before.resolve(), given.to)
     rows = []
     for path in sorted(given.folder.glob("*.onnx")):
         try:
             rows.append(judged(path, given.to, peers))
         except FAULTS as fault:
-            rows.append(Judged(path.stem, 0.0, {}, 0, 0.0, 0, 0.0, " ".join(str(fault).split())[:120]))
-    print("\n".join(measure.markdown(HEAD, map(cells, rows))))
+            rows.append(Judged(path.stem, 0.0, {}, 0, 0.0, 0, 0.0, fault=" ".join(str(fault).split())[:120]))
+    table = (COMPARED, map(compared, rows)) if given.before is not None else (HEAD, map(cells, rows))
+    print("\n".join(measure.markdown(*table)))
     harmed = sum(row.judgement.startswith("harmed") for row in rows)
     print(f"\n{len(rows)} models to {given.to.spelling}: {harmed} harmed")
     if given.json is not None:

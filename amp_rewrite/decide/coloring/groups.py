@@ -10,7 +10,7 @@ from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
 from amp_rewrite.ir.op_classes import SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, ValueId
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
 
@@ -86,7 +86,7 @@ def norm_affine(state: State) -> None:
     opened with onnxruntime 1.31.1.
     """
     for cluster in state.options.norms:
-        if cluster.entry is None or not cluster.tail or not fuses(state.view, cluster, state.to):
+        if cluster.entry is None or not cluster.tail or not fuses(state, cluster, state.to):
             continue
         tail = state.without_casts(cluster.tail)
         if not _seen_low(state, cluster.entry, frozenset(cluster.ops)):
@@ -98,11 +98,15 @@ def norm_affine(state: State) -> None:
             _entry_to_float32(state, cluster)
 
 
-def fuses(view: View, cluster: Cluster, low: DType) -> bool:
-    """True if the runtime fuses a cluster that is partly of this low type into a node with inconsistent types."""
+def fuses(state: State, cluster: Cluster, low: DType) -> bool:
+    """True if scale and bias get the type of the input: the runtime fuses the norm only then, or without Casts."""
     if cluster.kind == "layer_normalization":
-        return low is DType.BFLOAT16 or view.opsets.get("", 1) >= FIRST_FUSED["LayerNormalization"]
-    return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
+        return low is DType.BFLOAT16 or state.view.opsets.get("", 1) >= FIRST_FUSED["LayerNormalization"]
+    if cluster.kind != "rms_normalization":
+        return False
+    uses = [use for value in state.view.ops[cluster.ops[-1]].results for use in state.view.uses[value]]
+    read_low = state.options.spare_casts and any(state.reads_low(use.op, use.slot) for use in uses)
+    return low is DType.BFLOAT16 or read_low
 
 
 def _seen_low(state: State, value: ValueId, readers: frozenset[OpId]) -> bool:
@@ -121,11 +125,17 @@ def _seen_low(state: State, value: ValueId, readers: frozenset[OpId]) -> bool:
     return made_low if source is None else _seen_low(state, source, frozenset((op.id,)))
 
 
+def affine_may_fall(state: State, v: int) -> bool:
+    """True if nothing but its cluster keeps a scale or bias in float32."""
+    vertex = state.vertices.all[v]
+    frozen = state.frozen.get(vertex.op)
+    return vertex.refusal is None and (frozen is None or frozen.rule == reasons.CLUSTER)
+
+
 def _lower_affine(state: State, cluster: Cluster, tail: list[OpId]) -> bool:
     """Lower scale and bias; return False if one of them must stay float32."""
     vertices = state.of_ops(tail)
-    frozen = (state.frozen.get(state.vertices.all[v].op) for v in vertices)
-    if any(state.vertices.all[v].refusal for v in vertices) or any(p and p.rule != reasons.CLUSTER for p in frozen):
+    if not all(affine_may_fall(state, v) for v in vertices):
         return False
     for v in vertices:
         state.low.setdefault(v, Paint(state.to, reasons.NORM_TAIL, cluster.ops[0], AFFINE_NOTE))

@@ -8,7 +8,7 @@ topological order, as in TensorFlow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from onnx import TensorProto
 
@@ -16,8 +16,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed
-from amp_rewrite.ir.op_classes import ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
+from amp_rewrite.ir.dataflow import exposed, first_input_of, made_variable, origin
+from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS, GENERATORS, LABEL_LOSSES, RANDOM
 from amp_rewrite.ir.view import Op, OpId, ValueId
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
@@ -76,15 +76,32 @@ def between_allow(state: State) -> None:
     """Lower gray and clear ops on a path between two allowed ops with no denied op on it.
 
     With `spare_casts` a path may also start at a table of weights: the results of lookups are low once it is baked.
+    And it may end at a written-out norm that allowed ops read: what a norm widens is a Cast before it or behind it.
     """
     roots = [v for v in state.low if state.color(v) is Color.ALLOW]
     starts = [*roots, *(v for v, _ in _tables(state, lambda v: _between(state, v)))]
     downstream = set(starts)
     downstream.update(state.walk(starts, state.vertices.readers.__getitem__, lambda v: _between(state, v)))
-    reached = state.walk(roots, state.vertices.sources.__getitem__, lambda v: v in downstream and _between(state, v))
+    norms = _norm_entries(state)
+
+    def before(v: int) -> Sequence[int]:
+        return [norms.get(source, source) for source in state.vertices.sources[v]]
+
+    reached = state.walk(roots, before, lambda v: v in downstream and _between(state, v))
     for v, due in reached.items():
         note = state.hazards.benign.get(state.vertices.all[v].op, "")
         state.low.setdefault(v, Paint(state.to, reasons.BETWEEN_ALLOW, due, note))
+
+
+def _norm_entries(state: State) -> Mapping[int, int]:
+    """Return the vertices of float32 norms, each with the vertex that makes what its norm reads."""
+    entries: dict[int, int] = {}
+    for cluster in state.hazards.clusters if state.options.spare_casts else ():
+        if cluster.kind == "rms_normalization" and cluster.entry is not None:
+            maker = made_variable(state.view, origin(state.view, cluster.entry, first_input_of(CASTS)))
+            if maker is not None and maker in state.vertices.of:
+                entries.update(dict.fromkeys(state.of_ops(cluster.ops), state.vertices.of[maker]))
+    return entries
 
 
 def _tables(state: State, admits: Callable[[int], bool]) -> Iterator[tuple[int, TensorProto]]:

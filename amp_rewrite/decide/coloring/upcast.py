@@ -144,7 +144,7 @@ def _affine(state: State, cluster: Cluster) -> None:
     """Give scale and bias of a decomposed normalization the type of its input (see `groups.norm_affine`)."""
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
-    if low is None or cluster.entry is None or not fuses(view, cluster, low):
+    if low is None or cluster.entry is None or not fuses(state, cluster, low):
         return
     high = _seen_type(state, cluster.entry, frozenset(cluster.ops)) is DType.FLOAT
     for op in state.without_casts(cluster.tail):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.groups import fuses
+from amp_rewrite.decide.coloring.groups import affine_may_fall, fuses
 from amp_rewrite.decide.coloring.state import State
 from amp_rewrite.decide.placement.cost_model import CostModel
 from amp_rewrite.decide.placement.labelling import HIGH, LOW, Conversion, Labelling, Pair
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.op_classes import ELEMENTLESS, MAGNIFIES
+from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import OpId, Role, Use, ValueId
 from amp_rewrite.settings.list_entry import Color
@@ -162,6 +163,7 @@ class CutProblem:
         positions = {v: at for at, v in enumerate(self.vertices)}
 
         def end(v: int) -> int:
+            v = self._followed.get(v, v)
             return positions.get(v, v if v < 0 else LOW if v in self.state.low else HIGH)
 
         fixed: dict[int, bool] = {}
@@ -271,7 +273,11 @@ class CutProblem:
         """Return the vertex or label that reads a value there; None if the op takes it in either type."""
         state = self.state
         op = state.view.ops[use.op]
-        if op.kind == "Cast" or (op.kind in ELEMENTLESS and op.signature and state.options.shapes_follow):
+        if (
+            op.id in self._fused
+            or op.kind == "Cast"
+            or (op.kind in ELEMENTLESS and op.signature and state.options.shapes_follow)
+        ):
             return None
         name = read_variable(op, use.slot)
         return state.vertices.of.get((op.id, name), HIGH) if name is not None else HIGH
@@ -318,12 +324,30 @@ class CutProblem:
         state, groups = self.state, list(self.state.vertices.clusters)
         for cluster in state.hazards.clusters:
             groups.append(tuple(filter(self._counts, state.of_ops(cluster.ops))))
-        for norm in state.options.norms:
-            if norm.entry is not None and norm.tail and fuses(state.view, norm, state.to):
-                maker, tail = self._maker(norm.entry), tuple(filter(self._counts, state.of_ops(norm.tail)))
-                if maker >= 0 and tail:
-                    groups.append((maker, *tail))
+        for maker, norm in self._fusing:
+            tail = tuple(v for v in state.of_ops(norm.tail) if self._counts(v) and v not in self._followed)
+            if tail:
+                groups.append((maker, *tail))
         return tuple(groups)
+
+    @cached_property
+    def _fusing(self) -> Sequence[tuple[int, Cluster]]:
+        """Norms that the runtime fuses only with scale and bias in the type of the input, after the maker of that."""
+        fusing = (norm for norm in self.state.options.norms if norm.tail and fuses(self.state, norm, self.state.to))
+        made = ((self._maker(norm.entry), norm) for norm in fusing if norm.entry is not None)
+        return [(maker, norm) for maker, norm in made if maker >= 0]
+
+    @cached_property
+    def _followed(self) -> Mapping[int, int]:
+        """Scales of float32 norms that get the type of the norm's input in the end, with the maker of that."""
+        free = ((v, maker) for maker, norm in self._fusing for v in self.state.of_ops(norm.tail) if not self.free(v))
+        return {v: maker for v, maker in free if v not in self.state.low and affine_may_fall(self.state, v)}
+
+    @cached_property
+    def _fused(self) -> frozenset[OpId]:
+        """The ops of norms whose scale follows their input: in one node, they read it in either type."""
+        followed = {self.state.vertices.all[v].op for v in self._followed}
+        return frozenset(op for _, norm in self._fusing if not followed.isdisjoint(norm.tail) for op in norm.ops)
 
     def _counts(self, v: int) -> bool:
         """True if a member of a cluster decides with it: Casts take any type, kept variables stay float32."""

@@ -27,9 +27,11 @@ from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_mask
 from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
+from amp_rewrite.rewrite.passes.group_norms import KIND as GROUP_NORM
+from amp_rewrite.rewrite.passes.group_norms import spell_group_norms
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.large_biases import split_biases
-from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
+from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.kernels import load_kernels
@@ -140,7 +142,11 @@ def _fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     yield from fuse_contrib(view, context)
 
 
-_ROUNDS: tuple[tuple[Pass, ...], ...] = ((fold_constants,), (fold_batch_norms, fuse_clusters), (fuse_attention,))
+_ROUNDS: tuple[tuple[Pass, ...], ...] = (
+    (fold_constants,),
+    (fold_batch_norms, fuse_clusters, spell_group_norms),
+    (fuse_attention, divide_by_roots),
+)
 """Attention comes after the operators: a softmax that was written out is one of them."""
 
 
@@ -179,6 +185,8 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
         return f"a pattern names {view.ops[chosen[0]].name}"
     if fusion.kind == ATTENTION and target is Target.TENSORRT:
         return "whether TensorRT reads Attention is not known here, so it stays written out"
+    if fusion.kind == GROUP_NORM and target is not Target.ORT_CUDA:
+        return "the target may have a kernel for it"
     if target is not Target.ORT_CUDA or fusion.kind in ("constant", "batch_normalization"):
         return None
     node = fusion.node

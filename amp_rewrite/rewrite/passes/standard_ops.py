@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import axes_of, number
+from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
@@ -100,6 +100,24 @@ def _scalar(case: _Case, value: ValueId) -> bool:
     """True if a value is one constant number, or the axes of a reduction."""
     tensor = case.view.constant(value)
     return tensor is not None and math.prod(tensor.dims) == 1
+
+
+def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
+    """Write x · Reciprocal(root) in a norm as x / root, which onnxruntime fuses with the rest of the norm."""
+    for cluster in clusters(view):
+        inverse = next((view.ops[op] for op in cluster.ops if view.ops[op].kind == "Reciprocal"), None)
+        product = only_reader(view, inverse.outputs[0], "Mul") if inverse is not None else None
+        if inverse is None or product is None or cluster.kind not in _DIVIDED or not only_float32(view, cluster.ops):
+            continue
+        reads = [next(v for v in product.operands if v != inverse.outputs[0]), inverse.operands[0]]
+        node = fused_node("Div", product, [view.value_name(v) for v in reads], product.node.output, {})
+        tried = {reads[0]: (2, 7), reads[1]: (2, 1)}
+        ops = (inverse.id, product.id)
+        why = node_mismatch(view, ops, node, tried, lambda _, y: np.abs(y).max(), view.opsets)
+        yield Refusal("division", product.id, why) if why else Replacement("division", ops, product.id, node)
+
+
+_DIVIDED = ("layer_normalization", "rms_normalization")
 
 
 # -- normalizations --------------------------------------------------------------------------------
