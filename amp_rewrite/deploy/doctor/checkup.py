@@ -69,7 +69,9 @@ class Checkup(Result):
     def brief(self) -> str:
         """Number of findings."""
         findings = sum(check.state == FINDING for check in self.checks)
-        return count(findings, "finding") if findings else "all well"
+        absent = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
+        fine = "the model is fine; this machine has no GPU to run it fast" if absent else "all well"
+        return count(findings, "finding") if findings else fine
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the checks as dictionaries."""
