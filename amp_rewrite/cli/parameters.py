@@ -255,6 +255,7 @@ SAVING = (ROWS["external_data"], ROWS["overwrite"])
 FEEDING = (
     ROWS["data"],
     flag("--random", "Feed random numbers instead of data; the report says so.", DATA),
+    flag("--smoke", "One random batch of usual sizes: shows gross faults only.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
     option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True, rare=True),
     option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int, rare=True),
@@ -278,7 +279,6 @@ MEASURING = (
     *FEEDING,
     ROWS["ranges"],
     ROWS["headroom"],
-    flag("--smoke", "One random batch, emulated: shows gross faults only.", DATA),
     *CRITERION,
     option(
         "--budget",

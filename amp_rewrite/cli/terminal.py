@@ -160,7 +160,7 @@ def _drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | Non
     from rich.progress import TaskID
 
     tasks: dict[str, TaskID] = {}
-    console = Console(stderr=True, no_color=not colored(sys.stderr))
+    console = Console(stderr=True, no_color=not colored(sys.stderr), width=columns(sys.stderr), height=24)
     with Drawing(console=console, transient=True) as drawing:
 
         def tell(title: str, done: int, total: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -89,7 +90,7 @@ class Measure:
     def check(self, bound: str, limit: float) -> None:
         """Raise PolicyError, naming the bound, for a limit that no result or every result keeps."""
         low, high = self.span
-        if math.isfinite(limit) and low <= limit <= high:
+        if low <= limit <= high and abs(limit) < sys.float_info.max:
             return
         within = f" from {low:g} to {high:g}" if math.isfinite(high) else " of 0 or more" if low == 0 else ""
         raise PolicyError(f"{spelled(bound, limit)} bounds nothing; for {self.name} use a finite number{within}")
@@ -245,7 +246,7 @@ def criterion(
 def _measure(metric: str | Callable[[Array, Array], float], *, higher: bool) -> Measure:
     if callable(metric):
         return Measure(getattr(metric, "__name__", type(metric).__name__), metric, higher, whole=True)
-    if metric not in MEASURES:
+    if not isinstance(metric, str) or metric not in MEASURES:
         legal = f"use one of {', '.join(MEASURES)}, or in Python a callable"
         raise PolicyError(f"unknown metric {metric!r}; {advice(metric, MEASURES, legal)}")
     return MEASURES[metric]

@@ -229,7 +229,7 @@ class Ranges(Result):
         ]
         rows = (_cells(name, range_, to) for name, range_ in shown)
         lines = [f"{plain(self.model)}: ranges for {self.to}", *table(facts), ""]
-        lines += table(rows, head=_COLUMNS, right=">>>>>>>>")
+        lines += table(rows, head=_COLUMNS, right=" >>>>>>>>")
         if len(shown) < len(seen):
             lines.append(f"  … {len(seen) - len(shown)} more")
         if unseen:
@@ -273,7 +273,7 @@ def _lines(entries: Mapping[str, object]) -> str:
     return "{\n" + ",\n".join(rows) + "\n }" if rows else "{}"
 
 
-_COLUMNS = ("absmax", "headroom", "smallest", "overflow", "subnormal", "flushed", "nonfinite", "elements", "value")
+_COLUMNS = ("value", "absmax", "headroom", "smallest", "overflow", "subnormal", "flushed", "nonfinite", "elements")
 
 
 def _size_of_row(row: tuple[str, Range]) -> float:
@@ -284,12 +284,12 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
     headroom = range_.headroom(to)
     counts = (range_.overflow, range_.subnormal, range_.flushed, range_.nonfinite)
     return (
+        name,
         f"{range_.absmax:.4g}" if range_.nonfinite < range_.count else "-",
         f"{headroom:.3g}" if math.isfinite(headroom) else "-",
         f"{range_.absmin:.4g}" if range_.absmin else "-",
         *(f"{100 * part / range_.count:.3g} %" if part else "-" for part in counts),
         str(range_.count),
-        name,
     )
 
 

@@ -78,6 +78,9 @@ class Verdict(Result):
         """True if the candidate passes."""
         return not self._objections
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def because(self) -> str:
         """Return the reason in one line: the first objection and the number of others, or the compared values."""
@@ -212,8 +215,16 @@ def _cells(row: Row) -> tuple[str, ...]:
     where = "-" if difference.where is None else str(list(difference.where))
     scores = (difference.max_abs, difference.max_rel, difference.scaled, difference.score)
     numbers = ("-" if score is None else f"{score:.3g}" for score in scores)
-    values = (difference.reference or "-", difference.candidate or "-")
+    values = (_short(difference.reference), _short(difference.candidate))
     return row.label, str(row.batch), *numbers, where, *values, "" if difference.ok else difference.because
+
+
+def _short(value: str) -> str:
+    """Return a value with five digits, if it is a number; "-" for none."""
+    try:
+        return f"{float(value):.5g}" if not value.lstrip("-").isdigit() else value
+    except ValueError:
+        return value or "-"
 
 
 def _encoded(row: Row) -> dict[str, object]:

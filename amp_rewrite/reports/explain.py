@@ -51,7 +51,7 @@ class Explanation(Result):
     def brief(self) -> str:
         """Each op with its type and its rule."""
         heads = (f"{chain.rows[0].path} {_decision(chain.rows[0])}" for chain in self.chains if chain.rows)
-        return f"{self.model}: {shortened(list(heads)) or 'no op'}"
+        return plain(f"{self.model}: {shortened(list(heads)) or 'no op'}")
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the steps as dictionaries."""

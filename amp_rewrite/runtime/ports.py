@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx import ValueInfoProto
+from onnx import TensorShapeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -54,7 +54,11 @@ def _port(formal: ValueInfoProto, required: bool) -> Port:
         tensor = getattr(tensor, kind).elem_type
     shape = None
     if kind == "tensor_type" and tensor.tensor_type.HasField("shape"):
-        dims = tensor.tensor_type.shape.dim
-        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+        shape = tuple(d.dim_value if d.dim_value > 0 else _free(d) for d in tensor.tensor_type.shape.dim)
     container = stated.container if stated else TENSOR
     return Port(formal.name, stated.dtype if stated else None, container, shape, required)
+
+
+def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
+    """Return 0 for an empty dimension; the name or None for a free one, which some exporters write as -1."""
+    return 0 if dim.HasField("dim_value") and dim.dim_value == 0 else dim.dim_param or None

@@ -148,7 +148,7 @@ Opset = str | int
 
 def parse_opset(spelling: Opset) -> Opset:
     """Return "auto" or a number. PolicyError for other text, and for an opset that no model can be moved to."""
-    if spelling == AUTO_OPSET:
+    if isinstance(spelling, str) and spelling == AUTO_OPSET:
         return AUTO_OPSET
     from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
 

@@ -103,7 +103,9 @@ def convert(
         fate = f"; {output} is written" if written else ""
         raise OSError(error.errno, f"{error.strerror}{fate}, the report is not printed") from error
     if converted.plan.empty and solved:
-        terminal.talk(f"nothing to lower: {model.name} stays as it is", quiet=talk.quiet)
+        pinned = repaired is not None and repaired.regions
+        why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
+        terminal.talk(f"{why}: {model.name} stays as it is", quiet=talk.quiet)
     if not dry_run:
         terminal.talk(f"wrote {output}" if solved else f"not written: {output}", quiet=talk.quiet)
     for file in left if solved else ():

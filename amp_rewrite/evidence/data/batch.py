@@ -39,6 +39,15 @@ def nbytes(batch: object) -> int:
     return sum(int(getattr(part, "nbytes", 0)) for part in parts)
 
 
+def kept(batch: object) -> object:
+    """Return a batch with copies of its arrays: a generator may fill the same ones again."""
+    if isinstance(batch, Mapping):
+        return {name: kept(part) for name, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return tuple(map(kept, batch))
+    return np.array(as_array(batch)) if is_array(batch) else batch
+
+
 def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]:
     """Return a batch by input name, and a note of arrays left out or "".
 

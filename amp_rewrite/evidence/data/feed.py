@@ -66,7 +66,7 @@ class Feed:
             if number == 0 and _mark(batch) != self._mark:
                 raise FeedError(
                     f"{self.origin}: another pass gives other batches, and a search compares passes; turn shuffling and"
-                    " random changes off, or give list(batches)"
+                    " random changes off, and make a new array for each batch"
                 )
             yield batch
         if number < 0:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import FeedError
-from amp_rewrite.evidence.data.batch import Raw, is_array, nbytes
+from amp_rewrite.evidence.data.batch import Raw, is_array, kept, nbytes
 from amp_rewrite.evidence.data.npy import Npz, of_npy, short
 from amp_rewrite.runtime.ports import Port
 
@@ -95,7 +95,7 @@ class _Kept(Iterable[object]):
                     f"the batches of a {type(self._rest).__name__} take more than {LIMIT} bytes, and are kept in"
                     " memory; give the function that makes them, or fewer batches (itertools.islice)"
                 )
-            self._kept.append(batch)
+            self._kept.append(kept(batch))
             return True
         return False
 

@@ -32,14 +32,14 @@ net.onnx: ranges for float16
   overflow   0 values beyond 65504
   nonfinite  0 values with infinity or NaN
 
-     absmax  headroom   smallest  overflow  subnormal  flushed  nonfinite  elements  value
-  2.203e+04      2.97  2.203e+04         -          -        -          -         6  y
-         10  6.55e+03         10         -          -        -          -         6  z
-          8  8.19e+03          1         -          -        -          -         8  x
-          5  1.31e+04          5         -          -        -          -        16  h
-          5  1.31e+04          5         -          -        -          -        16  a
-        0.5  1.31e+05        0.5         -          -        -          -        32  w1
-       0.25  2.62e+05       0.25         -          -        -          -        24  w2
+  value     absmax  headroom   smallest  overflow  subnormal  flushed  nonfinite  elements
+  y      2.203e+04      2.97  2.203e+04         -          -        -          -         6
+  z             10  6.55e+03         10         -          -        -          -         6
+  x              8  8.19e+03          1         -          -        -          -         8
+  h              5  1.31e+04          5         -          -        -          -        16
+  a              5  1.31e+04          5         -          -        -          -        16
+  w1           0.5  1.31e+05        0.5         -          -        -          -        32
+  w2          0.25  2.62e+05       0.25         -          -        -          -        24
 """
 LOUD = """\
 net.onnx: ranges for float16
@@ -48,10 +48,10 @@ net.onnx: ranges for float16
   overflow   4 values beyond 65504
   nonfinite  1 value with infinity or NaN
 
-  absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements  value
-       -         -         -         -          -        -      100 %         6  y
-   4e+05     0.164     4e+05     100 %          -        -          -         6  z
-   2e+05     0.328     2e+05     100 %          -        -          -        16  h
+  value  absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements
+  y           -         -         -         -          -        -      100 %         6
+  z       4e+05     0.164     4e+05     100 %          -        -          -         6
+  h       2e+05     0.328     2e+05     100 %          -        -          -        16
   … 4 more
 """
 HELP = "see 'amp-rewrite {} --help'"

@@ -70,7 +70,7 @@ def test_a_report_fits_the_terminal_and_breaks_no_word(width: int) -> None:
     known = set(piped().split())
     broken = {word for line in lines if not line.startswith("next: ") for word in line.split()} - known
     assert {word for word in broken if "…" not in word} == set()
-    assert any(line.startswith(f"next: amp-rewrite {BERT} --data") for line in lines)  # whole, to be copied
+    assert any(line.startswith(f"next: amp-rewrite {BERT} --dry-run --data") for line in lines)  # whole, to be copied
 
 
 @needs_a_terminal

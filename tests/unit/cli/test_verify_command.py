@@ -58,7 +58,7 @@ half.onnx against full.onnx
   passes if  |a - b| <= 0 + 0.001 |a| in every element
 
   output  batch  max abs  max rel  scaled  score  at   reference  candidate
-  y           0        0        0       0      0  [0]  1.171875   1.171875
+  y           0        0        0       0      0  [0]  1.1719     1.1719
 
 ok: 3 values compared in 1 output and 1 batch
 """
@@ -71,7 +71,7 @@ half.onnx against full.onnx
   passes if  |a - b| <= 0 + 0.001 |a| in every element
 
   output  batch  max abs  max rel  scaled  score  at   reference  candidate
-  y           0        0        0       0      -  [1]  351.5625   inf        {LOST}
+  y           0        0        0       0      -  [1]  351.56     inf        {LOST}
 
 failed: output 'y', batch 0: {LOST}
 """
@@ -237,3 +237,12 @@ def test_a_schema_refuses_what_lacks_a_field_has_another_or_one_of_another_type(
     for name in printed["rows"][0]:
         assert refused(rows=[{k: v for k, v in printed["rows"][0].items() if k != name}]), name
         assert refused(rows=[{**printed["rows"][0], name: {}}]), name
+
+
+def test_a_smoke_test_gives_free_dimensions_usual_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[batch, 8] x) => (float[batch, 8] y) { y = Relu (x) }'
+    onnx.save(onnx.parser.parse_model(text), "net.onnx")
+    done = CliRunner().invoke(program, ["verify", "net.onnx", "net.onnx", "--smoke", "--tolerance", "1e-2"])
+    assert done.exit_code == 0
+    assert "random, seed 0, batch = 1" in done.stdout

@@ -858,3 +858,21 @@ def test_a_folder_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
         f"{tmp_path / '0'} holds no .npy file; a folder of a batch has one INPUT.npy for each input"
     )
+
+
+def test_batches_of_a_generator_that_fills_one_array_again_stay_apart() -> None:
+    def batches() -> Iterator[Any]:
+        array = np.zeros((2, 8), np.float32)
+        for number in (1, 2, 3):
+            array[:] = number
+            yield array
+
+    feed = Feed.of(batches(), parsed("float[2, 8] x"))
+    assert [[float(batch["x"].max()) for batch in feed] for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2
+
+
+def test_a_dimension_of_minus_one_is_free() -> None:
+    net = parsed("float[2, 8] x")
+    net.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    feed = Feed.of(np.zeros((5, 8), np.float32), net)
+    assert next(iter(feed))["x"].shape == (5, 8)

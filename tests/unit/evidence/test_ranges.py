@@ -293,9 +293,9 @@ net.onnx: ranges for float16
   overflow   1 value beyond 65504
   nonfinite  1 value with infinity or NaN
 
-  absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements  value
-   7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10  x
-       2  3.28e+04       0.5         -          -        -          -         4  loop/body:y
+  value        absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements
+  x             7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10
+  loop/body:y       2  3.28e+04       0.5         -          -        -          -         4
 
 not seen: a branch not taken, a loop of no trips, or an empty tensor
   z
@@ -310,7 +310,7 @@ def test_the_table_may_be_cut() -> None:
 
     assert lines[1] == "  data       d.npz, 2 batches; random data is not real data"
     assert lines[-2:] == [
-        "   7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10  x",
+        "  x       7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10",
         "  … 1 more",
     ]
 

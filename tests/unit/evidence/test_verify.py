@@ -413,3 +413,10 @@ def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
     verdict = verify(tmp_path / "half.onnx", tmp_path / "half.onnx", x, atol=0, emulate=True)
 
     assert (verdict.ok, len(made)) == (True, 0 if fits else 2)
+
+
+def test_a_verdict_is_true_if_the_candidate_passes() -> None:
+    same, other = model("y = Relu (x)"), model("y = Neg (x)")
+    x = {"x": np.ones((2, 3), np.float32)}
+    assert verify(same, same, x, tolerance=0.01)
+    assert not verify(same, other, x, tolerance=0.01)
