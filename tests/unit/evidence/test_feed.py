@@ -153,7 +153,7 @@ def test_passes_of_other_batches_are_refused() -> None:
     counter = itertools.count()
     assert refusal(lambda: iter([{"x": X + next(counter), "i": I}])) == (
         "<lambda>(): another pass gives other batches, and a search compares passes; turn shuffling and random changes"
-        " off, or give list(batches)"
+        " off, and make a new array for each batch"
     )
 
 
