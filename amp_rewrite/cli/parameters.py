@@ -268,9 +268,9 @@ CRITERION = (
     option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=float),
     option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
     option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
-    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1, scaled; and a bound:", TOLERANCE, choices=METRICS),
-    option("--at-least", "X", "The bound of a metric of which more is better.", TOLERANCE, type=float),
-    option("--at-most", "X", "The bound of a metric of which less is better.", TOLERANCE, type=float),
+    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", TOLERANCE, choices=METRICS),
+    option("--at-least", "X", "Lower bound, for metrics where higher is better.", TOLERANCE, type=float),
+    option("--at-most", "X", "Upper bound, for metrics where lower is better.", TOLERANCE, type=float),
 )
 """Options that say how near outputs must be."""
 
@@ -312,7 +312,7 @@ def check_target(output: Path, model: Path, settings: Settings, *, asked: bool, 
 
     if not asked and replaces(output, model):
         raise ModelError(
-            f"{output} is the model that is read: replacing it loses {lost}; name another output, or add --overwrite"
-            " to this command"
+            f"{output} is the input: overwriting it discards {lost}; name another output, or add --overwrite to this"
+            " command"
         )
     check_target(output, settings.overwrite, read=model)

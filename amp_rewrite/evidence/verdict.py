@@ -13,6 +13,9 @@ from amp_rewrite.reports.result import Result
 
 SCHEMA = 1
 
+_SHORT = 100
+"""Below this length, two objections stand in one line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -83,6 +86,8 @@ class Verdict(Result):
         """Return the reason in one line: the first objection and the number of others, or the compared values."""
         objections = self._objections
         if objections:
+            if len(objections) == 2 and sum(map(len, objections)) < _SHORT:
+                return "; ".join(objections)
             more = f" (and {count(len(objections) - 1, 'more objection')})" if len(objections) > 1 else ""
             return objections[0] + more
         values = sum(row.difference.compared for row in self.rows)

@@ -197,7 +197,7 @@ def _findings(report: ReportData, verbose: bool) -> list[str]:
     ]
 
 
-_PREDICTED = re.compile(r", [\d.e+-]+ µs\b")
+_PREDICTED = re.compile(r", [\d.e+-]+ µs less\b")
 """A predicted time in a finding: one screen has no room for guesses."""
 
 
