@@ -98,6 +98,8 @@ class Feeding:
 
 R = TypeVar("R")
 Tell = Callable[[str, int, int], None]
+DRAWING = {"--random": False, "--smoke": False, "--batches": True, "--seed": True, "--shape": True, "--int-range": True}
+"""Options of random data; True for those with a value."""
 CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
 """Names of the options that say how near outputs must be."""
 

@@ -125,7 +125,7 @@ class Program(parameters.Group):
         terminal.choose("auto")
         WIDTH.set(terminal.columns(sys.stdout))
         try:
-            with self.make_context(NAME, args, **extra) as ctx:
+            with self.make_context(NAME, args, **{"obj": tuple(args), **extra}) as ctx:
                 code = self.invoke(ctx)
             sys.stdout.flush()
             return code or 0

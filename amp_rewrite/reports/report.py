@@ -31,7 +31,7 @@ from amp_rewrite.reports.rows import (
     Row,
     Totals,
 )
-from amp_rewrite.reports.summary import summary
+from amp_rewrite.reports.summary import NEXT, summary
 from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
 MAX_CHARACTERS = 256 * 2**20
@@ -90,14 +90,15 @@ class Report(Result, ReportData):
         hint = advice(op, known, "name an op, a type of ops, or a pattern such as op=MatMul", most=3)
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
 
-    def text(self, *, verbose: bool = False, more: str = "") -> str:
+    def text(self, *, verbose: bool = False, more: str = "", command: str = NEXT) -> str:
         """Return one screen of summary, which ends with the evidence. Ends with a newline.
 
         Args:
             verbose: add every row.
             more: text before the evidence.
+            command: the next step, where real data has not shown what it can.
         """
-        return summary(self, verbose=verbose, more=more)
+        return summary(self, verbose=verbose, more=more, command=command)
 
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""

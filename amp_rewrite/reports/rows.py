@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
-from amp_rewrite.settings.options import KEYWORDS, STATED
+from amp_rewrite.settings.options import STATED
 
 SCHEMA = 2
 """Version of the form. Version 1 lacks a report's `inputs` and `outputs`, `weights`, a row's `via`, `attributes`."""
@@ -198,19 +196,6 @@ class ReportData:
     def inventory(self) -> bool:
         """True if this describes a model as it is, not a conversion."""
         return self.model.to is None
-
-    def next_command(self, path: str = "") -> str:
-        """Return the command that gives stronger evidence of a conversion; empty where real data showed what it can.
-
-        `path`: the file of the model, of which the header holds the name alone.
-        """
-        if self.inventory or self.evidence.enough:
-            return ""
-        stated = {"to": self.model.to or "", **self.model.settings}
-        usual = {name: str(KEYWORDS[name].unset) for name in stated}
-        changed = [f"--{KEYWORDS[name].key} {text}" for name, text in stated.items() if text not in ("", usual[name])]
-        file = path or (self.model.name if PurePath(self.model.name).suffix else "MODEL")
-        return " ".join(("amp-rewrite", shlex.quote(file), *changed, "--data batches.npz --tolerance 1e-2"))
 
     @property
     def refused(self) -> tuple[Row, ...]:

@@ -15,18 +15,20 @@ from amp_rewrite.reports.rows import ReportData, Row
 
 _LOW = ("float16", "bfloat16")
 _SHOWN_CASTS = 6
+NEXT = "give data, as amp_rewrite.repair(model, data, tolerance=1e-2) or --data batches.npz --tolerance 1e-2"
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-def summary(report: ReportData, *, verbose: bool = False, more: str = "") -> str:
+def summary(report: ReportData, *, verbose: bool = False, more: str = "", command: str = NEXT) -> str:
     """Return the text of a report; `verbose` adds all casts, findings and rows. Ends with a newline.
 
-    `more`: lines to insert before the last part, which says how far to trust a conversion.
+    `more`: lines to insert before the last part, which says how far to trust a conversion; `command` is the next step
+    to trust it more, where there is one.
     """
     parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
     if verbose:
         parts.append(_rows(report))
-    parts += [more.rstrip("\n").split("\n") if more else [], _evidence(report)]
+    parts += [more.rstrip("\n").split("\n") if more else [], _evidence(report, command)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -45,15 +47,15 @@ def _head(report: ReportData) -> list[str]:
     return [*lines, *table([*facts, *_totals(report)])]
 
 
-def _evidence(report: ReportData) -> list[str]:
-    """Return the evidence and the next command; nothing for an inventory, and where nothing was low or changed."""
+def _evidence(report: ReportData, command: str) -> list[str]:
+    """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
     totals = report.totals
     changed = totals.casts_to_low + totals.casts_to_float32 + totals.casts_folded + totals.baked + totals.raised
     idle = report.evidence == UNCHECKED and not changed and all(row.dtype not in _LOW for row in report.rows)
     if report.inventory or idle:
         return []
-    command = report.next_command()
-    return [plain(str(report.evidence)), *([f"next: {plain(command)}"] if command else [])]
+    more = [f"next: {plain(command)}"] if command and not report.evidence.enough else []
+    return [plain(str(report.evidence)), *more]
 
 
 def _totals(report: ReportData) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Measuring
+from amp_rewrite.cli.data import DRAWING, Measuring
 from amp_rewrite.cli.files import beside, is_stdout
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.errors import ReportError
@@ -71,7 +71,6 @@ def convert(
         raise click.UsageError("--check-weights prints a table, and --json asks for JSON alone; leave one out")
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
-    over = f" -o {shlex.quote(str(output))} --overwrite" if output else " --overwrite"
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
     if report_file:
         _check_report_file(report_file, model, output, overwrite=settings.overwrite)
@@ -95,8 +94,8 @@ def convert(
     if report_file and solved:
         _write_report(report_file, converted.report.to_json(), None if dry_run else output)
     try:
-        command = converted.report.next_command(str(model))
-        command += over if command and written else ""
+        lost_source = written and output.exists() and output.resolve() == model.resolve()
+        command = "" if lost_source else _next(measuring, out, written=written)
         talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command)
     except BrokenPipeError:
         raise
@@ -138,8 +137,7 @@ class _Talk:
         if not asked and self.quiet:
             terminal.show(more) if more else None
             return
-        text = report.text(verbose=self.verbose, more=more)
-        terminal.show(text.replace(f"next: {report.next_command()}", f"next: {command}"))
+        terminal.show(report.text(verbose=self.verbose, more=more, command=command))
 
     def _weights(self, converted: Converted) -> str:
         """Return a table of the losses of weights that the conversion stores in the low type."""
@@ -148,6 +146,29 @@ class _Talk:
         low = converted.plan.to
         losses = check_weights(converted.view, low, values={bake.value for bake in converted.plan.bakes})
         return weights_text(losses, low.spelling, limit=None if self.verbose else _SHOWN_WEIGHTS)
+
+
+def _next(measuring: Measuring, out: tuple[Path, ...], *, written: bool) -> str:
+    """Return the command as it was typed, with real data and a tolerance; empty if a model comes or goes by a pipe."""
+    typed = list(click.get_current_context().find_root().obj)
+    named = [str(path) for path in out]
+    words, skipped = [], False
+    for word in typed:
+        name, assigned, _ = word.partition("=")
+        if skipped or name in DRAWING:
+            skipped = not skipped and DRAWING[name] and not assigned
+        elif word not in named:
+            words.append(word)
+    if "-" in (*words, *named):
+        return ""
+    for path in named:
+        words += ["-o", path]
+    if measuring.feeding.data is None:
+        words += ["--data", "batches.npz"]
+    if not measuring.criterion:
+        words += ["--tolerance", "1e-2"]
+    words += ["--overwrite"] if written and "--overwrite" not in words else []
+    return shlex.join(["amp-rewrite", *words])
 
 
 def _destination(model: Path, out: tuple[Path, ...], output: Path | None) -> Path | None:

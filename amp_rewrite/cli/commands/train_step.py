@@ -83,7 +83,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     if not quiet:
         terminal.show(_summary(model.name, step))
         if step.report is not None:
-            terminal.show(step.report.text(verbose=verbose))
+            terminal.show(step.report.text(verbose=verbose, command=""))
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 

@@ -20,6 +20,7 @@ from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.diff import KINDS
+from amp_rewrite.reports.summary import NEXT
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.options import KEYWORDS, SETTINGS
 
@@ -481,9 +482,9 @@ casts
   z  float16 → float32  ×1  inserted: read in float32 by 'squash'
 
 not checked on data: what overflows on your inputs cannot be seen in a graph
-next: amp-rewrite net.onnx --data batches.npz --tolerance 1e-2
-"""
-AGAIN = CONVERTED[:-1] + " --overwrite\n"
+next: """
+AGAIN = "amp-rewrite convert net.onnx --lists own.yaml "
+DATA = "--data batches.npz --tolerance 1e-2"
 STOCK = """\
 net.onnx
   model        IR 10, ai.onnx 21
@@ -534,10 +535,10 @@ def own(model: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "outcome"),
     [
-        (["convert", "OWN"], (0, AGAIN, "wrote net.float16.onnx\n")),
-        (["convert", "OWN", "--dry-run"], (0, CONVERTED, "")),
+        (["convert", "OWN"], (0, f"{CONVERTED}{AGAIN}{DATA} --overwrite\n", "wrote net.float16.onnx\n")),
+        (["convert", "OWN", "--dry-run"], (0, f"{CONVERTED}{AGAIN}--dry-run {DATA}\n", "")),
         (["report", "net.onnx"], (0, STOCK, "")),
-        (["report", "a.json"], (0, CONVERTED, "")),
+        (["report", "a.json"], (0, f"{CONVERTED}{NEXT}\n", "")),
         (["explain", "a.json", "act"], (0, EXPLAINED, "")),
         (["explain", "a.json", "atc"], (2, "", "error: net.onnx: no op is named 'atc'; did you mean 'act'?\n")),
         (["diff", "a.json", "a.json"], (0, "no difference\n", "")),

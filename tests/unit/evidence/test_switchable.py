@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
@@ -35,22 +36,26 @@ Array = NDArray[Any]
 FLIPS = {DType.FLOAT16: 4 * 2.0**-10, DType.BFLOAT16: 4 * 2.0**-7}
 
 
-def board_of(draft: Draft) -> SwitchableModel | None:
-    base = draft.paint()
-    may = {vertex for vertex, paint in base.paints.items() if paint.dtype is base.to}
-    return switchable_model(draft.view, may, base.to, io=draft.io, saturate=draft.hazards.saturate)
+def board_of(draft: Draft, *others: Coloring) -> SwitchableModel | None:
+    """The switchable model of all vertices that the coloring without pins, or another one, lowers."""
+    colorings = (draft.paint(), *others)
+    may = {vertex for base in colorings for vertex, paint in base.paints.items() if paint.dtype is base.to}
+    return switchable_model(draft.view, may, colorings[0].to, io=draft.io, saturate=draft.hazards.saturate)
 
 
 def apart(draft: Draft, feed: Mapping[str, Any], seeds: int = 4) -> float:
     """The largest difference, in units of the largest output, over random sets of pinned ops."""
     board = board_of(draft)
     assert board is not None
+    ops = sorted({v[0] for v in board.may})
+    generators = map(np.random.default_rng, range(seeds))
+    pinned = [[op for op in ops if rng.random() < seed / 3] for seed, rng in enumerate(generators)]
+    colorings = [draft.paint([Pin(op, "repair", None, "") for op in some]) for some in pinned]
+    board = board_of(draft, *colorings)  # a pin may let another op become low
+    assert board is not None
     twin = Runner.open(board.model)
     worst = 0.0
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-        pins = [Pin(op, "repair", None, "") for op in sorted({v[0] for v in board.may}) if rng.random() < seed / 3]
-        coloring = draft.paint(pins)
+    for coloring in colorings:
         assert board.covers(coloring)
         found = twin.run({**feed, board.input: board.mask(coloring)})
         expected = Runner.open(emulate(finish(draft, coloring).result, io="float32")).run(feed)

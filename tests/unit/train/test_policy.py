@@ -124,7 +124,7 @@ def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, lo
     [
         "convert net.onnx --dry-run",
         "explain net.onnx first",
-        "calibrate net.onnx --random --shape x=4,8",
+        "calibrate net.onnx --random --shape x=4,8 -o -",
         "doctor net.onnx",
         "lists",
     ],
@@ -137,7 +137,8 @@ def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path
     )
 
     assert by_policy.exit_code in (0, 1) and by_policy.exit_code == by_type.exit_code
-    assert by_policy.stdout == by_type.stdout != ""
+    typed = by_policy.stdout.replace("p=f32,c=bf16,o=f32", "bfloat16")  # the next command repeats the words
+    assert typed == by_type.stdout != ""
 
 
 NAMES = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"
