@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,19 @@ class Choice(click.Choice[str]):
             hint = advice(value, self.choices, f"use one of {', '.join(self.choices)}")
             self.fail(f"unknown word {value!r}; {hint}", param, ctx)
         return str(value)
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"use one of {', '.join(self.choices)}"
+
+
+class _Fraction(click.types.FloatParamType):
+    """A number; an error for a percentage says how it is written."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(ValueError):
+            if str(value).endswith("%"):
+                self.fail(f"{value!r} is not a number; write it as {float(str(value)[:-1]) / 100:g}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class _Grouped(click.Option):
@@ -265,7 +279,7 @@ FEEDING = (
 
 METRICS = ("cosine", "psnr", "snr", "top1", "scaled")
 CRITERION = (
-    option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=float),
+    option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=_Fraction()),
     option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
     option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
     option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", TOLERANCE, choices=METRICS),

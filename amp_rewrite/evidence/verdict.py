@@ -158,8 +158,7 @@ class Verdict(Result):
             verbose: all batches.
         """
         facts = (
-            ("reference", f"{self.reference.model}: {self.reference.as_}"),
-            ("candidate", f"{self.candidate.model}: {self.candidate.as_}"),
+            *((role, _told(role, ran)) for role, ran in (("reference", self.reference), ("candidate", self.candidate))),
             ("data", str(self.fed)),
             ("passes if", str(self.criterion)),
         )
@@ -187,6 +186,11 @@ class Verdict(Result):
             "notes": self.notes,
         }
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
+
+
+def _told(role: str, ran: Ran) -> str:
+    """Return a model and how it ran; one that is named after its role needs no name."""
+    return ran.as_ if ran.model == f"the {role}" else f"{ran.model}: {ran.as_}"
 
 
 def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
