@@ -88,10 +88,12 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the known names that are most like a word, best first."""
+    """Return the known names that are most like a word in any case, best first."""
     import difflib  # late: only errors need it
 
-    return difflib.get_close_matches(str(word), list(known), most)
+    names = list(known)
+    close = difflib.get_close_matches(str(word).lower(), dict.fromkeys(name.lower() for name in names), most)
+    return [name for like in close for name in names if name.lower() == like][:most]
 
 
 def advice(

@@ -74,6 +74,8 @@ def _from_stdin(ctx: click.Context) -> Path:
     if sys.stdin is None or sys.stdin.isatty():
         what = "closed" if sys.stdin is None else "a terminal"
         raise click.UsageError(f"- reads a model from stdin, which is {what}; pipe a model in, or name a file", ctx)
+    from amp_rewrite.files.store import data_files  # late: most models come from files
+
     stream = sys.stdin.buffer
     try:
         folder = ctx.find_root().with_resource(tempfile.TemporaryDirectory(prefix="amp-rewrite-"))
@@ -83,6 +85,8 @@ def _from_stdin(ctx: click.Context) -> Path:
         with path.open("wb") as file:
             file.write(first)
             shutil.copyfileobj(stream, file, 1 << 20)
+        if data_files(path):
+            raise ModelError("a model on stdin cannot have external data; name the file instead")
     except OSError as error:
         raise ModelError(f"cannot copy a model from stdin to {tempfile.gettempdir()}: {error.strerror}") from error
     return path

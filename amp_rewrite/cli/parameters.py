@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,19 @@ class Choice(click.Choice[str]):
             hint = advice(value, self.choices, f"use one of {', '.join(self.choices)}")
             self.fail(f"unknown word {value!r}; {hint}", param, ctx)
         return str(value)
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"use one of {', '.join(self.choices)}"
+
+
+class _Fraction(click.types.FloatParamType):
+    """A number; an error for a percentage says how it is written."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(ValueError):
+            if str(value).endswith("%"):
+                self.fail(f"{value!r} is not a number; write it as {float(str(value)[:-1]) / 100:g}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class _Grouped(click.Option):
@@ -266,12 +280,12 @@ FEEDING = (
 
 METRICS = ("cosine", "psnr", "snr", "top1", "scaled")
 CRITERION = (
-    option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=float),
+    option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=_Fraction()),
     option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
     option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
-    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1, scaled; and a bound:", TOLERANCE, choices=METRICS),
-    option("--at-least", "X", "The bound of a metric of which more is better.", TOLERANCE, type=float),
-    option("--at-most", "X", "The bound of a metric of which less is better.", TOLERANCE, type=float),
+    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", TOLERANCE, choices=METRICS),
+    option("--at-least", "X", "Lower bound, for metrics where higher is better.", TOLERANCE, type=float),
+    option("--at-most", "X", "Upper bound, for metrics where lower is better.", TOLERANCE, type=float),
 )
 """Options that say how near outputs must be."""
 
@@ -312,7 +326,7 @@ def check_target(output: Path, model: Path, settings: Settings, *, asked: bool, 
 
     if not asked and replaces(output, model):
         raise ModelError(
-            f"{output} is the model that is read: replacing it loses {lost}; name another output, or add --overwrite"
-            " to this command"
+            f"{output} is the input: overwriting it discards {lost}; name another output, or add --overwrite to this"
+            " command"
         )
     check_target(output, settings.overwrite, read=model)

@@ -78,7 +78,7 @@ RAISED = _reason("raised", "low in the model, and raised to float32", Strength.U
 UNRAISED = _reason("unraised", "float32 was requested, but is not possible", Strength.USER)
 UNLISTED = _reason("unlisted", "on none of the lists", Strength.LIST)
 BOUNDARY = _reason("boundary", "at the edge of a loop, branch or unknown op, where types are fixed", Strength.GATE)
-UNPAINTED = _reason("unpainted", "no lowered ops around it that would lower it, too", Strength.SPREAD)
+UNPAINTED = _reason("unpainted", "no lowered neighbour to join", Strength.SPREAD)
 KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it in the low type", Strength.GATE)
 SCHEMA_GATE = _reason("schema_gate", "its operator does not allow the low type", Strength.GATE)
 KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", Strength.GATE)
@@ -111,7 +111,7 @@ STATISTICS = _reason("statistics", "its statistics do not fit the type", Strengt
 ADDITIVE_MASK = _reason("additive_mask", "adds a mask that would overflow", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
 UNDERFLOW = _reason("underflow", "data showed values that underflow in the type", Strength.PIN)
-NONFINITE = _reason("nonfinite", "data showed infinities that it computes in float32 already", Strength.PIN)
+NONFINITE = _reason("nonfinite", "its float32 result is already infinite on the data", Strength.PIN)
 UNSEEN = _reason("unseen", "no data reached it", Strength.PIN)
 REPAIR = _reason("repair", "pinned so that the outputs stay within tolerance", Strength.PIN)
 LOSS = _reason("loss", "computes the loss of a training step, in float32", Strength.PIN)
@@ -149,13 +149,14 @@ _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
     "flushed": ("harmless beside larger weights", "--check-weights shows what each weight loses"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
-    "not_fused": ("the same numbers, more kernels", ""),
-    "placement": ("the same ops of the allow list are low", "--placement propagate keeps TensorFlow's border"),
+    "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
+    "placement": ("the same ops of the allow list are low", "--placement propagate undoes it"),
+    "repaired": ("these ops compute in float32", "a larger tolerance pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it where it is none"),
     "unchecked": ("the model may be valid all the same", "`amp-rewrite doctor --open` tries whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),
-    OVERFLOW: ("the ops that compute with it stay float32", ""),
+    OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
     SCHEMA_GATE: ("such ops stay float32", ""),
     UNDERFLOW: ("the ops that compute with it stay float32", ""),
     UNKNOWN_TYPE: ("such ops keep their type", "infer the model's shapes and types first, or export it again"),

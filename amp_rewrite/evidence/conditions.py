@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -84,7 +84,7 @@ def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
         raise ModelError(f"{name}: {error}") from error
     if runner.provider != provider:
         raise ModelError(
-            f"{name} was to run on {provider}, and only {runner.provider} opens here; ask for that, or install what"
-            f" {provider} needs"
+            f"{name}: {provider} does not open here; use {spelled('provider', runner.provider)}, or install what it"
+            " needs"
         )
     return runner

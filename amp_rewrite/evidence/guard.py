@@ -158,7 +158,8 @@ def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> Fault | 
         note = "no element of it was seen: a branch not taken, or an empty tensor; add data that does"
         return Fault(reasons.UNSEEN, note)
     if needed > to.max:
-        note = f"goes up to {seen.absmax:g}: {headroom:g} times that is beyond {to.max:g}"
+        beyond = f", beyond {to.max:g}" if seen.absmax > to.max else f"; with headroom {headroom:g}, beyond {to.max:g}"
+        note = f"goes up to {seen.absmax:g}{beyond}"
         fits = to is DType.FLOAT16 and needed <= DType.BFLOAT16.max
         return Fault(reasons.OVERFLOW, note + ("; fits bfloat16" if fits else ""))
     if seen.nonfinite:

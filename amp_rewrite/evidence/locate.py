@@ -75,8 +75,8 @@ class Located(Result):
     @property
     def brief(self) -> str:
         """Both models, and the op where the error first jumps."""
-        where = f"first jumps at {self.first_jump.op}" if self.first_jump else "jumps nowhere"
-        return f"{self.candidate} against {self.reference}: the error {where}"
+        where = f"the error first jumps at {self.first_jump.op}" if self.first_jump else _CALM
+        return f"{self.candidate} against {self.reference}: {where}"
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the rows as dictionaries."""
@@ -105,7 +105,7 @@ class Located(Result):
         )
         lines = [f"{self.candidate} against {self.reference}", *table(facts), ""]
         if self.first_jump is None:
-            lines.append("the error jumps nowhere")
+            lines.append(_CALM)
         else:
             lines += ["the error first jumps at", *_table([self.first_jump])]
         if shown := self.top(top):
@@ -243,6 +243,7 @@ def _jumps(bench: Bench, accumulated: Mapping[ValueId, ErrorStats], op: OpId) ->
     return max(stats.error(bench.low.tiny) for stats in results) > JUMP * max(before, bench.low.eps)
 
 
+_CALM = "no op adds a sudden error"
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")
 
 

@@ -92,8 +92,8 @@ class Measure:
         low, high = self.span
         if low <= limit <= high and abs(limit) < sys.float_info.max:
             return
-        within = f" from {low:g} to {high:g}" if math.isfinite(high) else " of 0 or more" if low == 0 else ""
-        raise PolicyError(f"{spelled(bound, limit)} bounds nothing; for {self.name} use a finite number{within}")
+        within = f" from {low:g} to {high:g}" if math.isfinite(high) else ", 0 or more" if low == 0 else ""
+        raise PolicyError(f"{spelled(bound, limit)}: use a finite number{within}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,18 @@ class Bound:
     limit: float
 
     def __str__(self) -> str:
+        if self.measure is MEASURES["scaled"]:
+            return f"error ≤ {self.limit:g} of the output's largest value"
         return f"{self.measure.name} at {'least' if self.higher else 'most'} {self.limit:g}"
+
+    def judged(self, score: float) -> str:
+        """Return a score beside the limit, in as many digits as tell on which side of it the score is."""
+        first = 6 if math.isfinite(self.measure.span[1]) else 3
+        texts = (f"{score:.{digits}g}" for digits in range(first, 18))
+        text = next((text for text in texts if self.passes(float(text)) == self.passes(score)), str(score))
+        if self.measure is MEASURES["scaled"]:
+            return f"error {text} of the largest value, allowed {self.limit:g}"
+        return f"{self.measure.name} {text}, required at {'least' if self.higher else 'most'} {self.limit:g}"
 
     @property
     def higher(self) -> bool:
@@ -214,10 +225,7 @@ def criterion(
     if tolerance is not None:
         others = {"rtol": rtol, "atol": atol, "metric": metric, "at_least": at_least, "at_most": at_most}
         if other := next((name for name, value in others.items() if value is not None), None):
-            raise PolicyError(
-                f"both tolerance and {other} are given, and tolerance is a criterion of its own: metric 'scaled' with"
-                " its bound; leave one out"
-            )
+            raise PolicyError(f"give either {spelled('tolerance')} or {spelled(other)}, not both")
         MEASURES["scaled"].check("tolerance", tolerance)
         return Bound(MEASURES["scaled"], float(tolerance))
     for name, number in (("rtol", rtol), ("atol", atol)):
@@ -237,8 +245,11 @@ def criterion(
     measure = _measure(metric, higher=at_least is not None)
     needed = "at_least" if measure.higher else "at_most"
     limit, wrong = (at_least, at_most) if measure.higher else (at_most, at_least)
-    if wrong is not None or limit is None:
-        raise PolicyError(f"metric {measure.name} needs one bound; give {spelled(needed)} and a number")
+    if wrong is not None:
+        unfit, side = "at_most" if measure.higher else "at_least", "more" if measure.higher else "less"
+        raise PolicyError(f"for {measure.name}, {side} is better: use {spelled(needed)}, not {spelled(unfit)}")
+    if limit is None:
+        raise PolicyError(f"metric {measure.name} needs a bound; give {spelled(needed)} and a number")
     measure.check(needed, limit)
     return Bound(measure, float(limit))
 
@@ -315,9 +326,9 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
         score = by.score(a, b, finite)
     if isinstance(by, Tolerance):
         largest = f"the largest error is {difference.max_abs:.3g}"
-        because = f"{largest}; the worst element has {score:.3g} times what is allowed"
+        because = f"{largest}; the worst element is at {float(f'{score:.3g}'):g} times the bound"
     else:
-        because = f"{by.measure.name} is {score:.6g}"
+        because = by.judged(score)
     if infinite := int(finite.size - finite.sum()):
         because += f"; {infinite} that are not finite are alike"
     return replace(difference, score=score, ok=by.passes(score), because=because)
@@ -347,7 +358,7 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
         return f"{both} of {a.size} values are NaN on both sides, which shows nothing"
     lost = int(np.count_nonzero(np.isfinite(x)))
     if lost:
-        return f"{lost} of {a.size} values are NaN or infinite, and finite in the reference"
+        return f"{lost} of {a.size} values are NaN or infinite where the reference is finite"
     return f"{odd.size} of {a.size} values are not finite, and not alike"
 
 

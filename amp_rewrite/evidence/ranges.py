@@ -83,7 +83,7 @@ class Ranges(Result):
     def brief(self) -> str:
         """Model, type, and numbers of values and batches."""
         seen = f"{count(len(self.values), 'value')} in {count(self.batches, 'batch', 'batches')}"
-        return f"of {self.model} for {self.to}: {seen}"
+        return f"{self.model} for {self.to}: {seen}"
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the ranges as dictionaries, each with its value."""
@@ -165,6 +165,9 @@ class Ranges(Result):
         """
         advice = "name a file that calibrate wrote"
         loaded = load(text, source, "a file of ranges", advice, EvidenceError, json_stream.decode)
+        if isinstance(loaded, Mapping) and {"totals", "rows"} <= loaded.keys():
+            fact = "is a conversion report, not a ranges file"
+            raise EvidenceError(f"{source} {fact}; `amp-rewrite calibrate` writes one")
         try:
             return _ranges(loaded)
         except Malformed as error:

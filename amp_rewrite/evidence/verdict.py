@@ -13,6 +13,9 @@ from amp_rewrite.reports.result import Result
 
 SCHEMA = 1
 
+_SHORT = 100
+"""Below this length, two objections stand in one line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -86,6 +89,8 @@ class Verdict(Result):
         """Return the reason in one line: the first objection and the number of others, or the compared values."""
         objections = self._objections
         if objections:
+            if len(objections) == 2 and sum(map(len, objections)) < _SHORT:
+                return "; ".join(objections)
             more = f" (and {count(len(objections) - 1, 'more objection')})" if len(objections) > 1 else ""
             return objections[0] + more
         values = sum(row.difference.compared for row in self.rows)
@@ -156,8 +161,7 @@ class Verdict(Result):
             verbose: all batches.
         """
         facts = (
-            ("reference", f"{self.reference.model}: {self.reference.as_}"),
-            ("candidate", f"{self.candidate.model}: {self.candidate.as_}"),
+            *((role, _told(role, ran)) for role, ran in (("reference", self.reference), ("candidate", self.candidate))),
             ("data", str(self.fed)),
             ("passes if", str(self.criterion)),
         )
@@ -185,6 +189,11 @@ class Verdict(Result):
             "notes": self.notes,
         }
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
+
+
+def _told(role: str, ran: Ran) -> str:
+    """Return a model and how it ran; one that is named after its role needs no name."""
+    return ran.as_ if ran.model == f"the {role}" else f"{ran.model}: {ran.as_}"
 
 
 def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:

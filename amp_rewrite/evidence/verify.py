@@ -272,7 +272,7 @@ def _caveats(
     reference: _Side, candidate: _Side, feed: Feed, outputs: Sequence[str], comparison: Comparison
 ) -> Iterator[str]:
     if feed.random:
-        yield "the data are random: they show wiring and ranges of random inputs, not accuracy on yours"
+        yield "random data show that the models run, not how accurate they are on yours"
     yield from feed.notes
     if comparison.equal_nan:
         yield "NaN on both sides counts as equal"

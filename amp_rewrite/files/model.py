@@ -364,7 +364,7 @@ def _parsed(content: bytes, name: str) -> ModelProto:
         proto.ParseFromString(content)
     except DecodeError as cause:
         raise wire.NotOnnxError(
-            f"{name} is not an ONNX model, or it is truncated; export or download it again"
+            f"{name} is not an ONNX model, or it is damaged; export or download it again"
         ) from cause
     return proto
 

@@ -235,8 +235,8 @@ class _Window:
 
     def bad(self, position: int, fact: str) -> NotOnnxError:
         return NotOnnxError(
-            f"{self.source} is not an ONNX model, or it is truncated at byte {position} of {self.size}:"
-            f" {fact}; export or download it again"
+            f"{self.source} is not an ONNX model, or it is damaged (byte {position} of {self.size}: {fact});"
+            " export or download it again"
         )
 
 
@@ -322,9 +322,9 @@ def _fields(window: _Window, start: int, stop: int) -> Iterator[tuple[int, int, 
             begin = window.start + index
             end = begin + (8 if wire == 1 else 4)
         else:
-            raise window.bad(at, f"wire type {wire}")
+            raise window.bad(at, "cannot be read")
         if tag < 8:
-            raise window.bad(at, "field number 0")
+            raise window.bad(at, "cannot be read")
         if end > stop:
             raise window.bad(at, f"field {tag >> 3} needs {end - stop} bytes more than there are")
         yield tag >> 3, wire, at, begin, end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 from amp_rewrite.errors import PolicyError
@@ -14,12 +15,13 @@ from amp_rewrite.settings.options import Options, takes_options
 
 
 @takes_options
-def explain(model: ReportSource, *names: str, **options: Unpack[Options]) -> Explanation:
+def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
     """Return the reasons for the types of ops in a conversion, each chain of them back to the op that decides.
 
     Args:
         model: the result of `convert` or `repair`, a report or its file; or a model, which is then converted.
-        *names: ops by name, path, type or pattern; inputs, for the ops that read them; other values, for their ops.
+        *names: ops by name, path, type or pattern; inputs, for the ops that read them; other values, for their ops. A
+            list of names counts as its names.
         **options: those of `convert`, see docs/reference/options.md.
 
     Returns:
@@ -42,4 +44,5 @@ def explain(model: ReportSource, *names: str, **options: Unpack[Options]) -> Exp
     elif options:
         raise PolicyError(f"{', '.join(options)}: the conversion is done; leave the options out, or explain the model")
     known = makers(model.view) if isinstance(model, Converted) else {}
-    return explained(report_in(model), names, known)
+    flat = [name for each in names for name in ((each,) if isinstance(each, str) else each)]
+    return explained(report_in(model), flat, known)

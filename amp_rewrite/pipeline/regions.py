@@ -34,8 +34,8 @@ class Region:
     @property
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
-        what = "makes infinity of finite numbers" if math.isinf(self.error) else f"errs by {self.error:.2g} by itself"
-        return f"{self.name!r} ({self.kind}) {what}"
+        what = "makes infinity of finite numbers" if math.isinf(self.error) else f"adds an error of {self.error:.2g}"
+        return f"{self.name!r} ({self.kind}) alone {what}"
 
     @property
     def pins(self) -> tuple[Pin, ...]:

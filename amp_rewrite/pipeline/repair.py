@@ -111,8 +111,8 @@ class Repaired(Result):
         """Gist of the report, and the outcome of the search."""
         if self.verdict is None:
             return f"{self.report.brief}; guarded by ranges"
-        outcome = "near enough" if self.solved else "not near enough"
-        return f"{self.report.brief}; {count(len(self.regions), 'region')} pinned, {outcome}"
+        pinned = count(len(self.regions), "region") if self.regions else "no region"
+        return f"{self.report.brief}; {pinned} pinned, {'' if self.solved else 'not '}within tolerance"
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the rows of the report."""
@@ -357,8 +357,10 @@ class _Repair:
         chosen = range(len(regions)) if chosen is None else chosen
         pinned = tuple(regions[i] for i in chosen)
         minimal = trials.each_needed(frozenset(chosen))
-        summary = _summary(len(pinned), len(regions), len(trials.trail), minimal)
-        findings = (*self.guarded.findings, Finding("repaired", str(self.by), summary))
+        findings = self.guarded.findings
+        if pinned:
+            summary = _summary(len(pinned), len(regions), len(trials.trail), minimal)
+            findings = (*findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
         converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded.evidence)
         names = (model_name(self.draft), "the conversion")
@@ -382,7 +384,8 @@ def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] 
 
 def _summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
     if not pinned:
-        return f"no region {'had to be' if minimal else 'is'} pinned; {count(trials, 'trial')}"
+        fact = "not needed, the conversion passes as it is" if minimal else "no region is pinned"
+        return f"{fact}; {count(trials, 'trial')}"
     needed = "each is needed" if minimal else "perhaps not all are needed"
     return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"
 

@@ -195,7 +195,7 @@ class Delta(Result):
             yield from ("", kind, *table(rows[:_SHOWN], right=">"))
             if len(rows) > _SHOWN:
                 yield f"  … and {count(len(rows) - _SHOWN, 'line')} more"
-        yield from ("", "--verbose names them")
+        yield from ("", "name each op with --verbose")
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""

@@ -164,8 +164,8 @@ class Expectation:
         wrong = [(name, dtype) for name, dtype in items if (dtype == self.dtype) != (self.sign == "=")]
         if not wrong:
             return Outcome(self.text, True, f"{len(items)} of {len(items)}")
-        examples = shortened([f"{name} {dtype}" for name, dtype in wrong])
-        return Outcome(self.text, False, f"{len(items) - len(wrong)} of {len(items)}; not {examples}")
+        examples = shortened([f"{name} is {dtype}" for name, dtype in wrong])
+        return Outcome(self.text, False, f"{len(items) - len(wrong)} of {len(items)}: {examples}")
 
     def _weights(self, report: Report) -> Outcome:
         stored = report.weights

@@ -9,11 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.errors import PatternError, advice, spelled
+from amp_rewrite.dtypes import LOW_TYPES
+from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.reports.find import find_rows
 from amp_rewrite.reports.render import plain, shortened
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, ReportData, Row
+
+_LOW = frozenset(dtype.spelling for dtype in LOW_TYPES)
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
@@ -140,7 +143,7 @@ def _step(row: Row, *, first: bool) -> list[str]:
     """Return the lines about one op: its types, its rule in words, and its list entry."""
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
-        return [f"{head}: it computes no float32"]
+        return [f"{head} in the model already" if row.dtype in _LOW else f"{head}: it computes no float32"]
     lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{': ' + plain(row.note) if row.note else ''}"]
     if row.rule in reasons.REASONS and reasons.REASONS[row.rule].has_page:
         lines.append(f"    more: amp-rewrite rule {row.rule}, or {reasons.REASONS[row.rule].docs}")
@@ -183,10 +186,10 @@ def _found(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Se
             return ((port.after,), None) if port.after >= 0 else _input_read(report.inputs[FIRST_INPUT - port.after])
     if name in makers:
         if makers[name] == NO_ROW:
-            raise PatternError(f"{report.model.name}: no op makes {name!r}, a weight; ask for a reader of it")
+            raise PatternError(f"{report.model.name}: {name!r} is a weight; explain an op that reads it")
         return (makers[name],), None
     known = dict.fromkeys((*(row.name for row in report.rows), *makers, *(row.op for row in report.rows)))
-    hint = advice(name, known, f"the text of the report with {spelled('verbose', True)} lists them all", most=3)
+    hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", most=3)
     raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
 
 

@@ -69,6 +69,8 @@ def report_of(
         >>> len(report_of(View.of(Model.load("model.onnx"))).rows)
         7
     """
+    if not isinstance(view, View):
+        raise TypeError(f"report_of takes a View, not {type(view).__name__}; give View.of(Model.load(path))")
     for unknown in settings.keys() - set(STATED):
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
     stock = _Stock(view, coloring, plan)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.ir.op_classes import ELEMENTLESS
+from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
 from amp_rewrite.reports.render import count, plain, share, shortened, size, table
 from amp_rewrite.reports.rows import ReportData, Row
@@ -138,9 +138,9 @@ def _raised(report: ReportData) -> list[str]:
 
 
 def _why(report: ReportData) -> list[str]:
-    """Return the ops that stayed float32, by rule, the most frequent first."""
+    """Return the ops that stayed float32, by rule, the most frequent first; without the model's own Casts."""
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in _LOW]
-    high = [row for row in high if row.op != "Constant" and not _elementless(row)]
+    high = [row for row in high if row.op != "Constant" and row.op not in CASTS and not _elementless(row)]
     groups = _grouped(high, lambda row: row.rule or "")
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     rows = [(str(len(g)), rule, reasons.words(rule), _examples(g)) for rule, g in ordered]
@@ -199,7 +199,7 @@ def _findings(report: ReportData, verbose: bool) -> list[str]:
     ]
 
 
-_PREDICTED = re.compile(r", [\d.e+-]+ µs\b")
+_PREDICTED = re.compile(r", [\d.e+-]+ µs less\b")
 """A predicted time in a finding: one screen has no room for guesses."""
 
 

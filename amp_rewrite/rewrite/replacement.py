@@ -113,7 +113,8 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
     for (kind, why), ops in refused.items():
         which = "the first ends" if len(ops) > 1 else "ends"
         where = f"{which} in {view.ops[ops[0]].name}"
-        yield Finding("not_fused", kind, f"{len(ops)} written out op by op ({where}): {why}")
+        apart = f"{len(ops)} {'stay' if len(ops) > 1 else 'stays'} unfused"
+        yield Finding("not_fused", kind, f"{apart} ({where}): {why}")
 
 
 def fused_node(

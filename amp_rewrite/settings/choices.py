@@ -33,7 +33,7 @@ class _Choice(Enum):
         except ValueError:
             legal = [str(member.value) for member in cls]
             hint = advice(spelling, legal, f"use one of {', '.join(legal)}")
-            raise PolicyError(f"unknown {cls.__name__.lower()} {spelling!r}; {hint}") from None
+            raise PolicyError(f"unknown value {spelling!r} for {cls.__name__.lower()}; {hint}") from None
 
 
 class Level(_Choice):
@@ -118,7 +118,7 @@ class Placement:
             named = [f"mincut:{name}" for name in ROOFS]
             legal = f"use auto, propagate, mincut, or with a GPU {', '.join(named)}"
             hint = legal if colon else advice(spelling, ["auto", "propagate", "mincut"], legal)
-            raise PolicyError(f"unknown placement {spelling!r}; {hint}")
+            raise PolicyError(f"unknown value {spelling!r} for placement; {hint}")
         return cls(roof, islands=True)
 
     @property

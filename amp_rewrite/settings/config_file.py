@@ -136,7 +136,7 @@ def _table(file: Path, text: str) -> Mapping[str, object] | None:
     try:
         document = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and what int() says of thousands of digits
-        raise ConfigError(f"{file}: not valid TOML: {error}; mend it") from error
+        raise ConfigError(f"{file}: not valid TOML: {error}; mend it (text needs quotes)") from error
     except RecursionError as error:
         raise ConfigError(f"{file}: nested too deeply for settings; mend it") from error
     if file.name != _SHARED:

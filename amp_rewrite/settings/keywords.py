@@ -13,7 +13,7 @@ from inspect import Parameter, signature, unwrap
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import PolicyError, advice, spelled
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +32,7 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
+        _check_known(call, keywords)
         said = {
             name: value
             for name, value in keywords.items()
@@ -42,6 +43,22 @@ def checked(function: F) -> F:
         return function(*given, **said)
 
     return call  # type: ignore[return-value]
+
+
+def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> None:
+    """Raise TypeError, as Python does, for a keyword that a function does not take."""
+    known = signature(function).parameters
+    unknown = next((name for name in keywords if name not in known), None)
+    if unknown is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    hint = (
+        "repair and verify take it" if unknown in _CRITERION else advice(unknown, known, f"it takes {', '.join(known)}")
+    )
+    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {hint}")
+
+
+_CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
+"""Keywords that say how near outputs must be."""
 
 
 def check_keyword(name: str, value: object, annotation: str, known: Mapping[str, object] = {}) -> None:

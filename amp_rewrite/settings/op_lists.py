@@ -137,12 +137,12 @@ def lists_folder() -> Path:
 
 
 def load_lists(
-    to: DType, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
+    to: DType | str, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
 ) -> OpLists:
     """Return the lists for a target type: the shipped ones, then each overlay in turn, then the edits.
 
     Args:
-        to: float16 or bfloat16.
+        to: float16 or bfloat16, or its name.
         overlays: names of shipped lists (a new base), paths of YAML files, or mappings of the same form.
         edits: ops to add to a list or to remove from one.
 
@@ -158,6 +158,7 @@ def load_lists(
         >>> load_lists(DType.FLOAT16, [{"deny": ["MatMul"]}]).classify("", "MatMul", {}, 2).color.value
         'deny'
     """
+    to = DType.parse(to)
     if not to.low:
         raise PolicyError(f"there are no op lists for {to.spelling}; use float16 or bfloat16")
     files = [ListFile(to.spelling, base=to.spelling), *map(_read_overlay, overlays)]

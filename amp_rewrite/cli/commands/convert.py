@@ -75,7 +75,7 @@ def convert(
     if report_file:
         _check_report_file(report_file, model, output, overwrite=settings.overwrite)
     if not dry_run:
-        lost = f"what its weights have beyond {settings.to}"
+        lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
     from amp_rewrite.files.store import foreign_data
 

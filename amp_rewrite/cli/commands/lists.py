@@ -55,9 +55,9 @@ def lists(ops: tuple[str, ...], whole: bool, as_json: bool, **given: Any) -> Non
     elif whole:
         terminal.show(_by_color(entries))
     else:
-        title = (
-            f"op lists of {low_type(settings.to).spelling}: {count(len(entries), 'entry', 'entries')} of {loaded.name}"
-        )
+        low = low_type(settings.to).spelling
+        named = "" if loaded.name == low else f" of {loaded.name}"
+        title = f"op lists of {low}: {count(len(entries), 'entry', 'entries')}{named}"
         terminal.show("\n".join([title, *_summary(entries), _MORE]))
 
 

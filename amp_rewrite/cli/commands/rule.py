@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.decide.reasons import remarked
 from amp_rewrite.errors import PatternError, advice
 
 _HEAD = ("rule", "tier", "says")
@@ -82,6 +83,9 @@ def _page(fact: dict[str, Any]) -> str:
     lines.append(f"  tier        {fact['tier']}")
     if fact["aliases"]:
         lines.append(f"  aliases     {', '.join(fact['aliases'])}")
+    meaning, _, remedy = remarked(fact["reason"], "").partition(" · ")
+    lines += [f"  meaning     {meaning}"] if meaning else []
+    lines += [f"  what to do  {remedy}"] if remedy else []
     if fact["docs"]:
         lines.append(f"  docs        {fact['docs']}")
     for head, text in fact["sections"].items():

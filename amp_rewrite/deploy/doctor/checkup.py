@@ -67,11 +67,13 @@ class Checkup(Result):
 
     @property
     def brief(self) -> str:
-        """Number of findings."""
-        findings = sum(check.state == FINDING for check in self.checks)
-        absent = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
-        fine = "the model is fine; this machine has no GPU to run it fast" if absent else "all well"
-        return count(findings, "finding") if findings else fine
+        """Number of findings; without any, that of pieces of advice."""
+        findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
+        if findings:
+            return count(findings, "finding")
+        if any(check.topic == "GPU" and check.state == ADVICE for check in self.checks):
+            return "the model is fine; this machine has no GPU to run it fast"
+        return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the checks as dictionaries."""
@@ -204,7 +206,7 @@ def _fast(gpu: Gpu) -> str:
 def _driver(machine: Hardware, built: int | None) -> Check:
     version = machine.driver or "of unknown version"
     if machine.cuda is None:
-        return Check("driver", UNKNOWN, f"{machine.driver or 'none answers'}: which CUDA it serves cannot be asked")
+        return Check("driver", UNKNOWN, f"{machine.driver or 'no driver found'}, CUDA version unknown")
     served = f"{version}, serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
     if built is not None and machine.cuda[0] < built:
         return Check(
@@ -332,12 +334,12 @@ def _estimate(model: Model, low: DType, roofs: Sequence[Roof], sizes: Mapping[st
     if not bounds or bounds[0].counted < _ENOUGH * bounds[0].ops:
         known = f"the shapes of {bounds[0].counted} of {bounds[0].ops} ops" if bounds else "no shapes"
         return Check("speed", UNKNOWN, f"{known} are known", "export the model with known shapes")
-    ratios = ", ".join(f"{b.gpu} {b.ratio:.1f}x" for b in bounds)
+    ratios = ", ".join(f"{b.ratio:.1f}x on {b.gpu}" for b in bounds)
     shape = "".join(f"{name}={sizes.get(name, 1)}, " for name in free)
     ops = "all" if bounds[0].counted == bounds[0].ops else f"{bounds[0].counted} of {bounds[0].ops}"
     return Check(
         "speed",
         OK,
-        f"the roofline says about {ratios} against float32 without TF32",
+        f"roofline estimate: about {ratios}, against float32 without TF32",
         f"assumes {shape}data sheet peaks, no fusion, nothing in caches, no time to start kernels; {ops} ops counted",
     )

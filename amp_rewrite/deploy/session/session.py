@@ -127,6 +127,11 @@ class Session:
         if self.provider != asked.first and asked.closed not in because and (asked.named or asked.machine.gpus):
             yield f"{self._name} runs on {self.provider}: {unopened or asked.closed}"
 
+    def __repr__(self) -> str:
+        report = self.report
+        as_ = f"converted to {report.model.to}" if report is not None else "as it is"
+        return f"<{type(self).__name__} {self._name} {as_}, on {self.provider}>"
+
     @property
     def provider(self) -> str:
         """The opened provider, which runs every op that it has a kernel for."""

@@ -29,7 +29,7 @@ Batch = Mapping[str, Array]
 
 _DEFAULT_INTS = (0, 2)
 _SHOWN = 8  # names in an error
-_NO_BATCH = "no batch given; give at least one"
+_NO_BATCH = "the data hold no batch; give at least one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,15 +217,19 @@ def _checked(
     known = {port.name: port for port in ports}
     for name in raw:
         if name not in known and name not in ignored:
-            fact = f"{_batch(number, raw, str(name))} has {short(str(name))}, which is not an input"
-            left = next((repr(port.name) for port in ports if port.name not in raw and not port.required), None)
+            inputs = f"{'input is' if len(known) == 1 else 'inputs are'} {', '.join(map(repr, known)) or 'none'}"
+            fact = f"{_batch(number, raw, str(name))} has an array {short(str(name))}, but the model's {inputs}"
+            unfed = [port.name for port in ports if port.name not in raw]
+            meant = nearest(str(name), unfed) or (unfed if len(unfed) == 1 else [])
+            rename = f"rename it to {meant[0]!r}, or " if meant else ""
+            left = next((repr(port.name) for port in ports if port.name in unfed and not port.required), None)
             default = "" if left is None else f"; input {left} would keep its default"
-            raise FeedError(f"{fact}{default}; {_nearest(str(name), known)}; if it is for something else, leave it out")
-    required = (port.name for port in ports if port.required and not port.container.startswith("optional"))
-    missing = [name for name in required if name not in raw]
+            raise FeedError(f"{fact}{default}; {rename}drop it")
+    required = [port.name for port in ports if port.required and not port.container.startswith("optional")]
+    missing = [repr(name) for name in required if name not in raw]
     if missing:
-        fact = f"{_batch(number, raw)} has nothing for input {missing[0]!r}"
-        raise FeedError(f"{fact}; give all of {', '.join(map(repr, missing))}{_names_beside(raw)}")
+        fact = f"{_batch(number, raw)} lacks input{'s' if len(missing) > 1 else ''} {shortened(missing, _SHOWN)}"
+        raise FeedError(f"{fact}; every batch needs {shortened(list(map(repr, required)), _SHOWN)}")
     batch, notes = {}, [note] if note else []
     for name, port in known.items():
         if name in raw:
@@ -241,13 +245,6 @@ def _checked(
 def _batch(number: int, raw: Raw, name: str | None = None) -> str:
     """Return the name of a batch, or of an array in it, with its file if it is one of several in a folder."""
     return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
-
-
-def _names_beside(raw: Raw) -> str:
-    """Return the names that a batch holds, at most _SHOWN of them."""
-    named = [short(str(name)) for name in raw][:_SHOWN]
-    more = f" and {len(raw) - _SHOWN} more" if len(raw) > _SHOWN else ""
-    return f" beside {', '.join(named)}{more}" if named else ""
 
 
 def _nearest(name: str, known: Mapping[str, Port]) -> str:
@@ -349,7 +346,13 @@ def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) 
         if shape is None or len(sizes) != len(shape):
             example = _example(port)
             words = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
-            raise FeedError(f"input {port.name!r} has {stated}; give one with {words}")
+            free = ["?" if dim is None else dim for dim in port.shape or () if not isinstance(dim, int)]
+            way = "fix it" if len(free) == 1 else "fix them" if free else "give one"
+            fact = stated
+            if free:
+                many = "s" if len(free) > 1 else ""
+                fact = f"the free dimension{many} {', '.join(free)} ({_dims(port.shape or ())})"
+            raise FeedError(f"input {port.name!r} has {fact}; {way} with {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if len(sizes) > _MOST_AXES:

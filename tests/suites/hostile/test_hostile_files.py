@@ -223,8 +223,8 @@ PLACES = {
     "a folder": (".", "is a folder"),
     "a device": ("/dev/null", "not a regular file"),
     "a long name": ("o" * 300 + ".onnx", "File name too long"),
-    "the input": ("m.onnx", "is the model that is read"),
-    "the input by another name": ("../in/m.onnx", "is the model that is read"),
+    "the input": ("m.onnx", "is the input"),
+    "the input by another name": ("../in/m.onnx", "is the input"),
     "a link to the input": ("link.onnx", "exists"),
     "a link to nowhere": ("dangling.onnx", "exists"),
 }

@@ -193,7 +193,7 @@ def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings:
     Path("sub").mkdir()
     Path("sub/link.onnx").symlink_to(Path(model).resolve())
     told = (
-        "error: {} is the model that is read: replacing it loses what its weights have beyond float16; name another"
+        "error: {} is the input: overwriting it discards the float32 precision of its weights; name another"
         " output, or add --overwrite to this command\n"
     )
 
@@ -410,8 +410,8 @@ def test_the_environment_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         (["--to", "float8"], "--to: unknown type or policy 'float8'; did you mean 'float16'?"),
         (["--to", "banana"], "--to: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
-        (["--level", "max"], "--level: unknown level 'max'; use one of default, tensor-cores-only, treat-gray-as-deny, "
-         "unsafe-force-all, lower-all"),
+        (["--level", "max"], "--level: unknown value 'max' for level; use one of default, tensor-cores-only, "
+         "treat-gray-as-deny, unsafe-force-all, lower-all"),
         (["--keep", "op=Matmul"], "pattern 'op=Matmul' matches nothing: no op is of type 'Matmul'; did you mean "
          "'MatMul'?"),
         (["--io", "z=float16"], "io 'z=float16': no float32 input or output is named 'z'; there are: x, y"),
@@ -434,7 +434,7 @@ def test_a_file_that_is_no_model_is_one_line_without_traceback(folder: Path) -> 
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: bad.onnx is not an ONNX model, or it is truncated at byte 3 of 5: a number does not end; "
+        "error: bad.onnx is not an ONNX model, or it is damaged (byte 3 of 5: a number does not end); "
         "export or download it again\n"
     )
 
@@ -577,7 +577,7 @@ def test_explain_of_a_value_explains_the_op_that_makes_it(own: list[str]) -> Non
     assert run("explain", *own, "a").stdout == EXPLAINED  # what act gives
 
     for word, fact in {
-        "w1": "no op makes 'w1', a weight; ask for a reader of it",
+        "w1": "'w1' is a weight; explain an op that reads it",
         "atc": "no op or value is named 'atc'; did you mean 'act'?",
     }.items():
         done = run("explain", *own, word)

@@ -56,4 +56,4 @@ def test_an_array_named_like_an_input_is_an_error() -> None:
     np.savez("d.npz", x=np.ones((2, 8), np.float32), X1=np.ones(2), x1=np.ones(2))
     done = run("convert", "net.onnx", "--data", "d.npz")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "which is not an input" in done.stderr
+    assert "but the model's input" in done.stderr

@@ -58,9 +58,12 @@ def test_targets_have_short_names(word: str, target: str) -> None:
     [
         (
             ["convert", "net.onnx", "--target", "tensort"],
-            "--target: unknown target 'tensort'; did you mean 'tensorrt'?",
+            "--target: unknown value 'tensort' for target; did you mean 'tensorrt'?",
         ),
-        (["convert", "net.onnx", "--fuse", "contribs"], "--fuse: unknown fuse 'contribs'; did you mean 'contrib'?"),
+        (
+            ["convert", "net.onnx", "--fuse", "contribs"],
+            "--fuse: unknown value 'contribs' for fuse; did you mean 'contrib'?",
+        ),
         (["diff", "net.onnx", "net.onnx", "--format", "jsn"], "did you mean 'json'?"),
         (["emulate", "net.onnx", "--io", "float23"], "did you mean 'float32'?"),
     ],

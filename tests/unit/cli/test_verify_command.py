@@ -62,7 +62,7 @@ half.onnx against full.onnx
 
 ok: 3 values compared in 1 output and 1 batch
 """
-LOST = "2 of 3 values are NaN or infinite, and finite in the reference"
+LOST = "2 of 3 values are NaN or infinite where the reference is finite"
 FAILED = f"""\
 half.onnx against full.onnx
   reference  full.onnx: float32 on {CPU}
@@ -107,7 +107,7 @@ def test_verify_takes_metrics_and_what_runs_the_models() -> None:
 
 def test_verify_on_random_data_says_so() -> None:
     code, stdout, _ = outcome("verify", "full.onnx", "full.onnx", "--random", "--batches", "2", "--rtol", "0", "-v")
-    note = "note: the data are random: they show wiring and ranges of random inputs, not accuracy on yours\n"
+    note = "note: random data show that the models run, not how accurate they are on yours\n"
     assert (code, "  data       random, seed 0: 2 batches\n" in stdout, stdout.endswith(note)) == (0, True, True)
     assert stdout.count("\n  y  ") == 2  # -v: a row for each batch
 
@@ -137,7 +137,7 @@ NOTHING_FED = "no input data; add --data FILE, or --random"
         ),
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--metric", "psnr"),
-            "metric psnr needs one bound; give --at-least and a number",
+            "metric psnr needs a bound; give --at-least and a number",
         ),
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--rtol", "1", "--only", "z"),

@@ -78,7 +78,7 @@ def test_a_machine_on_which_nothing_is() -> None:
     assert checked(Shelf(), told=failed).text() == (
         "FINDING  GPU          no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded\n"
         "         on a CPU float16 is slower, not faster\n"
-        "unknown  driver       none answers: which CUDA it serves cannot be asked\n"
+        "unknown  driver       no driver found, CUDA version unknown\n"
         "ok       onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
         "FINDING  libraries    the CUDA provider does not load without libcublasLt.so.13, libcublas.so.13,"
         " libcudart.so.13, libcurand.so.10\n"
@@ -369,7 +369,7 @@ def test_the_speed_up_is_that_of_the_roofline_by_hand() -> None:
     assert check == Check(
         "speed",
         "ok",
-        f"the roofline says about H200 {ratio:.1f}x against float32 without TF32",
+        f"roofline estimate: about {ratio:.1f}x on H200, against float32 without TF32",
         "assumes data sheet peaks, no fusion, nothing in caches, no time to start kernels; all ops counted",
     )
     assert 5 < ratio < 67
@@ -382,7 +382,7 @@ def test_free_dimensions_are_1_or_as_given_and_that_is_said() -> None:
     assert many.remedy.startswith("assumes batch=4096, data sheet peaks")
     assert many.fact == about(checked(model=dense(4096, 4096, 4096)), "speed")[0].fact
     # One row is bound by memory: 4 bytes an element in float32; 2 and 6 for the Casts of what is fed and given.
-    assert one.fact == "the roofline says about H200 0.5x against float32 without TF32"
+    assert one.fact == "roofline estimate: about 0.5x on H200, against float32 without TF32"
     with pytest.raises(PolicyError, match=r"^the model has no free dimension 'seq'; it has batch$"):
         checked(model=model, dimensions={"seq": 2})
 
@@ -398,7 +398,7 @@ def test_which_gpu_the_estimate_is_for() -> None:
         "T4, bfloat16": checked(Machine(Gpu("Tesla T4", (7, 5))), model, to="bfloat16"),
     }
     named = {
-        key: [g for g in ("H200", "A100", "L4", "T4", "V100") if f"{g} " in about(c, "speed")[0].fact]
+        key: [g for g in ("H200", "A100", "L4", "T4", "V100") if f"x on {g}," in about(c, "speed")[0].fact]
         for key, c in told.items()
     }
     assert named == {
@@ -625,7 +625,11 @@ ILL = Checkup((Check("GPU", "finding", "none", "buy one"),))
 
 
 def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ran(monkeypatch, WELL) == (0, "ok      GPU    fine\nadvice  speed  slow\n         pad it\n\nall well\n", "")
+    assert ran(monkeypatch, WELL) == (
+        0,
+        "ok      GPU    fine\nadvice  speed  slow\n         pad it\n\nno obstacle; 1 piece of advice\n",
+        "",
+    )
     assert ran(monkeypatch, ILL) == (1, "FINDING  GPU  none\n         buy one\n\n1 finding\n", "")
     code, out, _ = ran(monkeypatch, ILL, "--json")
     assert (code, json.loads(out)) == (1, json.loads(ILL.to_json()))

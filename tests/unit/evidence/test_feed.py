@@ -36,7 +36,6 @@ def parsed(signature: str, body: str = "", opset: int = 20) -> Model:
 MODEL = parsed("float[n, 3] x, int64[n] i")
 B = ml_dtypes.bfloat16
 A_BATCH = "give a mapping from input names to arrays, an array, or a tuple of arrays"
-ELSE = "; if it is for something else, leave it out"
 
 
 def same(found: Feed, *expected: Mapping[str, Any]) -> None:
@@ -226,8 +225,11 @@ def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X, "label": X}, "batch 1 ({0}) has 'label', which is not an input; the inputs are 'x', 'i'" + ELSE),
-        ({"x": X}, "batch 1 ({1}) has nothing for input 'i'; give all of 'i' beside 'x'"),
+        (
+            {"x": X, "label": X},
+            "batch 1 ({0}) has an array 'label', but the model's inputs are 'x', 'i'; rename it to 'i', or drop it",
+        ),
+        ({"x": X}, "batch 1 ({1}) lacks input 'i'; every batch needs 'x', 'i'"),
         ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 ({2}) is int64, and the input takes float32; cast it with"
          " .astype('float32')"),
         ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 ({2}) has nan at [0, 0]; give finite numbers, or allow others"
@@ -291,8 +293,8 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
             "cannot feed int; give a path, an array, a mapping from input names to arrays, a tuple of arrays in the"
             " order of the inputs, a list, a generator or a DataLoader of these, or a function that yields them",
         ),
-        ([], "the batches given: no batch given; give at least one"),
-        (iter([]), "the batches given: no batch given; give at least one"),
+        ([], "the batches given: the data hold no batch; give at least one"),
+        (iter([]), "the batches given: the data hold no batch; give at least one"),
         (
             X,
             "batch 0 is 1 array, and the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
@@ -304,7 +306,7 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
         (lambda: BATCH, "the function for batches gave dict; let it yield batches"),
         (lambda: X, "the function for batches gave ndarray; let it yield batches"),
         (lambda: 7, "the function for batches gave int; let it yield batches"),
-        (lambda: iter([]), "<lambda>(): no batch given; give at least one"),
+        (lambda: iter([]), "<lambda>(): the data hold no batch; give at least one"),
     ],
 )
 def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
@@ -314,7 +316,7 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
 def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
     left = [iter([BATCH]), iter([])]
     feed = Feed.of(lambda: left.pop(0), MODEL)
-    with pytest.raises(FeedError, match="no batch given; give at least one"):
+    with pytest.raises(FeedError, match="the data hold no batch; give at least one"):
         next(iter(feed))
 
 
@@ -324,16 +326,13 @@ def test_a_function_that_runs_dry_after_the_first_pass_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"x": X}, "batch 0 has nothing for input 'i'; give all of 'i' beside 'x'"),
-        ({}, "batch 0 has nothing for input 'x'; give all of 'x', 'i'"),
-        (
-            {**BATCH, "xs": X},
-            "batch 0 has 'xs', which is not an input; did you mean 'x'?; if it is for something else, leave it out",
-        ),
+        ({"x": X}, "batch 0 lacks input 'i'; every batch needs 'x', 'i'"),
+        ({}, "batch 0 lacks inputs 'x', 'i'; every batch needs 'x', 'i'"),
+        ({**BATCH, "xs": X}, "batch 0 has an array 'xs', but the model's inputs are 'x', 'i'; drop it"),
+        ({"X": X}, "batch 0 has an array 'X', but the model's inputs are 'x', 'i'; rename it to 'x', or drop it"),
         (
             {"x": X, "mask": X},
-            "batch 0 has 'mask', which is not an input; the inputs are 'x', 'i'; if it is for something else, leave it"
-            " out",
+            "batch 0 has an array 'mask', but the model's inputs are 'x', 'i'; rename it to 'i', or drop it",
         ),
         ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
         ({**BATCH, "x": X.T}, "input 'x' of batch 0 has the shape [3, 2]; the input takes [n, 3]"),
@@ -397,8 +396,8 @@ def test_nonfinite_numbers_are_fed_if_allowed() -> None:
 
 
 def test_names_out_of_a_batch_are_cut() -> None:
-    assert (
-        refusal({"q" * 500: X}) == f"batch 0 has '{'q' * 80} …', which is not an input; the inputs are 'x', 'i'{ELSE}"
+    assert refusal({"q" * 500: X}) == (
+        f"batch 0 has an array '{'q' * 80} …', but the model's inputs are 'x', 'i'; drop it"
     )
 
 
@@ -439,20 +438,20 @@ def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: st
 
 
 def test_labels_of_a_later_batch_alone_are_refused() -> None:
-    with pytest.raises(FeedError, match="batch 1 has 'label', which is not an input"):
+    with pytest.raises(FeedError, match="batch 1 has an array 'label', but the model's inputs are"):
         list(Feed.of([BATCH, LABELS], MODEL))
 
 
 @pytest.mark.parametrize(
     ("batch", "hint"),
     [
-        ({"x": X, "label": X}, "input 'scale' would keep its default; the inputs are 'x', 'scale'"),
-        ({"x": X, "scal": X}, "input 'scale' would keep its default; did you mean 'scale'?"),
-        ({"x": X, "scale": X[0, :1], "scales": X}, "did you mean 'scale'?"),
+        ({"x": X, "label": X}, "; input 'scale' would keep its default; rename it to 'scale', or drop it"),
+        ({"x": X, "scal": X}, "; input 'scale' would keep its default; rename it to 'scale', or drop it"),
+        ({"x": X, "scale": X[0, :1], "scales": X}, "; drop it"),
     ],
 )
 def test_a_name_that_may_be_meant_for_an_input_is_refused(batch: Mapping[str, Any], hint: str) -> None:
-    with pytest.raises(FeedError, match=re.escape(f", which is not an input; {hint}")):
+    with pytest.raises(FeedError, match=re.escape(f", but the model's inputs are 'x', 'scale'{hint}")):
         Feed.of(batch, WITH_DEFAULT)
 
 
@@ -576,11 +575,11 @@ def test_shapes_that_are_fixed_need_not_be_given() -> None:
 @pytest.mark.parametrize(
     ("signature", "options", "message"),
     [
-        ("float[n, 3] x", {}, "input 'x' has the shape [n, 3]; give one with shapes={'x': (1, 3)}"),
+        ("float[n, 3] x", {}, "input 'x' has the free dimension n ([n, 3]); fix it with shapes={'x': (1, 3)}"),
         (
             "float[n, ?, 4, m] x",
             {},
-            "input 'x' has the shape [n, ?, 4, m]; give one with shapes={'x': (1, 128, 4, 64)}",
+            "input 'x' has the free dimensions n, ?, m ([n, ?, 4, m]); fix them with shapes={'x': (1, 128, 4, 64)}",
         ),
         ("float[] x", {}, "input 'x' has no shape; give one with shapes={'x': (1, 128)}"),
         (
@@ -710,13 +709,13 @@ def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: 
         ({"x.npy": stored(X)[:-5]}, "{path}: 'x' declares [2, 3] of float32, 24 bytes, but has 19;"),
         ({"x.npy": stored(np.array([{}], object))}, "{path}: 'x' holds pickled Python objects, which are not read"),
         ({"x": stored(X)}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
-        ({"../../x.npy": stored(X)}, "batch 0 has '../../x', which is not an input; the inputs are 'x'"),
-        ({"/etc/passwd.npy": stored(X)}, "batch 0 has '/etc/passwd', which is not an input; the inputs are 'x'"),
-        ({"\x1b[31m.npy": stored(X)}, "batch 0 has '\\x1b[31m', which is not an input; the inputs are 'x'"),
-        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has '{'y' * 80} …', which is not an input; the inputs are 'x'"),
+        ({"../../x.npy": stored(X)}, "batch 0 has an array '../../x', but the model's input is 'x'"),
+        ({"/etc/passwd.npy": stored(X)}, "batch 0 has an array '/etc/passwd', but the model's input is 'x'"),
+        ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model's input is 'x'"),
+        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model's input is 'x'"),
         ({"0/x.npy": stored(X), "y.npy": stored(X)}, "{path} mixes numbered names such as '0/x' with others; number"),
         ({"0/x.npy": stored(X), "00/x.npy": stored(X)}, "{path} holds 'x' of batch 0 twice; write it again"),
-        ({}, "d.npz: no batch given; give at least one"),
+        ({}, "d.npz: the data hold no batch; give at least one"),
     ],
 )
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:

@@ -74,7 +74,7 @@ def test_an_overflow_pins_the_op_that_makes_it_and_those_that_compute_with_it() 
 
     assert held(chain(), ranges) == {"c": "overflow", "d": "overflow"}
     assert findings(chain(), ranges) == [
-        ("overflow", "c", "goes up to 40000: 2 times that is beyond 65504; fits bfloat16")
+        ("overflow", "c", "goes up to 40000; with headroom 2, beyond 65504; fits bfloat16")
     ]
 
 
@@ -106,7 +106,7 @@ def test_more_headroom_pins_more() -> None:
 def test_bfloat16_holds_what_float16_does_not() -> None:
     assert held(chain(), seen(chain(), to="bfloat16", a=1e6), to="bfloat16") == {}
     assert findings(chain(), seen(chain(), to="bfloat16", a=2e38), to="bfloat16") == [
-        ("overflow", "a", "goes up to 2e+38: 2 times that is beyond 3.38953e+38")
+        ("overflow", "a", "goes up to 2e+38; with headroom 2, beyond 3.38953e+38")
     ]
 
 

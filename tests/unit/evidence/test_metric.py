@@ -30,7 +30,7 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
     assert found == Difference(
         elements=3,
         ok=True,
-        because="the largest error is 1; the worst element has 0.667 times what is allowed",
+        because="the largest error is 1; the worst element is at 0.667 times the bound",
         compared=3,
         max_abs=1.0,
         max_rel=math.inf,
@@ -73,8 +73,8 @@ def test_an_error_at_the_limit_passes_and_one_above_does_not() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [
-        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite, and finite in the reference"),
-        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite, and finite in the reference"),
+        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite where the reference is finite"),
+        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite where the reference is finite"),
         (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite, and not alike"),
         (f32(INF), f32(-INF), "1 of 1 values are not finite, and not alike"),
         (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which shows nothing"),
@@ -121,7 +121,7 @@ def test_integers_that_differ_show_where_and_by_how_much() -> None:
 
 def test_equal_infinities_are_ok_and_said() -> None:
     found = compare(f32(1, -INF), f32(1, -INF), Tolerance(rtol=0.0))
-    said = "the largest error is 0; the worst element has 0 times what is allowed; 1 that are not finite are alike"
+    said = "the largest error is 0; the worst element is at 0 times the bound; 1 that are not finite are alike"
     assert (found.ok, found.because, found.compared) == (True, said, 1)
 
 
@@ -201,7 +201,7 @@ def test_a_callable_gets_arrays_in_shape_and_its_bound_says_which_side_is_better
         return 2.0
 
     a = np.ones((2, 3), np.float32)
-    assert compare(a, a, criterion(metric=rows, at_least=2)).because == "rows is 2"
+    assert compare(a, a, criterion(metric=rows, at_least=2)).because == "rows 2, required at least 2"
     assert not compare(a, a, criterion(metric=rows, at_least=2.5)).ok
     assert not compare(a, a, criterion(metric=rows, at_most=1.5)).ok
 
@@ -223,14 +223,14 @@ NONE = "no criterion given, and there is no default; give tolerance=, rtol= and/
         ({"rtol": -1.0}, "rtol=-1.0 is not a tolerance; use a finite number of 0 or more"),
         ({"atol": math.nan}, "atol=nan is not a tolerance; use a finite number of 0 or more"),
         ({"atol": math.inf}, "atol=inf is not a tolerance; use a finite number of 0 or more"),
-        ({"metric": "cosine"}, "metric cosine needs one bound; give at_least= and a number"),
+        ({"metric": "cosine"}, "metric cosine needs a bound; give at_least= and a number"),
         (
             {"metric": "cosine", "at_most": 1.0},
-            "metric cosine needs one bound; give at_least= and a number",
+            "for cosine, more is better: use at_least=, not at_most=",
         ),
         (
             {"metric": "scaled", "at_least": 1.0},
-            "metric scaled needs one bound; give at_most= and a number",
+            "for scaled, less is better: use at_most=, not at_least=",
         ),
         (
             {"metric": "psnr", "at_least": 1.0, "rtol": 1.0},
@@ -240,16 +240,16 @@ NONE = "no criterion given, and there is no default; give tolerance=, rtol= and/
             {"metric": "cos", "at_least": 1.0},
             "unknown metric 'cos'; did you mean 'cosine'?",
         ),
-        ({"metric": "psnr", "at_least": math.nan}, "at_least=nan bounds nothing; for psnr use a finite number"),
-        ({"metric": "snr", "at_least": -math.inf}, "at_least=-inf bounds nothing; for snr use a finite number"),
+        ({"metric": "psnr", "at_least": math.nan}, "at_least=nan: use a finite number"),
+        ({"metric": "snr", "at_least": -math.inf}, "at_least=-inf: use a finite number"),
         (
             {"metric": "cosine", "at_least": math.inf},
-            "at_least=inf bounds nothing; for cosine use a finite number from -1 to 1",
+            "at_least=inf: use a finite number from -1 to 1",
         ),
-        ({"metric": "top1", "at_least": 2.0}, "at_least=2.0 bounds nothing; for top1 use a finite number from 0 to 1"),
+        ({"metric": "top1", "at_least": 2.0}, "at_least=2.0: use a finite number from 0 to 1"),
         (
             {"metric": "scaled", "at_most": -1.0},
-            "at_most=-1.0 bounds nothing; for scaled use a finite number of 0 or more",
+            "at_most=-1.0: use a finite number, 0 or more",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], me
         ({"rtol": 0.01}, "|a - b| <= 0 + 0.01 |a| in every element"),
         ({"atol": 1e-5}, "|a - b| <= 1e-05 + 0 |a| in every element"),
         ({"metric": "cosine", "at_least": 0.999}, "cosine at least 0.999"),
-        ({"metric": "scaled", "at_most": 0.01}, "scaled at most 0.01"),
+        ({"metric": "scaled", "at_most": 0.01}, "error ≤ 0.01 of the output's largest value"),
     ],
 )
 def test_a_criterion_says_what_it_asks(given: dict[str, float], text: str) -> None:

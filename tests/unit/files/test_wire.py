@@ -117,17 +117,15 @@ def test_of_raw_data_that_is_there_twice_the_last_counts():
         (b"\x3a", "a number does not end"),
         (b"\x09abc", "field 1 needs 5 bytes more than there are"),
         (b"\x38\x01", "field graph of ModelProto has wire type 0"),
-        (b"\x0b\x0c", "wire type 3"),
-        (b"\x0f", "wire type 7"),
-        (b"\x02\x00", "field number 0"),
+        (b"\x0b\x0c", "cannot be read"),
+        (b"\x0f", "cannot be read"),
+        (b"\x02\x00", "cannot be read"),
         (b"\x3a\x03\x2a\x05a", "field 5 needs 4 bytes more than there are"),
         (b"\x3a\x04\x2a\x02\x48\x01", "field raw_data of TensorProto has wire type 0"),
     ],
 )
 def test_what_is_no_protobuf_is_refused_with_the_place(content, fact):
-    with pytest.raises(
-        ModelError, match=rf"^m\.onnx is not an ONNX model, or .* at byte \d+ of {len(content)}: {fact}"
-    ):
+    with pytest.raises(ModelError, match=rf"^m\.onnx is not an ONNX model, or .* \(byte \d+ of {len(content)}: {fact}"):
         light(content)
 
 

@@ -106,7 +106,7 @@ def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
     found = repaired(model)
 
     assert (found.solved, found.minimal, found.regions, found.trials) == (True, True, (), 1)
-    assert found.text().splitlines()[0] == "repair: no region had to be pinned; 1 trial"
+    assert found.text().splitlines()[0] == "repair: not needed, the conversion passes as it is; 1 trial"
     assert found.converted.report.rows == amp_rewrite.convert(model, target="onnx").report.rows
 
 
@@ -188,7 +188,7 @@ def test_the_report_and_the_metadata_say_how_it_was_made() -> None:
     report = found.converted.report
     assert [row.name for row in report.rows if row.rule == "repair"] == [region.name for region in found.regions]
     told = [(f.kind, f.subject) for f in report.findings]
-    assert told == [("calibrated", "the arrays given"), ("repaired", "scaled at most 0.01")]
+    assert told == [("calibrated", "the arrays given"), ("repaired", "error ≤ 0.01 of the output's largest value")]
     entry = next(p.value for p in found.converted.model.metadata_props if p.key == "amp_rewrite")
     assert entry.endswith(f" repaired=scaled:0.01 regions={len(found.regions)} trials={found.trials}")
 
@@ -253,7 +253,7 @@ def test_a_budget_is_a_number_of_trials() -> None:
 
 
 def test_data_must_fit_the_model() -> None:
-    with pytest.raises(FeedError, match="batch 0 has 'z', which is not an input"):
+    with pytest.raises(FeedError, match="batch 0 has an array 'z', but the model's input is"):
         repair(needy(), {"z": BATCH["x"]}, rtol=0.1)
 
 
@@ -271,7 +271,7 @@ def test_random_data_are_said_to_be_random() -> None:
     found = repair(model, feed, target="onnx", **NEAR)
 
     assert any("random data is not real data" in f.message for f in found.converted.report.findings)
-    assert "the data are random" in found.text()
+    assert "random data show that the models run" in found.text()
 
 
 def test_a_model_in_a_file_stays_as_it_is(tmp_path: Path) -> None:

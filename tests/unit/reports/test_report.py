@@ -459,7 +459,7 @@ def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
     undecided = "encoder (MatMul) is float32 in the model; nothing has decided about it yet\n"
     assert str(explained(plain_model, ["encoder"])) == undecided
     assert str(explained(plain_model, ["h"], {"h": 0, "x": NO_ROW})) == undecided
-    with pytest.raises(PatternError, match="no op makes 'w', a weight; ask for a reader of it"):
+    with pytest.raises(PatternError, match="'w' is a weight; explain an op that reads it"):
         explained(plain_model, ["w"], {"h": 0, "w": NO_ROW})
     mixed = Row("n", "LayerNormalization", "float16", rule="in_list", variables={"T": "float16", "U": "float32"})
     alike = Row("m", "Relu", "int64", variables={"T": "int64"})

@@ -93,7 +93,7 @@ def test_reprs_say_what_matters() -> None:
     assert shown["Converted"] == shown["Report"].replace("Report", "Converted")
     assert shown["Verdict"] == "<Verdict ok: 16 values compared in 1 output and 1 batch>"
     assert shown["Delta"].startswith("<Delta first → first: 2 lowered, casts +4>")
-    assert shown["Ranges"] == "<Ranges of first for float16: 9 values in 1 batch>"
+    assert shown["Ranges"] == "<Ranges first for float16: 9 values in 1 batch>"
     assert shown["Explanation"] == "<Explanation first: first float16 (allow_root)>"
 
 

@@ -66,7 +66,7 @@ def test_a_fusion_says_what_became_what_and_leaves_no_constant_behind() -> None:
 
 
 FIRST_AXIS = LAYER_NORM.replace("last", "first") + "y = Mul (n, gain)"
-ENDS_IN_Y = "1 written out op by op (ends in the_y): "
+ENDS_IN_Y = "1 stays unfused (ends in the_y): "
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_without_a_scale_there_is_no_layer_normalization() -> None:
         (
             "not_fused",
             "layer_normalization",
-            "1 written out op by op (ends in the_n): no scale follows, and the operator wants one",
+            "1 stays unfused (ends in the_n): no scale follows, and the operator wants one",
         )
     ]
     assert kinds(made) == kinds(model)
@@ -280,7 +280,7 @@ def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
 
 
 def test_an_unknown_word_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"^unknown fuse 'all'; use one of none, basic, contrib$"):
+    with pytest.raises(PolicyError, match=r"^unknown value 'all' for fuse; use one of none, basic, contrib$"):
         Fuse.parse("all")
 
 

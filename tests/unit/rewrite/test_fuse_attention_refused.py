@@ -99,14 +99,14 @@ def test_what_others_read_stays(reader: str) -> None:
     if reader == "t":
         assert kinds(made) == ["Transpose", "Attention", "Relu"]
     else:
-        message = f"1 written out op by op (ends in the_p): others read what the_{reader} gives"
+        message = f"1 stays unfused (ends in the_p): others read what the_{reader} gives"
         assert told == [("not_fused", "attention", message)]
 
 
 def test_before_opset_23_there_is_no_such_operator() -> None:
     model = model_of(PLAIN, opset=22)
     made, told = standard(model)
-    message = f"1 written out op by op (ends in the_y): opset 22 has no Attention · {AUTO} 23"
+    message = f"1 stays unfused (ends in the_y): opset 22 has no Attention · {AUTO} 23"
     assert told == [("not_fused", "attention", message)]
     assert made.SerializeToString() == model.SerializeToString()
 
@@ -136,7 +136,7 @@ def test_what_a_pattern_names_stays() -> None:
     made = amp_rewrite.convert(model_of(PLAIN, inputs=OPERANDS.replace("4]", "8]")), keep=["op=Softmax"])
     assert [row.dtype for row in made.report.rows if row.op == "Softmax"] == ["float32"]
     messages = [f.message for f in made.report.findings if f.kind == "not_fused"]
-    assert messages == ["1 written out op by op (ends in the_y): a pattern names the_p"]
+    assert messages == ["1 stays unfused (ends in the_y): a pattern names the_p"]
 
 
 # -- the proof can fail -------------------------------------------------------------------------------

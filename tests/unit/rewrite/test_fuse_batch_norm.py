@@ -121,7 +121,7 @@ def test_a_batch_normalization_that_does_not_fold_says_why(model: ModelProto, wh
     assert (len(told), told[0][:2], found) == (
         1,
         ("not_fused", "batch_normalization"),
-        f"1 written out op by op (ends in norm): {wanted}",
+        f"1 stays unfused (ends in norm): {wanted}",
     )
     assert kinds(made) == kinds(model)
 

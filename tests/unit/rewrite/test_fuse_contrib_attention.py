@@ -139,7 +139,7 @@ def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inpu
     outputs = "float[2,2,3,8] y" if "Concat" in body else "float[2,2,4,3] y" if "v1" in body else ATTENDED
     made, told = fused(attention_of(body, inputs, outputs))
     assert "MultiHeadAttention" not in kinds(made)
-    assert ("not_fused", "multi_head_attention", f"1 written out op by op (ends in the_o): {why}") in told
+    assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in told
 
 
 def test_an_attention_with_another_number_is_refused_by_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,5 +155,5 @@ def test_an_attention_with_another_number_is_refused_by_trial(monkeypatch: pytes
     monkeypatch.setattr(equivalence, "computed", distorted)
     told = fused(attention_of(SPLIT + SCORES + SOFTMAX + REST + MERGED))[1]
     assert [message.rpartition(" by ")[0] for kind, subject, message in told if subject == "multi_head_attention"] == [
-        "1 written out op by op (ends in the_o): on random inputs the results differ"
+        "1 stays unfused (ends in the_o): on random inputs the results differ"
     ]

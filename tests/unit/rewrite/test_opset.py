@@ -190,7 +190,7 @@ def test_a_file_states_the_opset_as_text_or_number(tmp_path: Path) -> None:
     [
         ("opset = true", "opset is True; write text in quotes"),
         ("opset = 3", "cannot move a model to opset '3'; use auto or a number from 13 to NEWEST"),
-        ('fuse = "all"', "unknown fuse 'all'; use one of none, basic, contrib"),
+        ('fuse = "all"', "unknown value 'all' for fuse; use one of none, basic, contrib"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(line: str, fault: str, tmp_path: Path) -> None:

@@ -136,17 +136,17 @@ def test_the_environment_gives_level_lists_and_log_path() -> None:
         ('to = "float17"\n', ":1: unknown type or policy 'float17'; did you mean 'float16'?"),
         ('to = "banana"\n', ":1: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
-        ('level = "max"\n', ":1: unknown level 'max'; use one of default, tensor-cores-only, "
+        ('level = "max"\n', ":1: unknown value 'max' for level; use one of default, tensor-cores-only, "
          "treat-gray-as-deny, unsafe-force-all, lower-all"),
-        ('level = "deafult"\n', ":1: unknown level 'deafult'; did you mean 'default'?"),
-        ('target = "tensort"\n', ":1: unknown target 'tensort'; did you mean 'tensorrt'?"),
-        ('placement = "mincutt"\n', ":1: unknown placement 'mincutt'; did you mean 'mincut'?"),
+        ('level = "deafult"\n', ":1: unknown value 'deafult' for level; did you mean 'default'?"),
+        ('target = "tensort"\n', ":1: unknown value 'tensort' for target; did you mean 'tensorrt'?"),
+        ('placement = "mincutt"\n', ":1: unknown value 'mincutt' for placement; did you mean 'mincut'?"),
         ('headroom = "2"\n', ":1: headroom is '2'; write a number, as in 2"),
         ("headroom = true\n", ":1: headroom is True; write a number, as in 2"),
         ("headroom = 1\n", ":1: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
         ("headroom = inf\n", ":1: a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
         ("data = 1\n", ":1: data is 1; write text in quotes"),
-        ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); mend it"),
+        ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); mend it (text needs quotes)"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_its_line_and_the_way_out(tmp_path: Path, text: str, message: str) -> None:
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_unknown_choice_names_the_variable_or_the_option_that_made_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^AMP_REWRITE_LEVEL: unknown level 'x'; use one of default, "):
+    with pytest.raises(ConfigError, match=r"^AMP_REWRITE_LEVEL: unknown value 'x' for level; use one of default, "):
         settings({}, {"AMP_REWRITE_LEVEL": "x"}, folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"^--safety: unknown safety 'x'; use one of default, none$"):
+    with pytest.raises(ConfigError, match=r"^--safety: unknown value 'x' for safety; use one of default, none$"):
         settings({"safety": "x"}, {}, folder=tmp_path)

@@ -138,10 +138,10 @@ TEXTS = "text, a list of text or None"
         ("headroom", "2", "headroom='2' is str; give a number"),
         ("folder", 3, "folder=3 is int; give text, a path or None"),
         ("ranges", 3, "ranges=3 is int; give a Ranges, text, a path or None"),
-        ("level", 3, "unknown level 3; use one of default, tensor-cores-only, treat-gray-as-deny, unsafe-force-all, "
-         "lower-all"),
-        ("placement", 3, "unknown placement 3; use auto, propagate, mincut, or with a GPU mincut:H200, mincut:A100, "
-         "mincut:L4, mincut:T4, mincut:V100"),
+        ("level", 3, "unknown value 3 for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
+         "unsafe-force-all, lower-all"),
+        ("placement", 3, "unknown value 3 for placement; use auto, propagate, mincut, or with a GPU mincut:H200, "
+         "mincut:A100, mincut:L4, mincut:T4, mincut:V100"),
         ("lists", 3, "lists=3 is int; give the path of a YAML file, a mapping or a shipped name, or a list of these"),
     ],
 )  # fmt: skip
@@ -194,12 +194,12 @@ def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
 def test_one_mistake_reads_as_python_here_and_as_a_shell_there(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(NET, path)
-    with pytest.raises(PolicyError, match=r"^metric scaled needs one bound; give at_most= and a number$"):
+    with pytest.raises(PolicyError, match=r"^metric scaled needs a bound; give at_most= and a number$"):
         verify(path, path, DATA, metric="scaled")
     said = CliRunner().invoke(
         program, ["verify", str(path), str(path), "--random", "--shape", "x=1,8", "--metric=scaled"]
     )
-    assert said.stderr == "error: metric scaled needs one bound; give --at-most and a number\n"
+    assert said.stderr == "error: metric scaled needs a bound; give --at-most and a number\n"
 
 
 # -- the words for static checkers ------------------------------------------------------------------------

@@ -395,7 +395,7 @@ def test_levels_are_parsed_in_any_spelling_of_tensorflow() -> None:
     with pytest.raises(PolicyError) as caught:
         Level.parse("fastest")
     assert str(caught.value) == (
-        "unknown level 'fastest'; use one of default, tensor-cores-only, treat-gray-as-deny, "
+        "unknown value 'fastest' for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
         "unsafe-force-all, lower-all"
     )
 

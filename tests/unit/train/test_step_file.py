@@ -222,7 +222,7 @@ def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(fol
     for name, told in (
         (
             "net.onnx",
-            "net.onnx is the model that is read: replacing it loses the model that the step was made from; name"
+            "net.onnx is the input: overwriting it discards the model that the step was made from; name"
             " another output, or add --overwrite to this command",
         ),
         (
@@ -316,7 +316,7 @@ def test_quiet_says_nothing(folder: Path) -> None:
         ),
         (
             "net.onnx --loss cross_entropy(y) -o net.onnx",
-            "net.onnx is the model that is read: replacing it loses the model that the step was made from; name another"
+            "net.onnx is the input: overwriting it discards the model that the step was made from; name another"
             " output, or add --overwrite to this command",
         ),
         (

@@ -1,0 +1,114 @@
+"""What messages say of common slips, on the command line and in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+import amp_rewrite
+from amp_rewrite import DType, EvidenceError, Model, Ranges, load_lists, report_of, verify
+from amp_rewrite.cli import program
+from unit.cli.test_cli import TEXT, run
+
+NET = "net.onnx"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(TEXT), NET)
+
+
+def test_a_missing_shell_is_answered_with_the_shells() -> None:
+    assert "use one of bash, zsh, fish" in run("completion").stderr
+
+
+def test_a_percentage_is_answered_with_the_number() -> None:
+    assert "'1%' is not a number; write it as 0.01" in run(NET, "--tolerance", "1%").stderr
+    assert "'x%' is not a valid float" in run(NET, "--tolerance", "x%").stderr
+
+
+def test_a_file_in_another_case_is_suggested() -> None:
+    assert "did you mean 'net.onnx'?" in run("NET.ONNX").stderr
+
+
+def test_external_data_of_a_model_on_stdin_is_refused() -> None:
+    model = onnx.load(NET)
+    for weight in model.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight), weight.name))
+    onnx.save(model, "big.onnx", save_as_external_data=True, location="big.data", size_threshold=0)
+    done = CliRunner().invoke(program, ["report", "-"], input=Path("big.onnx").read_bytes())
+    assert "a model on stdin cannot have external data; name the file instead" in done.output
+
+
+def test_a_report_in_place_of_ranges_is_recognized() -> None:
+    assert run(NET, "--dry-run", "--report", "r.json").exit_code == 0
+    with pytest.raises(EvidenceError) as refused:
+        Ranges.load("r.json")
+    assert str(refused.value) == (
+        "r.json is a conversion report, not a ranges file; `amp-rewrite calibrate` writes one"
+    )
+
+
+def test_a_rule_page_says_what_to_do() -> None:
+    said = run("rule", "overflow").stdout
+    assert "  meaning     the ops that compute with it stay float32\n" in said
+    assert "  what to do  --to bfloat16 holds larger values\n" in said
+    assert "what to do" not in run("rule", "allow_root").stdout
+
+
+def test_an_unknown_keyword_is_answered_with_the_nearest_or_the_function() -> None:
+    with pytest.raises(TypeError, match=r"^convert\(\) got .* 'headrom'; did you mean 'headroom'\?$"):
+        amp_rewrite.convert(NET, headrom=2.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^convert\(\) got .* 'tolerance'; repair and verify take it$"):
+        amp_rewrite.convert(NET, tolerance=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'zzzz'; it takes model, .*data.*folder"):
+        amp_rewrite.convert(NET, zzzz=1)  # type: ignore[call-arg]
+
+
+def test_a_list_of_names_is_explained_as_its_names() -> None:
+    converted = amp_rewrite.convert(NET)
+    first, second = (row.name for row in converted.report.rows[:2])
+    assert str(amp_rewrite.explain(converted, [first, second])) == str(amp_rewrite.explain(converted, first, second))
+
+
+def test_what_a_report_is_made_of_is_named() -> None:
+    with pytest.raises(TypeError, match=r"report_of takes a View, not str; give View\.of\(Model\.load\(path\)\)"):
+        report_of(NET)  # type: ignore[arg-type]
+
+
+def test_lists_are_loaded_by_the_name_of_a_type() -> None:
+    assert load_lists("float16") == load_lists(DType.FLOAT16)
+
+
+def test_a_model_named_after_its_role_is_named_once() -> None:
+    data = {"x": np.ones((2, 8), np.float32)}
+    said = verify(NET, Model.load(NET).proto, data, rtol=1.0).text()
+    assert "the candidate against net.onnx\n" in said
+    assert "  candidate  float32 on CPUExecutionProvider\n" in said
+
+
+def test_a_session_shows_model_conversion_and_provider() -> None:
+    assert repr(amp_rewrite.Session(NET, cache=None)).startswith("<Session net.onnx ")
+
+
+def test_casts_of_the_model_itself_are_not_among_the_ops_that_stayed_float32() -> None:
+    half = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float16[8, 8] x) => (float[8, 8] y)'
+        " { a = MatMul (x, x)  y = Cast <to = 1> (a) }"
+    )
+    assert "stayed float32" not in amp_rewrite.convert(half).report.text()
+
+
+def test_a_float16_op_is_said_to_be_float16_already() -> None:
+    half = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float16[8, 8] x) => (float16[8, 8] y) { y = MatMul (x, x) }'
+    )
+    converted = amp_rewrite.convert(half)
+    assert "(MatMul) is float16 in the model already\n" in str(amp_rewrite.explain(converted, "op=MatMul"))
