@@ -126,7 +126,7 @@ def words(rule: str) -> str:
 
 
 KINDS = {
-    "bias": "a bias that outweighs its product, added in float32 or dropped",
+    "bias": "a bias far larger than what it is added to: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
     "flushed": "small weights become 0 in the low type",
     "fused": "ops replaced by one operator, or computed in advance",
