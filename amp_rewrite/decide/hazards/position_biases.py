@@ -31,7 +31,8 @@ from amp_rewrite.ir.view import Op, ValueId, View
 
 _FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
 """Magnitude from which a bias costs scores more than 2⁻⁵ in precision."""
-_FILL = 1e4
+FILL = 1e4
+"""A number at or below its negative is a fill: a key to which it is added has no weight beside one that is shown."""
 Numbers = Callable[[ValueId], Array | None]
 """Return the numbers of a value, if they are known."""
 
@@ -82,7 +83,7 @@ def counts_far(numbers: Array, to: DType) -> bool:
     if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > _FAR[to]).any()):
         return False
     rows = numbers.reshape(-1, numbers.shape[-1])
-    return any(even(row[abs(row) < _FILL], least=LEAST) for row in (rows[0], rows[-1]))
+    return any(even(row[abs(row) < FILL], least=LEAST) for row in (rows[0], rows[-1]))
 
 
 # -- rows of scores ----------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class ScoredRow:
         if math.prod(shape) > MOST or not shape:
             return None
         total = np.broadcast_to(sum((a.astype(np.float64) for a in arrays), np.zeros(())), shape)
-        shown = np.broadcast_to(self.shown, shape) & (total > -_FILL)
+        shown = np.broadcast_to(self.shown, shape) & (total > -FILL)
         return (total, shown) if bool(shown.any(axis=-1).all()) else None
 
     def peaks(self) -> Array | None:
@@ -130,10 +131,11 @@ class ScoredRow:
 
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
-    """Yield the scores with known terms before a Softmax over the last axis; none below opset 13. O(nodes)."""
+    """Yield the float32 scores with known terms before a Softmax over the last axis; none below opset 13. O(nodes)."""
     softmaxes = view.ops if view.opsets.get("", 1) >= FIRST_ROW_SOFTMAX else ()
     for softmax in softmaxes:
-        if softmax.kind == "Softmax" and int_attribute(softmax.node, "axis", -1) == -1:
+        rows = softmax.kind == "Softmax" and int_attribute(softmax.node, "axis", -1) == -1
+        if rows and view.dtype(softmax.inputs[0]) is DType.FLOAT:
             row = _scored_row(view, softmax, numbers)
             if row is not None and row.terms:
                 yield row
@@ -178,7 +180,7 @@ def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | N
     condition = numbers(op.inputs[0]) if op.inputs[0] is not None else None
     for slot in (1, 2):
         scores, fill = op.inputs[slot], number(view, op.inputs[3 - slot], axes=1)
-        if condition is not None and scores is not None and fill is not None and fill <= -_FILL:
+        if condition is not None and scores is not None and fill is not None and fill <= -FILL:
             return np.asarray(condition == (slot == 1)), scores
     return None
 

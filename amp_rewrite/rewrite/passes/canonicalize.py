@@ -31,7 +31,7 @@ from amp_rewrite.rewrite.passes.group_norms import KIND as GROUP_NORM
 from amp_rewrite.rewrite.passes.group_norms import spell_group_norms
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.large_biases import split_biases
-from amp_rewrite.rewrite.passes.rebased_biases import rebase_biases
+from amp_rewrite.rewrite.passes.score_constants import shrink_score_constants
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
@@ -116,7 +116,7 @@ _SPELLING: tuple[tuple[Pass, ...], ...] = (
     (spell_out_casts,),
     (select_masks, split_biases),
     (select_biased,),
-    (rebase_biases,),
+    (shrink_score_constants,),
 )
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 

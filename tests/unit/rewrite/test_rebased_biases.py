@@ -14,7 +14,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.passes.rebased_biases import rebase_biases
+from amp_rewrite.rewrite.passes.score_constants import shrink_score_constants
 from amp_rewrite.rewrite.replace import run_round
 from amp_rewrite.rewrite.replacement import Context
 from support import cases
@@ -52,7 +52,7 @@ def model(text: str, constants: dict[str, Any], outputs: str = "y", **options: A
 
 
 def rebased(proto: ModelProto, to: DType = DType.FLOAT16) -> ModelProto:
-    return run_round(View.of(Model.load(proto)), (rebase_biases,), Context(to))[0].model.to_proto()
+    return run_round(View.of(Model.load(proto)), (shrink_score_constants,), Context(to))[0].model.to_proto()
 
 
 def stored(proto: ModelProto) -> list[Any]:
