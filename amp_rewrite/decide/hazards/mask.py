@@ -112,7 +112,8 @@ def constant_range(view: View, to: DType) -> Iterator[Pin]:
     """Pin readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
 
     What it protects: Arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
-        bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type.
+        bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type. Tiny
+        weights before a large scale, or a tiny scale before large weights, are balanced by a power of two beforehand.
     Why: float16 overflows to infinity beyond 65504, and rounds to 0 below 3e-8, which erases a product and breaks a
         quotient.
     Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear.

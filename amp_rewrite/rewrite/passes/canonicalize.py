@@ -24,6 +24,7 @@ from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.fuse import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.fuse import fuse_attention
 from amp_rewrite.rewrite.passes.additive_masks import select_biased, select_masks
+from amp_rewrite.rewrite.passes.balanced_factors import balance_factors
 from amp_rewrite.rewrite.passes.cast_like import spell_out_casts
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.fold_constants import fold_constants
@@ -116,7 +117,7 @@ _SPELLING: tuple[tuple[Pass, ...], ...] = (
     (spell_out_casts,),
     (select_masks, split_biases),
     (select_biased,),
-    (shrink_score_constants,),
+    (shrink_score_constants, balance_factors),
 )
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 
