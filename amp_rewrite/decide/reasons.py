@@ -126,7 +126,7 @@ def words(rule: str) -> str:
 
 
 KINDS = {
-    "bias": "a bias that outweighs its product, added in float32 or dropped",
+    "bias": "a bias far larger than what it is added to: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
     "flushed": "small weights become 0 in the low type",
     "fused": "ops replaced by one operator, or computed in advance",
@@ -138,6 +138,7 @@ KINDS = {
     "runtime_hazard": "a valid model on which a release of onnxruntime dies or miscomputes, and the way round",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
+    "scaled": "a constant stored times a power of two, with the inverse in a neighbour",
     "selected": "a mask that was added, and is now applied by Where",
     "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",

@@ -159,11 +159,14 @@ def _formulas() -> list[type]:
 
 
 def _plain(view: View, op: Op) -> NodeProto:
-    """Return the node, with a Cast between floats as a copy, which keeps the digits of float64."""
+    """Return the node, with a Cast between floats as a copy and one from integers as one to float64."""
     node = clone(op.node)
     if op.kind == "Cast" and casts_floats(view, op):
         node.op_type = "Identity"
         del node.attribute[:]
+    elif op.kind == "Cast" and view.dtype(op.outputs[0]) is DType.FLOAT:
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("to", TensorProto.DOUBLE))
     return node
 
 

@@ -57,7 +57,7 @@ def underflow(view: View, to: DType) -> Iterator[Pin]:
             fit = view.fit(value, to)
             product = op.kind in LAYERS or op.kind in PRODUCTS
             divides = slot == 1 and op.kind != "Mul" and not product
-            lost = (fit.count == 1 or product) and _loses_digits(view, value, to)
+            lost = (fit.count == 1 or product) and loses_digits(view, value, to)
             if lost or (divides and (fit.flushed or fit.subnormal)):
                 note = f"constant {view.value_name(value)!r} goes down to {fit.absmin:g}, below {to.tiny:g}"
                 yield Pin(op.id, reasons.CONSTANT_RANGE, None, note)
@@ -93,7 +93,7 @@ def large_biases(view: View, to: DType) -> Iterator[Pin]:
         yield Pin(op_id, reasons.CONSTANT_RANGE, cause, "a bias that outweighs the product it is added to")
 
 
-def _loses_digits(view: View, value: ValueId, to: DType) -> bool:
+def loses_digits(view: View, value: ValueId, to: DType) -> bool:
     """True if rounding a constant to the type changes it by more than 2⁻⁸ of its norm: most of it is subnormal."""
     fit, half = view.fit(value, to), to.smallest_subnormal / 2
     if fit.nonfinite or fit.overflow or not (fit.flushed or fit.subnormal):

@@ -9,8 +9,6 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.hazards.integers import counted
-from amp_rewrite.decide.hazards.mask import CARRIES, to_softmax
 from amp_rewrite.decide.hazards.rule import rule
 from amp_rewrite.decide.hazards.steps import described, in_float32, results_of
 from amp_rewrite.decide.pin import Pin
@@ -20,7 +18,7 @@ from amp_rewrite.ir.dataflow import Flow, computes_float32, first_input_of, floa
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, PAIR_SUMS, RECURRENT, SCALINGS, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.view import Op, ValueId, View
 
-_LAYERS = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
+LEARNED = LAYERS | RECURRENT - {"RNN"} | {"Einsum"}
 _ELEMENTWISE = {**COPIES, **SELECTIONS, **dict.fromkeys(PAIR_SUMS | SCALINGS, range(2))}
 _SAMPLES = {
     "GridSample": 1,
@@ -30,13 +28,10 @@ _SAMPLES = {
     "com.microsoft::GridSample": 1,
 }
 """Ops that read positions in this input."""
-_LEAST = 16
+LEAST = 16
 """Different positions in a grid, at least: any type tells fewer apart well enough."""
-_MOST = 1 << 22
+MOST = 1 << 22
 """Elements of a grid, at most: a larger constant is a weight, and is not read."""
-_FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
-"""Magnitude from which a bias costs scores more than 2⁻⁵ in precision."""
-_FILL = 1e4
 _LOOK = 64
 """Leading elements of a constant that are checked first: most weights fail there."""
 
@@ -65,7 +60,7 @@ def places(view: View, to: DType) -> Iterator[Pin]:
     if not grids and not ranges:
         return
     plain, elementwise = Flow.of(view), flow
-    learned = plain.forth(results_of(view, _LAYERS), float32(view))
+    learned = plain.forth(results_of(view, LEARNED), float32(view))
     positions = plain.forth(ranges, float32(view)) if ranges else {}
     for op in sums:
         read = op.operands
@@ -75,61 +70,27 @@ def places(view: View, to: DType) -> Iterator[Pin]:
             yield Pin(op.id, reasons.PLACES, positions.get(grid), note)
 
 
-@rule(reasons.POSITION_BIAS, "Scores with a bias that grows with the position are float32 up to the softmax.")
-def position_bias(view: View, to: DType) -> Iterator[Pin]:
-    """Pin the ops from a bias that counts positions through its sum with scores to the softmax. O(nodes + uses).
-
-    What it protects: Attention with linear biases whose constant or counted grid reaches beyond ±64 in float16, ±8 in
-        bfloat16; a counted one of unknown length does. Learned and bucketed biases are left alone.
-    Why: The differences between scores decide, and the bias is large beside them. At 1000 the float16 spacing is 0.5.
-    Example: scores + slope · position, as in BLOOM and MPT.
-    How to override: Biases relative to the query in the model, so that near positions have small ones.
-    Source: Press et al. 2022, "Train Short, Test Long".
-    """
-    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
-    biases = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
-    ranges = results_of(view, ("CumSum", "Range"))
-    if not biases and not ranges:
-        return
-    carries = Flow.of(view, CARRIES)
-    if ranges:
-        learned = Flow.of(view).forth(results_of(view, _LAYERS), float32(view))
-        counting = {**{v: None for v in ranges if view.dtype(v) is DType.FLOAT}, **dict.fromkeys(counted(view))}
-        biases.update(v for v in carries.forth(counting, float32(view)) if v not in learned)
-    for op_id, (softmax, note) in sorted(to_softmax(carries, biases, "a bias that grows with the position").items()):
-        yield Pin(op_id, reasons.POSITION_BIAS, softmax, note)
-
-
-def _counts_far(view: View, value: ValueId, to: DType) -> bool:
-    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
-    tensor = view.constant(value)
-    if tensor is None or not tensor.dims or not _LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= _MOST:
-        return False
-    if view.fit(value, to).absmax <= _FAR[to]:
-        return False
-    rows = view.model.array(tensor).reshape(-1, tensor.dims[-1])
-    return any(_even(row[abs(row) < _FILL], least=_LEAST) for row in (rows[0], rows[-1]))
-
-
 def _grid(view: View, value: ValueId | None) -> bool:
     """True for a constant, or a copy of one, that counts: its 16 or more values fill most of a row with equal steps."""
     tensor = view.constant(origin(view, value, first_input_of(COPIES))) if value is not None else None
-    if tensor is None or not _LEAST <= math.prod(tensor.dims) <= _MOST or tensor.data_type == TensorProto.STRING:
+    if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
         return False
-    if not _even(next(view.model.chunks(tensor, _LOOK)), least=1):
+    if not even(next(view.model.chunks(tensor, _LOOK)), least=1):
         return False
     numbers = view.model.array(tensor).ravel()
     changes = np.flatnonzero(numbers[1:] != numbers[:-1])[:_LOOK]  # a table of sines begins with zeros
-    return changes.size >= _LEAST - 1 and _even(numbers[changes], least=1) and _even(numbers, least=_LEAST)
+    return changes.size >= LEAST - 1 and even(numbers[changes], least=1) and even(numbers, least=LEAST)
 
 
-def _even(values: Array, *, least: int) -> bool:
+def even(values: Array, *, least: int) -> bool:
     """True if at least so many different values fill half or more of a row with equal steps."""
     known = np.sort(values.astype(np.float64))
     known = known[np.append(True, known[1:] != known[:-1])]  # np.unique takes 20 ms to import what it does not need
     if known.size < max(least, 2) or not np.isfinite(known).all():
         return bool(known.size == least)
-    steps = (known - known[0]) / np.diff(known).min()
+    apart = np.diff(known)
+    step = (known[-1] - known[0]) / np.round(apart / apart.min()).sum()  # float32 rounds each difference
+    steps = (known - known[0]) / step
     return bool(steps[-1] < 2 * known.size and np.abs(steps - np.round(steps)).max() < 1e-2)
 
 

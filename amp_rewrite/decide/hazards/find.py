@@ -10,7 +10,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.hazards.cancellation import cancellation
 from amp_rewrite.decide.hazards.constant_folding import folded
 from amp_rewrite.decide.hazards.constants import epsilon, statistics
-from amp_rewrite.decide.hazards.coordinates import places, position_bias
+from amp_rewrite.decide.hazards.coordinates import places
 from amp_rewrite.decide.hazards.disguises import disguises
 from amp_rewrite.decide.hazards.distance import distance
 from amp_rewrite.decide.hazards.exemptions import benign
@@ -18,6 +18,7 @@ from amp_rewrite.decide.hazards.growth import growth
 from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.decide.hazards.logarithm import logarithm
 from amp_rewrite.decide.hazards.mask import additive_mask, constant_range, saturated
+from amp_rewrite.decide.hazards.position_biases import position_bias
 from amp_rewrite.decide.hazards.products import products
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.hazards.quantizers import quantizers

@@ -96,7 +96,8 @@ def additive_mask(view: View, to: DType) -> Iterator[Pin]:
     """Pin the ops from a fill through its sums to the softmax, which is pinned too. O(nodes + uses).
 
     What it protects: Masks with a fill such as −3.4e38 that are added to scores. A mask that selects is rewritten as
-        Where beforehand and needs no pin.
+        Where beforehand and needs no pin. The only fill of a constant mask that shows a key in every row becomes −32752
+        beforehand and is still added, which runtimes fuse with the softmax.
     Why: A fill saturated at −65504 overflows to −inf when it is added, and a softmax over a fully masked row gives NaN.
     Example: scores + (1 − mask) · −3.4e38 in an encoder exported from transformers.
     How to override: A fill of −1e4 in the model.
@@ -111,7 +112,8 @@ def constant_range(view: View, to: DType) -> Iterator[Pin]:
     """Pin readers of constants that overflow or underflow, and the copies between. O(nodes + uses).
 
     What it protects: Arithmetic with constants beyond the type's range. A fill that only selects (a branch of Where, a
-        bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type.
+        bound of Clip, Max or Min, an attention mask) saturates instead; infinities are the same in every type. Tiny
+        weights before a large scale, or a tiny scale before large weights, are balanced by a power of two beforehand.
     Why: float16 overflows to infinity beyond 65504, and rounds to 0 below 3e-8, which erases a product and breaks a
         quotient.
     Example: x · 1e6, x / 1e-9, a scale of 1e-6 in DequantizeLinear.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.decide.hazards.coordinates import position_bias
+from amp_rewrite.decide.hazards.position_biases import position_bias
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -15,28 +15,73 @@ from support import cases
 
 LINEAR = np.arange(256.0) * -0.5
 SLOPES = np.array([0.5, 0.25]).reshape(2, 1, 1)
-SHAPES = {"q": (4, 8), "k": (8, 256), "length": ()}
+SHAPES = {"q": (4, 8), "k": (8, 256), "length": (), "seen": (4, 256), "more": (4, 256)}
 SCORES = "s=MatMul(q,k);b=Add(s,bias);y=Softmax(b)"
+MASKED = "s=MatMul(q,k);b=Add(s,bias);m=Where(seen,b,fill);y=Softmax(m)"
+FILL = np.array(-1e4)
+LATE = np.arange(256) >= 200
 
 
 def pinned(text: str = SCORES, to: DType = DType.FLOAT16, **constants: Any) -> str:
-    model = cases.build(text, ["y"], shapes=SHAPES, types={"length": "int"}, constants=constants)
+    model = cases.build(text, ["y"], shapes=SHAPES, types={"length": "int", "seen": "bool"}, constants=constants)
     view = View.of(Model.load(model))
     return " ".join(view.ops[pin.op].node.output[0] for pin in position_bias(view, to))
 
 
 @pytest.mark.parametrize("bias", [LINEAR, -LINEAR, LINEAR[None], SLOPES * np.arange(256), LINEAR + 300])
 def test_scores_with_a_far_bias_are_pinned_up_to_the_softmax(bias: Any) -> None:
+    assert pinned(MASKED, bias=bias, fill=FILL) == "b m y"
+
+
+@pytest.mark.parametrize("bias", [LINEAR, LINEAR[None] + 60, SLOPES * (np.arange(256) - 255)])
+def test_a_bias_near_zero_at_the_best_key_of_each_row_is_left_alone(bias: Any) -> None:
+    assert pinned(bias=bias) == ""
+
+
+@pytest.mark.parametrize("bias", [-LINEAR, LINEAR + 300, LINEAR - 100])
+def test_a_bias_far_from_zero_at_the_best_key_of_a_row_is_pinned(bias: Any) -> None:
     assert pinned(bias=bias) == "b y"
+
+
+def test_steps_that_float32_rounds_are_equal_steps() -> None:
+    assert pinned(bias=(0.707 * np.arange(256)).astype(np.float32)) == "b y"
+    assert (
+        pinned("s=MatMul(q,k);b=Add(s,bias);y=Softmax(b)", bias=0.707 * np.arange(3000), k=np.ones((8, 3000))) == "b y"
+    )
+
+
+def test_only_the_keys_that_a_row_shows_count() -> None:
+    assert pinned(MASKED, bias=LINEAR, fill=FILL, seen=LATE) == "b m y"
+    assert pinned(MASKED, bias=LINEAR, fill=FILL, seen=~LATE) == ""
+    assert pinned(MASKED, bias=LINEAR, fill=FILL, seen=np.zeros(256, bool)) == "b m y"  # nothing is shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s=MatMul(q,k);b=Add(s,bias);c=Add(b,more);y=Softmax(c)",  # which may hide the near keys
+        "t=MatMul(q,k);s=Add(t,more);b=Add(s,bias);y=Softmax(b)",
+        "b=Add(more,bias);y=Softmax(b)",
+        "s=Gemm(q,k,more);b=Add(s,bias);y=Softmax(b)",
+    ],
+)
+def test_scores_with_an_unknown_mask_are_pinned(text: str) -> None:
+    assert pinned(text, bias=LINEAR).startswith("b ")
+
+
+def test_a_constant_that_one_softmax_masks_is_pinned_wherever_it_is_added() -> None:
+    text = "s=MatMul(q,k);b=Add(s,bias);t=Softmax(b);u=MatMul(t,v);c=Add(u,bias);m=Where(seen,c,fill);y=Softmax(m)"
+    assert pinned(text, bias=LINEAR, fill=FILL, v=np.ones((256, 256))) == "b t c m y"
 
 
 def test_what_is_far_depends_on_the_type() -> None:
     near = np.arange(256.0) / 16
-    assert (pinned(bias=near), pinned(to=DType.BFLOAT16, bias=near)) == ("", "b y")
+    found = [pinned(MASKED, to, bias=near, fill=FILL) for to in (DType.FLOAT16, DType.BFLOAT16)]
+    assert found == ["", "b m y"]
 
 
 def test_fills_beside_the_bias_do_not_hide_it() -> None:
-    masked = np.where(np.arange(256) < 200, LINEAR, -1e9)
+    masked = np.where(LATE, LINEAR, -1e9)
     assert pinned(bias=masked) == "b y"
 
 
@@ -50,7 +95,7 @@ def test_fills_beside_the_bias_do_not_hide_it() -> None:
     ],
 )
 def test_other_biases_are_left_alone(bias: Any) -> None:
-    assert pinned(bias=bias) == ""
+    assert pinned(MASKED, bias=bias, fill=FILL) == ""
 
 
 def test_what_no_softmax_reads_is_left_alone() -> None:

@@ -46,7 +46,7 @@ def test_every_rule_is_run() -> None:
          float least = {1e-9}, float eps = {1e-6}, int64[1] k = {1}, float fine = {0.1}, int8 nought = {0},
          float[16] grid = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
          float[4,1] fourth = {0.25, 0.25, 0.25, 0.25},
-         float[16] slope = {0, -5, -10, -15, -20, -25, -30, -35, -40, -45, -50, -55, -60, -65, -70, -75},
+         float[16] slope = {80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25, 20, 15, 10, 5},
          float[4,4] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}, float hundredth = {0.01}> {
         average = MatMul (features, fourth)
         logits = MatMul (features, w)

@@ -1,0 +1,191 @@
+"""Biases that grow with the position (ALiBi), and the rows of scores that they are added to.
+
+A softmax does not see a number that is subtracted from its whole row. A bias that is near 0 at the best key that each
+row shows is therefore as safe as a mask, however far it falls off: what is far down has no weight. Whether it is so is
+known only where the keys that each row shows are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.hazards.coordinates import LEARNED, LEAST, MOST, even
+from amp_rewrite.decide.hazards.integers import counted
+from amp_rewrite.decide.hazards.mask import CARRIES, to_softmax
+from amp_rewrite.decide.hazards.rule import rule
+from amp_rewrite.decide.hazards.steps import results_of
+from amp_rewrite.decide.pin import Pin
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import Flow, alone, computes_float32, float32, multiples, number, trail
+from amp_rewrite.ir.op_classes import CASTS, MOVES, PAIR_SUMS, PRODUCTS, SCALINGS
+from amp_rewrite.ir.schema import int_attribute
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
+from amp_rewrite.ir.view import Op, ValueId, View
+
+_FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
+"""Magnitude from which a bias costs scores more than 2⁻⁵ in precision."""
+FILL = 1e4
+"""A number at or below its negative is a fill: a key to which it is added has no weight beside one that is shown."""
+Numbers = Callable[[ValueId], Array | None]
+"""Return the numbers of a value, if they are known."""
+
+
+@rule(reasons.POSITION_BIAS, "Scores with a bias that grows with the position are float32 up to the softmax.")
+def position_bias(view: View, to: DType) -> Iterator[Pin]:
+    """Pin the ops from a bias that counts positions through its sum with scores to the softmax. O(nodes + uses).
+
+    What it protects: Attention with linear biases whose constant or counted grid reaches beyond ±64 in float16, ±8 in
+        bfloat16; a counted one of unknown length does. Left alone are learned and bucketed biases, and a constant that
+        is within this reach at the best key of every row, where constants say which keys a row shows. Another constant
+        is moved there beforehand: a softmax does not see what is subtracted from a whole row.
+    Why: The differences between scores decide, and the bias is large beside them. At 1000 the float16 spacing is 0.5.
+    Example: scores + slope · position, as in BLOOM and MPT.
+    How to override: Biases relative to the query in the model, so that near positions have small ones.
+    Source: Press et al. 2022, "Train Short, Test Long".
+    """
+    sums = [op for op in view.ops if op.kind in PAIR_SUMS and computes_float32(view, op)]
+    far = {v for op in sums for v in op.inputs if v is not None and _counts_far(view, v, to)}
+    ranges = results_of(view, ("CumSum", "Range"))
+    if not far and not ranges:
+        return
+    near = (
+        {term.op.id for row in scored_rows(view, cache(partial(_stored, view))) if row.near(to) for term in row.terms}
+        if far
+        else ()
+    )
+    biases = {v for op in sums if op.id not in near for v in op.inputs if v in far}
+    carries = Flow.of(view, CARRIES)
+    if ranges:
+        learned = Flow.of(view).forth(results_of(view, LEARNED), float32(view))
+        counting = {**{v: None for v in ranges if view.dtype(v) is DType.FLOAT}, **dict.fromkeys(counted(view))}
+        biases.update(v for v in carries.forth(counting, float32(view)) if v not in learned)
+    for op_id, (softmax, note) in sorted(to_softmax(carries, biases, "a bias that grows with the position").items()):
+        yield Pin(op_id, reasons.POSITION_BIAS, softmax, note)
+
+
+def _counts_far(view: View, value: ValueId, to: DType) -> bool:
+    """True for a constant whose rows count in equal steps and reach far beyond the scores."""
+    tensor = view.constant(value)
+    if tensor is None or not tensor.dims or not LEAST <= tensor.dims[-1] <= math.prod(tensor.dims) <= MOST:
+        return False
+    return view.fit(value, to).absmax > _FAR[to] and counts_far(view.model.array(tensor), to)
+
+
+def counts_far(numbers: Array, to: DType) -> bool:
+    """True for numbers whose rows count in equal steps and reach far beyond the scores."""
+    if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > _FAR[to]).any()):
+        return False
+    rows = numbers.reshape(-1, numbers.shape[-1])
+    return any(even(row[abs(row) < FILL], least=LEAST) for row in (rows[0], rows[-1]))
+
+
+# -- rows of scores ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """Known numbers that a sum adds to scores in a slot. `alone`: only the softmax depends on the sum."""
+
+    op: Op
+    slot: int
+    numbers: Array
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRow:
+    """Scores from a product to a softmax over their last axis; all that is done to them between is known.
+
+    `terms`: what is added. `shown`: True where no Where puts a fill instead.
+    """
+
+    terms: tuple[Term, ...]
+    shown: Array
+
+    def total(self) -> tuple[Array, Array] | None:
+        """Return the sum of all terms, and True where it is no fill; None if that is large or a row shows no key."""
+        arrays = [term.numbers for term in self.terms]
+        shape = np.broadcast_shapes(self.shown.shape, *(array.shape for array in arrays))
+        if math.prod(shape) > MOST or not shape:
+            return None
+        total = np.broadcast_to(sum((a.astype(np.float64) for a in arrays), np.zeros(())), shape)
+        shown = np.broadcast_to(self.shown, shape) & (total > -FILL)
+        return (total, shown) if bool(shown.any(axis=-1).all()) else None
+
+    def peaks(self) -> Array | None:
+        """Return the largest number added to a key that is shown, for each row; None if it is not known."""
+        held = self.total()
+        return None if held is None else np.where(held[1], held[0], -np.inf).max(axis=-1, keepdims=True)
+
+    def near(self, to: DType) -> bool:
+        """True if what is added is small at the best key that each row shows."""
+        peaks = self.peaks()
+        return peaks is not None and float(abs(peaks).max()) <= _FAR[to]
+
+
+def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
+    """Yield the float32 scores with known terms before a Softmax over the last axis; none below opset 13. O(nodes)."""
+    softmaxes = view.ops if view.opsets.get("", 1) >= FIRST_ROW_SOFTMAX else ()
+    for softmax in softmaxes:
+        rows = softmax.kind == "Softmax" and int_attribute(softmax.node, "axis", -1) == -1
+        if rows and view.dtype(softmax.inputs[0]) is DType.FLOAT:
+            row = _scored_row(view, softmax, numbers)
+            if row is not None and row.terms:
+                yield row
+
+
+def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
+    """Return what is known of the scores that a softmax reads; None if anything unknown is done to them."""
+    terms: list[Term] = []
+    shown, exclusive, reader = np.ones((), bool), True, softmax
+    value = softmax.inputs[0]
+    while value is not None and (op := view.producer(value, "Add", "Where")) is not None:
+        exclusive = exclusive and alone(view, value, reader)
+        reader = op
+        step = _added(view, op, numbers, exclusive) if op.kind == "Add" else _selected(view, op, numbers)
+        if step is None:
+            return None
+        held, value = step
+        if isinstance(held, Term):
+            terms.append(held)
+        else:
+            shown = shown & held
+    passed, source = trail(view, value, multiples(view))
+    product = view.producer(source)
+    scaled = all(op.kind in MOVES | CASTS | SCALINGS for op in passed)
+    if product is None or product.kind not in PRODUCTS or not scaled or (product.kind == "Gemm" and product.inputs[2:]):
+        return None
+    return ScoredRow(tuple(terms), shown)
+
+
+def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[Term, ValueId] | None:
+    """Return the term of a sum and the scores that it is added to."""
+    for slot, value in enumerate(op.inputs):
+        other = op.inputs[1 - slot]
+        held = numbers(value) if value is not None else None
+        if held is not None and other is not None:
+            return Term(op, slot, held, exclusive), other
+    return None
+
+
+def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | None:
+    """Return where a Where shows scores, and the scores."""
+    condition = numbers(op.inputs[0]) if op.inputs[0] is not None else None
+    for slot in (1, 2):
+        scores, fill = op.inputs[slot], number(view, op.inputs[3 - slot], axes=1)
+        if condition is not None and scores is not None and fill is not None and fill <= -FILL:
+            return np.asarray(condition == (slot == 1)), scores
+    return None
+
+
+def _stored(view: View, value: ValueId) -> Array | None:
+    """Return the numbers of a constant that is not as large as a weight."""
+    tensor = view.constant(value)
+    return view.model.array(tensor) if tensor is not None and math.prod(tensor.dims) <= MOST else None
