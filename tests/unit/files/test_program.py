@@ -250,3 +250,13 @@ def test_a_program_with_data_in_a_file_runs(tmp_path):
     tensor = ir.ExternalTensor("w.bin", 0, weight.nbytes, ir.DataType(TensorProto.FLOAT), **facts)
     found = Runner.open(Model.load(program(tensor, ir.Tensor(values(90, 90))))).run({"x": values(2, 65)})["y"]
     np.testing.assert_allclose(found, values(2, 65) @ weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_data_of_a_program_is_never_replaced(tmp_path):
+    weight = values(65, 64).tobytes()
+    (tmp_path / "w.bin").write_bytes(weight)
+    facts = {"shape": ir.Shape([65, 64]), "name": "w", "base_dir": tmp_path}
+    tensor = ir.ExternalTensor("w.bin", 0, len(weight), ir.DataType(TensorProto.FLOAT), **facts)
+    with pytest.raises(ModelError, match="still read from it; name another"):
+        convert(program(tensor)).save(tmp_path / "w.bin", overwrite=True)
+    assert (tmp_path / "w.bin").read_bytes() == weight
