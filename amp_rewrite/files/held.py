@@ -33,7 +33,9 @@ class Held:
         """Return the values, or the packed bytes of a sub-byte type, of any strides. They are not kept."""
         where = f"tensor {self.tensor.name!r} of the program"
         try:
-            values = _evaluated(self.tensor, packed=self.dtype.bits < 8)
+            raw = _raw(self.tensor)
+            found = str(raw.dtype), tuple(raw.shape.numpy())
+            values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
         except Exception as cause:  # of the library that holds the tensor, or of a function of the user
             words = " ".join(str(cause).split())
             raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
@@ -41,6 +43,12 @@ class Held:
         if values.nbytes != needed:
             raise ModelError(
                 f"{where} has {values.nbytes} bytes, but its shape and type need {needed}; export the program again"
+            )
+        stated = str(self.tensor.dtype), tuple(self.tensor.shape.numpy())
+        if found != stated:
+            (kind, shape), (other, needs) = found, stated
+            raise ModelError(
+                f"{where} is {kind} of shape {shape}, but the program states {other} of shape {needs}; export it again"
             )
         sample = zlib.crc32(values.flat[:: max(1, values.size // _SAMPLED)].tobytes())
         if self._sample not in (None, sample):
@@ -62,12 +70,13 @@ def any_held() -> bool:
     return bool(_ALIVE)
 
 
-def _evaluated(tensor: Any, *, packed: bool) -> Array:
+def _raw(tensor: Any) -> Any:
+    """Return the tensor that a lazy one stands for."""
     import onnx_ir
 
     while isinstance(tensor, onnx_ir.LazyTensor):
         tensor = tensor.raw()  # numpy() would keep the values of a caching one
-    return np.frombuffer(tensor.tobytes(), np.uint8) if packed else np.asarray(tensor.numpy())
+    return tensor
 
 
 def copy_bytes(values: Array, at: int, target: memoryview) -> None:

@@ -157,6 +157,14 @@ def test_a_lazy_tensor_of_other_size_or_without_luck_is_refused():
         convert(program(lazy(lambda: {}["x"])))
 
 
+@pytest.mark.parametrize("array", [np.ones((64, 65), np.float32), np.ones((65, 64), np.int32)], ids=("shape", "type"))
+def test_a_lazy_tensor_of_equal_size_but_another_form_is_refused(array):
+    with pytest.raises(
+        ModelError, match=r"tensor 'w' of the program is .*, but the program states FLOAT of shape \(65, 64\)"
+    ):
+        convert(program(lazy(lambda: ir.Tensor(array))))
+
+
 def test_a_shared_tensor_is_written_once_and_the_program_keeps_its_names(tmp_path):
     shared = ir.Tensor(values(65, 64), name="first")
     given = program(shared, shared)
