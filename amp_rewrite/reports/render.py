@@ -184,7 +184,7 @@ def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
     """Return one GitHub workflow command: "::warning title=…::…".
 
     Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. Other
-    characters that are not printable are escaped as in `plain`.
+    characters that are not printable are escaped as in `plain`, and commands inside as in `harmless`.
     """
     escaped = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{level}{' ' + escaped if escaped else ''}::{_message(message)}"
@@ -192,7 +192,7 @@ def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
 
 def _message(text: str) -> str:
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return plain(escaped)
+    return harmless(plain(escaped))
 
 
 def _property(text: str) -> str:

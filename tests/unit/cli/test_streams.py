@@ -63,6 +63,15 @@ def test_a_second_file_that_exists_is_never_replaced(more: tuple[str, ...]) -> N
     assert Path("other.onnx").read_bytes() == b"mine"
 
 
+def test_suggested_commands_quote_names() -> None:
+    Path("my net.onnx").write_bytes(b"mine")
+    said = run(NET, "my net.onnx").stderr
+    assert "`amp-rewrite diff net.onnx 'my net.onnx'` compares" in said and "`-o 'my net.onnx' --overwrite`" in said
+    assert run(NET, "$x y").stderr.startswith(
+        "error: '$x y' is not the name of an .onnx file; to write there, use -o '$x"
+    )
+
+
 def test_a_link_to_nowhere_is_no_free_name() -> None:
     Path("other.onnx").symlink_to("gone.onnx")
     assert run(NET, "other.onnx").stderr.startswith("error: other.onnx exists, so it may be")
@@ -134,6 +143,12 @@ def test_a_name_that_ends_with_a_slash_is_a_folder() -> None:
 @pytest.mark.parametrize("words", [(NET, "-o", ""), (NET, ""), ("convert", "")])
 def test_an_empty_name_is_refused(words: tuple[str, ...]) -> None:
     assert run(*words).stderr == f"error: an empty name is not that of a file; name a file{HELP}"
+
+
+def test_ranges_are_not_written_under_the_name_of_a_model() -> None:
+    said = run("calibrate", NET, "--random", "-o", "ranges.onnx").stderr
+    assert said == "error: cannot write ranges.onnx: ranges are JSON, not a model; use the suffix .json\n"
+    assert files() == [NET, "temporary"]
 
 
 # -- stdin and stdout ---------------------------------------------------------------------------------------
