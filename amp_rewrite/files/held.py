@@ -29,6 +29,12 @@ class Held:
         self._sample: int | None = None
         _ALIVE[self.key] = self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.key, self.__dict__)
+
+    def __deepcopy__(self, memo: object) -> Held:
+        return self
+
     def values(self) -> Array:
         """Return the values, or the packed bytes of a sub-byte type, of any strides. They are not kept."""
         where = f"tensor {self.tensor.name!r} of the program"
@@ -63,6 +69,15 @@ _ALIVE: WeakValueDictionary[str, Held] = WeakValueDictionary()
 def held(key: str) -> Held | None:
     """Return the tensor of a key; None for the stamp of a file, and once no Model refers to the tensor."""
     return _ALIVE.get(key)
+
+
+def _restored(key: str, state: dict[str, Any]) -> Held:
+    """Return the tensor of a key, made again from its state in another process."""
+    if (found := held(key)) is None:
+        found = Held.__new__(Held)
+        found.__dict__.update(state)
+        _ALIVE[key] = found
+    return found
 
 
 def any_held() -> bool:

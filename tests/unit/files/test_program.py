@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 import subprocess
 import sys
 import weakref
@@ -196,6 +198,18 @@ def test_weights_live_as_long_as_the_converted_model(tmp_path):
     del converted
     gc.collect()
     assert alive() is None
+
+
+def test_a_pickled_conversion_has_its_weights(tmp_path):
+    converted = convert(program(ir.Tensor(values(65, 64), name="w")))
+    kept, expected = pickle.dumps(converted), converted.model
+    del converted
+    gc.collect()
+    first = pickle.loads(kept)
+    second = copy.deepcopy(first)
+    del first
+    gc.collect()
+    assert second.model == expected
 
 
 def test_weights_that_change_before_they_are_written_are_refused(tmp_path):
