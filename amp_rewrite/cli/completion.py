@@ -21,6 +21,7 @@ _BASH = """\
 #   amp-rewrite completion bash > ~/.local/share/bash-completion/completions/amp-rewrite
 
 %(complete_func)s() {
+    local -; set -f  # names of files are no patterns
     local IFS=$'\\n' kind word help cur=${COMP_WORDS[COMP_CWORD]}
     [[ $cur == [=:] ]] && cur=
     COMPREPLY=()

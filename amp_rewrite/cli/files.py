@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -25,8 +27,15 @@ class _Models(click.Path):
     """The path of a model; "-" is a file that holds what comes from stdin."""
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(str(super().convert(value, param, ctx)))
+        path = self.named(value, param, ctx)
         return path if path != _DASH or ctx is None or ctx.resilient_parsing else _from_stdin(ctx)
+
+    def named(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path of a word. Only "-" as it was typed becomes the path "-"; "./-" is a file of that name."""
+        if not os.fspath(value):
+            raise click.UsageError("an empty name is not that of a file; name a file", ctx)
+        path = Path(str(super().convert(value, param, ctx)))
+        return path.absolute() if path == _DASH and os.fspath(value) != str(_DASH) else path
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         return [CompletionItem("*.onnx", type="glob")]
@@ -40,9 +49,11 @@ class _Outputs(_Models):
         self.streamed = streamed
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(str(click.Path.convert(self, value, param, ctx)))
+        path = self.named(value, param, ctx)
         if ctx is None or ctx.resilient_parsing:
             return path
+        if os.fspath(value).endswith(("/", os.sep)):
+            raise click.UsageError(f"{os.fspath(value)} is a folder; name a file in it", ctx)
         if path != _DASH:
             ctx.find_root().with_resource(_in_made_folders(path))
         elif self.streamed:
@@ -78,9 +89,9 @@ def _from_stdin(ctx: click.Context) -> Path:
 
     stream = sys.stdin.buffer
     try:
-        folder = ctx.find_root().with_resource(tempfile.TemporaryDirectory(prefix="amp-rewrite-"))
+        folder = ctx.find_root().with_resource(_temporary())
         first = stream.read(1)
-        path = Path(folder) / ("stdin.json" if first == b"{" else "stdin.onnx")  # reports are known by their suffix
+        path = folder / ("stdin.json" if first == b"{" else "stdin.onnx")  # reports are known by their suffix
         terminal.ALIASES[str(path)] = _STDIN
         with path.open("wb") as file:
             file.write(first)
@@ -98,17 +109,33 @@ def _to_stdout(ctx: click.Context) -> Iterator[Path]:
     stream = sys.stdout.buffer
     if stream.isatty():
         raise click.UsageError("- writes a model to stdout, which is a terminal; redirect it, or name a file", ctx)
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        path = Path(folder) / "stdout.onnx"
+    with _temporary() as folder:
+        path = folder / "stdout.onnx"
         terminal.ALIASES[str(path)] = _STDOUT
         with redirect_stdout(sys.stderr):
             yield path
-        if any(other != path for other in Path(folder).iterdir()):
+        if any(other != path for other in folder.iterdir()):
             raise ModelError("the weights need a file of their own, which stdout cannot hold; name a file with -o")
         if path.exists():
             with path.open("rb") as file:
                 shutil.copyfileobj(file, stream, 1 << 20)
             stream.flush()
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """Yield a folder and remove it at the end; signals that end the process act like Ctrl-C meanwhile."""
+    ours = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if ours and hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+        with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+            yield Path(folder)
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -127,6 +154,6 @@ def _in_made_folders(path: Path) -> Iterator[None]:
 
 
 def _remove(folders: list[Path]) -> None:
-    with suppress(OSError):  # one holds something, or was never made
-        for folder in folders:
+    for folder in folders:
+        with suppress(OSError):  # it holds something, is spelled with "..", or was never made
             folder.rmdir()

@@ -250,6 +250,8 @@ def key(view: View, value: ValueId) -> str:
 
 def check_writable(file: Path, overwrite: bool) -> None:
     """Raise EvidenceError if ranges cannot be written to `path`, and say why."""
+    if file.suffix.lower() == ".onnx":
+        raise EvidenceError(f"cannot write {file}: ranges are JSON, not a model; use the suffix .json")
     if not file.parent.is_dir():
         raise EvidenceError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
     if file.is_dir():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ _TORCH_PICKLE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 class Foreign:
     """A format that is not ONNX: how its files begin, what they are, and how to get an ONNX model.
 
-    `{file}` in `remedy` stands for the path, `{folder}` for its folder.
+    `{file}` in `remedy` stands for the path in a shell, `{folder}` for its folder, `{text}` for the path in Python.
     """
 
     suffixes: tuple[str, ...]
@@ -28,7 +30,7 @@ class Foreign:
 
 _TORCH = 'torch.onnx.export(model, args, "model.onnx", dynamo=True)'
 _WEIGHTS = f"export the model that reads them: {_TORCH}, or `optimum-cli export onnx --model {{folder}} onnx`"
-_KERAS = 'in Python, keras.models.load_model("{file}").export("model.onnx", format="onnx")'
+_KERAS = 'in Python, keras.models.load_model({text}).export("model.onnx", format="onnx")'
 _TF2ONNX = "run `python -m tf2onnx.convert --output model.onnx"
 _ORIGINAL = "convert the ONNX model that it was made from"
 
@@ -106,4 +108,5 @@ def foreign(path: Path) -> str | None:
 
 
 def _remedy(form: Foreign, path: Path) -> str:
-    return form.remedy.format(file=path, folder=path.parent)
+    words = {"file": shlex.quote(str(path)), "folder": shlex.quote(str(path.parent))}
+    return form.remedy.format(**words, text=json.dumps(str(path), ensure_ascii=False))

@@ -29,11 +29,19 @@ class Held:
         self._sample: int | None = None
         _ALIVE[self.key] = self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.key, self.__dict__)
+
+    def __deepcopy__(self, memo: object) -> Held:
+        return self
+
     def values(self) -> Array:
         """Return the values, or the packed bytes of a sub-byte type, of any strides. They are not kept."""
         where = f"tensor {self.tensor.name!r} of the program"
         try:
-            values = _evaluated(self.tensor, packed=self.dtype.bits < 8)
+            raw = _raw(self.tensor)
+            found = str(raw.dtype), tuple(raw.shape.numpy())
+            values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
         except Exception as cause:  # of the library that holds the tensor, or of a function of the user
             words = " ".join(str(cause).split())
             raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
@@ -41,6 +49,12 @@ class Held:
         if values.nbytes != needed:
             raise ModelError(
                 f"{where} has {values.nbytes} bytes, but its shape and type need {needed}; export the program again"
+            )
+        stated = str(self.tensor.dtype), tuple(self.tensor.shape.numpy())
+        if found != stated:
+            (kind, shape), (other, needs) = found, stated
+            raise ModelError(
+                f"{where} is {kind} of shape {shape}, but the program states {other} of shape {needs}; export it again"
             )
         sample = zlib.crc32(values.flat[:: max(1, values.size // _SAMPLED)].tobytes())
         if self._sample not in (None, sample):
@@ -57,17 +71,27 @@ def held(key: str) -> Held | None:
     return _ALIVE.get(key)
 
 
+def _restored(key: str, state: dict[str, Any]) -> Held:
+    """Return the tensor of a key, made again from its state in another process."""
+    if (found := held(key)) is None:
+        found = Held.__new__(Held)
+        found.__dict__.update(state)
+        _ALIVE[key] = found
+    return found
+
+
 def any_held() -> bool:
     """True if any tensor of a program is held."""
     return bool(_ALIVE)
 
 
-def _evaluated(tensor: Any, *, packed: bool) -> Array:
+def _raw(tensor: Any) -> Any:
+    """Return the tensor that a lazy one stands for."""
     import onnx_ir
 
     while isinstance(tensor, onnx_ir.LazyTensor):
         tensor = tensor.raw()  # numpy() would keep the values of a caching one
-    return np.frombuffer(tensor.tobytes(), np.uint8) if packed else np.asarray(tensor.numpy())
+    return tensor
 
 
 def copy_bytes(values: Array, at: int, target: memoryview) -> None:

@@ -206,15 +206,17 @@ class Model:
 
         Args:
             path: the file to write.
-            overwrite: replace an existing file.
+            overwrite: True to replace an existing file.
             external_data: write weights to `<stem>.<hash>.data` beside it; None: when they are more than 1.5 GB.
             progress: called as `progress(done, total)` with bytes.
 
         Raises:
-            ModelError: the file cannot be written, or exists.
+            ModelError: the file cannot be written, or exists; or weights of the model are read from it.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
         external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
-        saving = store.Saving(Path(path), self.path, overwrite=overwrite, external=external)
+        saving = store.Saving(Path(path), self.path, overwrite=overwrite is True, external=external)
         saving.save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:

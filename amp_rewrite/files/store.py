@@ -62,14 +62,18 @@ class Saving:
         """Write the model, as `Model.save` says."""
         try:
             check_target(self.path, self.overwrite)
+            kept = _read_on(proto, self.path, self.read)
+            if not self.path.is_symlink() and os.path.realpath(self.path) in kept:
+                raise ModelError(f"cannot write {self.path}: weights of the model are still read from it; name another")
             sweep(self.path.parent)
             with Sources() as sources, ExitStack() as undo:
-                self._write(proto, sources, undo, progress or _silent)
+                self._write(proto, kept, sources, undo, progress or _silent)
         except OSError as cause:
             raise ModelError(f"cannot write {self.path}: {cause.strerror or cause}; nothing was changed") from cause
 
-    def _write(self, proto: ModelProto, sources: Sources, undo: ExitStack, progress: Progress) -> None:
-        kept = _read_on(proto, self.path, self.read)
+    def _write(
+        self, proto: ModelProto, kept: Collection[str], sources: Sources, undo: ExitStack, progress: Progress
+    ) -> None:
         layout: list[Placed] = []
         body = wire.pieces(proto, _Replace(sources, layout if self.external else None))
         if body is None:
@@ -101,6 +105,8 @@ def _silent(done: int, total: int) -> None:
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
     """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
+    if "\0" in str(path):
+        raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
     if path.suffix.lower() in (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".json"):
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     if not path.parent.is_dir():

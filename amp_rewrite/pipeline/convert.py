@@ -90,6 +90,7 @@ class Converted(Result):
         """
         return self.result.to_proto()
 
+    @checked
     def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
         """Write the model, weights streamed, whole or not at all.
 
@@ -100,6 +101,7 @@ class Converted(Result):
 
         Raises:
             ModelError: the file cannot be written, or exists.
+            PolicyError: a keyword has a value of a wrong type.
         """
         self.result.save(path, overwrite=overwrite, external_data=external_data)
 

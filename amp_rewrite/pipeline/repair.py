@@ -96,6 +96,7 @@ class Repaired(Result):
         """Report of the conversion."""
         return self.converted.report
 
+    @checked
     def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None) -> None:
         """Write the model, weights streamed, whole or not at all.
 

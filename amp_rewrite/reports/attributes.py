@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from types import MappingProxyType
 
 import onnx
 from onnx import AttributeProto, NodeProto, TypeProto
@@ -29,7 +28,7 @@ from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.op_classes import QUANTIZERS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature
 
-NONE: Mapping[str, str] = MappingProxyType({})
+NONE: Mapping[str, str] = {}
 Shape = tuple[int, ...]
 Plain = Sequence[tuple[AttributeProto, str, object]]
 """Attributes of a node, each with its name and plain value; None for a graph, a sparse tensor or a type."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from html import escape
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
 from amp_rewrite.errors import count as count
 
@@ -59,7 +61,7 @@ def blocks(
     """Return the lines of each row of a table: one, or several where cells wrap."""
     cells = [[plain(cell) for cell in row] for row in ([head, *rows] if head else rows)]
     columns = max(map(len, cells), default=0)
-    widths = [max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
+    widths = [max((taken(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
     limit = WIDTH.get()
     if limit is None or indent + sum(widths) + _GAP * (columns - 1) <= limit:
         return [[_line(row, widths, right, indent)] for row in cells]
@@ -88,35 +90,57 @@ def _wrapped(row: Sequence[str], widths: Sequence[int], right: str, indent: int)
     ]
     lines = [_line(line, widths, right, indent) for line in zip_longest(*parts, fillvalue="")]
     limit = WIDTH.get() or sys.maxsize
-    return [line if len(line) <= limit else line[: limit - 1] + "…" for line in lines]
+    return [line if taken(line) <= limit else _start(line, limit - 1) + "…" for line in lines]
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
     """Return the lines of a text, broken between words alone; a longer word stays whole."""
     lead = " " * (len(text) - len(text.lstrip(" ")))
     after = lead + " " * hanging
-    return textwrap.wrap(
-        text.strip(),
+    lines = textwrap.wrap(
+        text.strip() if text.isascii() else "".join(c + _HALF * (taken(c) - 1) for c in text.strip()),
         max(width, 1),
         initial_indent=lead,
         subsequent_indent=after,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(_HALF, "") for line in lines]
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text of at most so many characters: of a longer one both ends, with an ellipsis between them."""
-    if len(text) <= width:
+    """Return a text of at most so many columns: of a longer one both ends, with an ellipsis between them."""
+    if taken(text) <= width:
         return text
     tail = (width - 1) // 2 if width > 2 * _SHORTEST else 0
-    return f"{text[: max(width, 1) - 1 - tail]}…{text[len(text) - tail :]}"
+    return f"{_start(text, max(width, 1) - 1 - tail)}…{_start(text[::-1], tail)[::-1]}"
+
+
+def taken(text: str) -> int:
+    """Return the columns that a text takes: two for a wide character, none for a mark on another one."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+_HALF = "\0"
+"""The second column of a wide character while its text is wrapped; texts hold no control characters."""
+
+
+def _start(text: str, columns: int) -> str:
+    """Return the beginning of a text that takes at most so many columns."""
+    return text[: bisect_right(list(accumulate(map(_columns, text))), columns)]
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> str:
     padded = (
-        cell.rjust(widths[i]) if right[i : i + 1] == ">" else cell if i == len(row) - 1 else cell.ljust(widths[i])
+        f"{gap}{cell}" if right[i : i + 1] == ">" else cell if i == len(row) - 1 else f"{cell}{gap}"
         for i, cell in enumerate(row)
+        for gap in [" " * (widths[i] - taken(cell))]
     )
     return (" " * indent + (" " * _GAP).join(padded)).rstrip()
 
@@ -184,7 +208,7 @@ def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
     """Return one GitHub workflow command: "::warning title=…::…".
 
     Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. Other
-    characters that are not printable are escaped as in `plain`.
+    characters that are not printable are escaped as in `plain`, and commands inside as in `harmless`.
     """
     escaped = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{level}{' ' + escaped if escaped else ''}::{_message(message)}"
@@ -192,7 +216,7 @@ def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
 
 def _message(text: str) -> str:
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return plain(escaped)
+    return harmless(plain(escaped))
 
 
 def _property(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
@@ -66,7 +65,7 @@ class Row(NamedTuple):
     scope: str = ""
     named: bool = True
     """True if the name stands in the model; otherwise it consists of scope, type and position."""
-    variables: Mapping[str, str] = MappingProxyType({})
+    variables: Mapping[str, str] = {}
     color: str | None = None
     rule: str | None = None
     because: str | None = None
@@ -78,8 +77,8 @@ class Row(NamedTuple):
     outputs: tuple[str, ...] = ()
     key: str = ""
     reads: tuple[int, ...] = ()
-    via: Mapping[str, str] = MappingProxyType({})
-    attributes: Mapping[str, str] = MappingProxyType({})
+    via: Mapping[str, str] = {}
+    attributes: Mapping[str, str] = {}
     constants: str = ""
 
     @property

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, advice
+from amp_rewrite.files.regular import read_regular
 from amp_rewrite.settings.options import SETTINGS, Kind, Option, from_environment
 
 
@@ -115,8 +116,7 @@ _LONG_KEY = re.compile(rf"""(?<![\w"'-])(?:{_KEY}){{32}}""")
 
 def _read(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_LARGEST + 1)
+        content = read_regular(file, _LARGEST)
         return content.decode("utf-8-sig", "ignore" if len(content) > _LARGEST else "strict")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a TOML file") from error

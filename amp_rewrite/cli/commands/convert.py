@@ -180,13 +180,14 @@ def _destination(model: Path, out: tuple[Path, ...], output: Path | None) -> Pat
     if len(out) > 1 or output is not None:
         raise click.UsageError("convert reads one model and writes one; run it once for each, with one output")
     (second,) = out
+    read, typed = shlex.quote(str(model)), shlex.quote(str(second))
     if os.path.lexists(second):
         raise click.UsageError(
-            f"{second} exists, so it may be an input or the output; `amp-rewrite diff {model} {second}` compares them,"
-            f" `-o {second} --overwrite` replaces it, and several models are converted one by one"
+            f"{second} exists, so it may be an input or the output; `amp-rewrite diff {read} {typed}`"
+            f" compares them, `-o {typed} --overwrite` replaces it, and several models are converted one by one"
         )
     if second.suffix.lower() != ".onnx" and not is_stdout(second):
-        raise click.UsageError(f"{str(second)!r} is not the name of an .onnx file; to write there, use -o {second}")
+        raise click.UsageError(f"{str(second)!r} is not the name of an .onnx file; to write there, use -o {typed}")
     return second
 
 

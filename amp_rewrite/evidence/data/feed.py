@@ -275,7 +275,9 @@ def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tu
 
 
 def _as_array(value: object, where: str) -> Array:
-    """Return the value as a numpy array. Raise FeedError for ragged lists and other objects."""
+    """Return the value as a numpy array. Raise FeedError for ragged lists, masked values and other objects."""
+    if np.ma.is_masked(value):
+        raise FeedError(f"{where} has masked values, which a model cannot leave out; give numbers for them (filled)")
     try:
         array: Array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as cause:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
+from operator import call
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, S
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
         readers = _files(path, ports, limit)
-        return path.name or str(path), lambda: (read() for read in readers), len(readers)
+        return path.name or str(path), partial(map, call, readers), len(readers)
     if isinstance(data, Mapping) or is_array(data) or _is_batch(data):
-        return "the arrays given", lambda: iter([data]), 1
+        return "the arrays given", partial(iter, [data]), 1
     if isinstance(data, Iterator):
         kept = _Kept(data)
-        return "the batches given", lambda: iter(kept), None
+        return "the batches given", partial(iter, kept), None
     if isinstance(data, Iterable) and not isinstance(data, bytes):
-        return "the batches given", lambda: iter(data), _length(data)
+        return "the batches given", partial(iter, data), _length(data)
     if callable(data):
         return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_called, data), None
     raise FeedError(f"cannot feed {type(data).__qualname__}; give {FORMS}")
@@ -185,9 +186,11 @@ def _of_arrays(folder: Path, known: Collection[str], limit: int) -> _Reader:
     paths = [path for path in _listed(folder) if _kind(path) == ".npy files"]
     if not paths:
         raise FeedError(f"{folder} holds no .npy file; a folder of a batch has one INPUT.npy for each input")
-    return lambda: Filed(
-        {path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}, f"{folder.name}/"
-    )
+    return partial(_batch, paths, known, limit, f"{folder.name}/")
+
+
+def _batch(paths: Collection[Path], known: Collection[str], limit: int, place: str) -> Filed:
+    return Filed({path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}, place)
 
 
 def _listed(folder: Path) -> list[Path]:

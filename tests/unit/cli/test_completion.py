@@ -117,6 +117,25 @@ def test_tab_completes_the_line_in_a_real_shell(name: str, folder: Path) -> None
         os.close(shell.ours)
 
 
+ASKED = """\
+cd files; eval "$(amp-rewrite completion bash)"
+COMP_LINE='amp-rewrite report ' COMP_POINT=19 COMP_CWORD=2 COMP_WORDS=(amp-rewrite report '')
+name=$(complete -p amp-rewrite | sed 's/.*-F //; s/ .*//'); $name amp-rewrite
+printf '%s\\n' "${COMPREPLY[@]}"; [[ $- != *f* ]]
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_a_name_with_a_star_is_not_a_pattern_in_bash(folder: Path) -> None:
+    (folder / "files").mkdir()
+    for name in ("*.onnx", "a.onnx", "b.onnx"):
+        (folder / "files" / name).write_bytes(b"")
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ASKED], cwd=folder, env=environment(folder), capture_output=True, text=True
+    )
+    assert sorted(done.stdout.split()) == ["*.onnx", "a.onnx", "b.onnx"] and done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes_the_last_word(folder: Path) -> None:
     program = FISH % " ".join(f"'{line}'" for line in TYPED)

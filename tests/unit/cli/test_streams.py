@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +63,15 @@ def test_a_second_file_that_exists_is_never_replaced(more: tuple[str, ...]) -> N
     assert Path("other.onnx").read_bytes() == b"mine"
 
 
+def test_suggested_commands_quote_names() -> None:
+    Path("my net.onnx").write_bytes(b"mine")
+    said = run(NET, "my net.onnx").stderr
+    assert "`amp-rewrite diff net.onnx 'my net.onnx'` compares" in said and "`-o 'my net.onnx' --overwrite`" in said
+    assert run(NET, "$x y").stderr.startswith(
+        "error: '$x y' is not the name of an .onnx file; to write there, use -o '$x"
+    )
+
+
 def test_a_link_to_nowhere_is_no_free_name() -> None:
     Path("other.onnx").symlink_to("gone.onnx")
     assert run(NET, "other.onnx").stderr.startswith("error: other.onnx exists, so it may be")
@@ -109,6 +120,8 @@ def test_folders_of_an_output_are_made(words: tuple[str, ...], output: str) -> N
         ("convert", "gone.onnx", "-o", "a/b/out.onnx"),
         ("convert", NET, "-o", "a/b/out.onnx", "--no-such-option"),
         ("calibrate", NET, "-o", "a/b/out.json"),
+        ("convert", NET, "-o", "a/b/../out.onnx", "--dry-run"),
+        ("convert", NET, "-o", "a/b/"),
     ],
 )
 def test_folders_go_again_where_nothing_was_written(words: tuple[str, ...]) -> None:
@@ -120,6 +133,22 @@ def test_folders_that_were_there_stay() -> None:
     Path("a").mkdir()
     assert run(NET, "-o", "a/b/out.onnx", "--keep", "nothing").exit_code == 2
     assert files() == ["a", NET, "temporary"] and files("a") == []
+
+
+def test_a_name_that_ends_with_a_slash_is_a_folder() -> None:
+    assert run(NET, "-o", "a/b/").stderr == f"error: a/b/ is a folder; name a file in it{HELP}"
+    assert run(NET, "a/b/").stderr == f"error: a/b/ is a folder; name a file in it{HELP}"
+
+
+@pytest.mark.parametrize("words", [(NET, "-o", ""), (NET, ""), ("convert", "")])
+def test_an_empty_name_is_refused(words: tuple[str, ...]) -> None:
+    assert run(*words).stderr == f"error: an empty name is not that of a file; name a file{HELP}"
+
+
+def test_ranges_are_not_written_under_the_name_of_a_model() -> None:
+    said = run("calibrate", NET, "--random", "-o", "ranges.onnx").stderr
+    assert said == "error: cannot write ranges.onnx: ranges are JSON, not a model; use the suffix .json\n"
+    assert files() == [NET, "temporary"]
 
 
 # -- stdin and stdout ---------------------------------------------------------------------------------------
@@ -159,6 +188,29 @@ def test_commands_read_a_model_from_stdin(words: tuple[str, ...]) -> None:
     done = piped(*words)
     assert done.exit_code == 0, done.stderr
     assert "temporary" not in done.stdout + done.stderr
+
+
+def test_a_file_whose_name_is_a_dash_is_a_file(folder: Path) -> None:
+    Path("-").write_bytes(Path(NET).read_bytes())
+    done = run("report", "./-")
+    assert done.exit_code == 0, done.stderr
+    assert piped("convert", "./-", "-o", "./-", "--overwrite").stdout_bytes.startswith(b"-")
+    assert Path("-").read_bytes() != Path(NET).read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("words", [("-", "-o", "out.onnx"), ("report", "-")])
+def test_a_signal_leaves_no_temporary_folder(words: tuple[str, ...], number: signal.Signals) -> None:
+    with subprocess.Popen([*AMP, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.write(Path(NET).read_bytes())
+        child.stdin.flush()
+        while child.poll() is None and not list(Path("temporary").glob("amp-rewrite-*/*")):
+            time.sleep(0.01)
+        child.send_signal(number)
+        assert child.wait(60) == 130
+    assert [name for name in files("temporary") if name.startswith("amp-rewrite")] == []
 
 
 def test_a_report_is_read_from_stdin_too() -> None:

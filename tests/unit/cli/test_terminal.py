@@ -86,6 +86,22 @@ def test_a_pipe_gets_every_line_whole() -> None:
     assert max(map(len, piped().splitlines())) > 150
 
 
+def columns_of(line: str) -> int:
+    return sum(2 if c in "层入力" else 0 if c == "\u0301" else 1 for c in line)
+
+
+def test_columns_of_wide_characters_and_marks_are_aligned() -> None:
+    lines = table([("层入力", "1", "x"), ("e\u0301tat", "22", "x"), ("plain", "333", "x")], right=" >")
+    assert {columns_of(line) for line in lines} == {16}
+    token = WIDTH.set(30)
+    try:
+        lines = table([("层" * 12, "入力 " * 12), ("plain", "力" * 30)])
+    finally:
+        WIDTH.reset(token)
+    assert max(map(columns_of, lines)) <= 30
+    assert "".join(lines).count("入力") == 12 and "\0" not in "".join(lines)
+
+
 def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> None:
     token = WIDTH.set(36)
     try:

@@ -56,6 +56,17 @@ def refusal(data: object, model: Model = MODEL, **options: Any) -> str:
     return str(error.value)
 
 
+# -- masked values ------------------------------------------------------------------------------------------
+
+
+def test_masked_values_are_refused_and_an_empty_mask_is_not() -> None:
+    model = parsed("float[2] x", "s = ReduceSum (x) out = IsNaN (s)")
+    array = np.ma.masked_array([1, 2], mask=[0, 1], dtype=np.float32)
+    assert "has masked values, which a model cannot leave out; give numbers" in refusal(array, model)
+    (batch,) = Feed.of(np.ma.masked_array(array.data), model)
+    np.testing.assert_array_equal(batch["x"], array.data)
+
+
 # -- what can be given ---------------------------------------------------------------------------------
 
 

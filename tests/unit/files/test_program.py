@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 import subprocess
 import sys
 import weakref
@@ -157,6 +159,14 @@ def test_a_lazy_tensor_of_other_size_or_without_luck_is_refused():
         convert(program(lazy(lambda: {}["x"])))
 
 
+@pytest.mark.parametrize("array", [np.ones((64, 65), np.float32), np.ones((65, 64), np.int32)], ids=("shape", "type"))
+def test_a_lazy_tensor_of_equal_size_but_another_form_is_refused(array):
+    with pytest.raises(
+        ModelError, match=r"tensor 'w' of the program is .*, but the program states FLOAT of shape \(65, 64\)"
+    ):
+        convert(program(lazy(lambda: ir.Tensor(array))))
+
+
 def test_a_shared_tensor_is_written_once_and_the_program_keeps_its_names(tmp_path):
     shared = ir.Tensor(values(65, 64), name="first")
     given = program(shared, shared)
@@ -188,6 +198,18 @@ def test_weights_live_as_long_as_the_converted_model(tmp_path):
     del converted
     gc.collect()
     assert alive() is None
+
+
+def test_a_pickled_conversion_has_its_weights(tmp_path):
+    converted = convert(program(ir.Tensor(values(65, 64), name="w")))
+    kept, expected = pickle.dumps(converted), converted.model
+    del converted
+    gc.collect()
+    first = pickle.loads(kept)
+    second = copy.deepcopy(first)
+    del first
+    gc.collect()
+    assert second.model == expected
 
 
 def test_weights_that_change_before_they_are_written_are_refused(tmp_path):
@@ -250,3 +272,13 @@ def test_a_program_with_data_in_a_file_runs(tmp_path):
     tensor = ir.ExternalTensor("w.bin", 0, weight.nbytes, ir.DataType(TensorProto.FLOAT), **facts)
     found = Runner.open(Model.load(program(tensor, ir.Tensor(values(90, 90))))).run({"x": values(2, 65)})["y"]
     np.testing.assert_allclose(found, values(2, 65) @ weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_data_of_a_program_is_never_replaced(tmp_path):
+    weight = values(65, 64).tobytes()
+    (tmp_path / "w.bin").write_bytes(weight)
+    facts = {"shape": ir.Shape([65, 64]), "name": "w", "base_dir": tmp_path}
+    tensor = ir.ExternalTensor("w.bin", 0, len(weight), ir.DataType(TensorProto.FLOAT), **facts)
+    with pytest.raises(ModelError, match="still read from it; name another"):
+        convert(program(tensor)).save(tmp_path / "w.bin", overwrite=True)
+    assert (tmp_path / "w.bin").read_bytes() == weight

@@ -423,3 +423,26 @@ def test_the_system_is_told_early_and_once_of_each_byte_and_may_refuse(
     ends = [0, *(at + count for at, count, _ in told)]
     assert all(at in (0, end) for (at, _, _), end in zip(told, ends, strict=False))
     assert all(count >= 256 and size >= at + count for at, count, size in told)
+
+
+@pytest.mark.parametrize("file", ["a.bin", "lone.bin"])
+def test_a_file_that_weights_are_read_from_is_never_replaced(tmp_path, file):
+    scatter(model(), tmp_path / "m.onnx")
+    before = files(tmp_path)
+    found = Model.load(tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=f"{file}: weights of the model are still read from it; name another"):
+        found.save(tmp_path / file, overwrite=True)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("path", [None, 3, b"m.onnx", "\0.onnx"], ids=repr)
+def test_a_path_that_names_no_file_is_refused(path, inline):
+    with pytest.raises(ModelError, match=r"^cannot write"):
+        Model.load(inline).save(path)
+
+
+def test_only_true_permits_replacing_a_file(inline):
+    before = inline.read_bytes()
+    with pytest.raises(ModelError, match="exists; name another output"):
+        Model.load(inline).save(inline, overwrite="no")
+    assert inline.read_bytes() == before

@@ -445,6 +445,8 @@ def test_no_name_breaks_out_of_a_markdown_cell() -> None:
 def test_annotations_are_escaped_as_the_runner_unescapes() -> None:
     line = annotation("error", "50%\r\na:b,c", {"title": "x:y,z%\n"})
     assert line == "::error title=x%3Ay%2Cz%25%0A::50%25%0D%0Aa:b,c"
+    hostile = annotation("error", "##vso[task.x]", {"title": "##[group]"})
+    assert hostile == "::error title=\\u0023#[group]::\\u0023#vso[task.x]"
 
 
 # -- explain -----------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
+from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +21,7 @@ from click.testing import CliRunner
 from onnx import ModelProto
 
 from amp_rewrite import (
+    Feed,
     Model,
     PatternError,
     PolicyError,
@@ -280,3 +284,24 @@ def test_the_command_explains_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     expected = explain("net.onnx", "op=Softmax", "x", "first")
     assert CliRunner().invoke(program, words).stdout == expected.text()
     assert json.loads(CliRunner().invoke(program, [*words, "--json"]).stdout) == expected.to_dict()
+
+
+# -- copies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
+def test_results_are_copied_and_pickled(kind: str, copied: Callable[[Result], Result]) -> None:
+    result = results("first")[kind]
+    twin = copied(result)
+    assert (twin.text(), twin.to_json()) == (result.text(), result.to_json())
+
+
+def test_data_in_memory_and_in_files_are_pickled(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **DATA)
+    (tmp_path / "batch").mkdir()
+    np.save(tmp_path / "batch" / "x.npy", DATA["x"])
+    for data in (DATA, [DATA], tmp_path / "x.npz", tmp_path / "batch"):
+        feed = Feed.of(data, Model.load(net()))
+        (batch,) = pickle.loads(pickle.dumps(feed))
+        np.testing.assert_array_equal(batch["x"], DATA["x"])

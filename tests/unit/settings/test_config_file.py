@@ -1,6 +1,7 @@
 """Settings from files, environment variables and options, and which of them wins."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,13 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings({}, {}, config=tmp_path / "latin.toml")
     assert str(caught.value) == f"{tmp_path}/latin.toml: not UTF-8; save it as UTF-8"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match=r"pipe\.toml: cannot be read \(it is not a regular file\); name a TOML file"):
+        settings({}, {}, config=tmp_path / "pipe.toml")
 
 
 def test_an_unknown_choice_names_the_variable_or_the_option_that_made_it(tmp_path: Path) -> None:

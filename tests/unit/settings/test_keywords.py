@@ -213,3 +213,17 @@ def test_the_words_for_static_checkers_are_those_that_are_read() -> None:
     assert {choices.Placement.parse(word).spelling for word in placements} >= {f"mincut:{gpu}" for gpu in ROOFS}
     assert all(low_type(word).low for word in get_args(LowName))
     assert set(get_args(MetricName)) == set(MEASURES)
+
+
+# -- saving ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keyword", ["overwrite", "external_data"])
+def test_save_checks_its_keywords(keyword: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    for result in (convert(NET), repair(NET, DATA)):
+        path.write_bytes(b"kept")
+        with pytest.raises(PolicyError, match=f"^{keyword}='no' is str; give True"):
+            result.save(path, **{"overwrite": True, keyword: "no"})  # type: ignore[arg-type]
+        assert path.read_bytes() == b"kept"
+        result.save(path, overwrite=True, external_data=None)
