@@ -129,3 +129,14 @@ def test_a_tool_counts_if_its_model_runs_and_its_error_if_all_products_are_low(
         " (stopped after",
         "9 s).",
     ]
+
+
+def test_the_figures_of_conformance_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "conformance.md").read_text("utf-8")
+    rows = {cells[1]: cells for cells in (re.split(r"\s*\|\s*", line) for line in page.splitlines()) if len(cells) > 6}
+    cases, half, brain = rows["default to float16"][2], rows["default to float16"][6], rows["default to bfloat16"][6]
+    readme = " ".join(README.split())
+    assert f"{cases} of {cases} backend models right" in readme
+    assert f"{half} of them change in float16 and {brain} in bfloat16" in readme
+    limits = " ".join((ROOT / "docs" / "reference" / "limits.md").read_text("utf-8").split())
+    assert f"{half} of the {cases} models of the ONNX standard change in float16" in limits
