@@ -20,8 +20,7 @@ def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[
 
     Args:
         model: the result of `convert` or `repair`, a report or its file; or a model, which is then converted.
-        *names: ops by name, path, type or pattern; inputs, for the ops that read them; other values, for their ops. A
-            list of names counts as its names.
+        *names: ops by name, path, type or pattern; inputs, for their readers; other values, for their ops; or lists.
         **options: those of `convert`, see docs/reference/options.md.
 
     Returns:
