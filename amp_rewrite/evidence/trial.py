@@ -172,7 +172,10 @@ class Trials:
 
         Other sets may differ by more, since they are chosen because their trials pass.
         """
-        tried, worst = _worst(self.verdicts[held], self.trial.by), _worst(real, self.trial.by) if real else None
+        tried, worst = (
+            _worst(self.verdicts[held], self.trial.by),
+            _worst(real, self.trial.by) if real is not None else None,
+        )
         if tried is None or worst is None or not np.isfinite(worst) or not np.isfinite(tried):
             return False
         before = self._ok(held)

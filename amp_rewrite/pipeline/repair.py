@@ -123,7 +123,8 @@ class Repaired(Result):
         """Return outcome, pinned regions, verdict and report as JSON. Ends with a newline."""
         fields = {name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget", "trials")}
         regions = [region.because for region in self.regions]
-        parts = {"verdict": self.verdict and self.verdict.to_dict(), "report": self.report.to_dict()}
+        verdict = None if self.verdict is None else self.verdict.to_dict()
+        parts = {"verdict": verdict, "report": self.report.to_dict()}
         return json.dumps({"schema": 1, **fields, "regions": regions, **parts}, indent=1) + "\n"
 
     @property

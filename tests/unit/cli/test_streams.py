@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import onnx
@@ -202,7 +204,8 @@ def test_a_file_whose_name_is_a_dash_is_a_file(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("words", [("-", "-o", "out.onnx"), ("report", "-")])
 def test_a_signal_leaves_no_temporary_folder(words: tuple[str, ...], number: signal.Signals) -> None:
-    with subprocess.Popen([*AMP, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    heard = partial(signal.signal, number, signal.SIG_DFL)  # also where the tests run under nohup
+    with subprocess.Popen([*AMP, *words], stdin=PIPE, stderr=PIPE, preexec_fn=heard) as child:
         assert child.stdin is not None
         child.stdin.write(Path(NET).read_bytes())
         child.stdin.flush()

@@ -124,6 +124,8 @@ def test_a_budget_in_which_nothing_was_found_solves_nothing() -> None:
     assert found.text().splitlines()[1] == (
         "  the budget ended after 1 trial, before a set was near enough; all regions are pinned below: allow more"
     )
+    assert found.verdict is not None
+    assert found.to_dict()["verdict"] == found.verdict.to_dict()  # also of a verdict that failed
 
 
 def test_trials_that_the_last_bits_deny_do_not_outvote_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
     ("fed", "outputs", "message"),
     [
         ({}, None, "input 'x' is missing; pass an array for each of ['x']"),
-        ({"X": X}, None, "the model has no input 'X'; it has 'x'"),
+        ({"X": X}, None, "the model has no input 'X'; did you mean 'x'?"),
         ({"x": X, "xx": X}, None, "the model has no input 'xx'; did you mean 'x'?"),
         ({"x": X}, ["yy"], "the model has no output 'yy'; did you mean 'y'?"),
         (
