@@ -20,11 +20,13 @@ OUT ?= build/gpu
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
 	--ignore=tests/suites/clients --ignore=tests/suites/conformance --ignore=tests/suites/gpu \
+	--ignore=tests/suites/gate --ignore=tests/suites/hostile/test_hostile_wire.py \
+	--ignore=tests/suites/pages/test_docstring_examples.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py \
 	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
 	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/train/test_vjp_*' \
 	--ignore=tests/unit/train/test_gradients_of_models.py \
-	-m "not torch and not transformers and not stub and not gpu"
+	-m "not torch and not transformers and not stub and not gpu and not slow"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
