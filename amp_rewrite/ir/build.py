@@ -43,8 +43,13 @@ class UnsortedError(ModelError):
     """A node that reads a value which nothing before it produces."""
 
 
+class ShadowingError(ModelError):
+    """A body's initializer that has the name of a value outside."""
+
+
 def build(proto: ModelProto) -> Index:
-    """Index a model. ModelError with the node's name if the graph cannot run, UnsortedError if it may by another order.
+    """Index a model. ModelError with the node's name if the graph cannot run, UnsortedError if it may by another order,
+    ShadowingError if it may without an initializer of a body.
 
     O(nodes + uses).
     """
@@ -216,7 +221,7 @@ class _Build:
         if not tensor.data_type:
             raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
         if not frame.main and tensor.name in frame.visible:
-            raise ModelError(
+            raise ShadowingError(
                 f"{frame.where}: initializer {tensor.name!r} has the name of a value outside, and runtimes disagree"
                 " about which of the two is read; rename one of them"
             )

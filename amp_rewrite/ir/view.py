@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from onnx import TensorProto
@@ -18,8 +18,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.rounding import Fit
 from amp_rewrite.files.tensors import fresh_memory
-from amp_rewrite.ir.build import Index, UnsortedError, build
-from amp_rewrite.ir.graphs import in_order
+from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
+from amp_rewrite.ir.graphs import in_order, unshadowed
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId, Variable
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
 
@@ -65,6 +65,9 @@ class View(Index):
             ModelError: the graph cannot run; names the node.
         """
         try:
+            index = build(model.proto)
+        except ShadowingError:
+            model = replace(model, proto=unshadowed(model.proto, partial(_same, model)))
             index = build(model.proto)
         except UnsortedError:
             ordered = in_order(model.proto)
@@ -242,3 +245,11 @@ def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports
             if not absent and (name := named(slot)) is not None:
                 variables.setdefault(name, ([], []))[side].append(slot)
     return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in variables.items())
+
+
+def _same(model: Model, a: TensorProto, b: TensorProto) -> bool:
+    """True if two tensors of a model hold the same values of one type and shape."""
+    if (a.data_type, a.dims[:]) != (b.data_type, b.dims[:]):
+        return False
+    mine, theirs = model.array(a), model.array(b)
+    return mine.tobytes() == theirs.tobytes()

@@ -17,6 +17,7 @@ from amp_rewrite.decide.pin import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
@@ -61,7 +62,11 @@ class Draft:
         groups = hazards.clusters if request.safe else clusters(view)
         io = io_types(view, parse_io(request.io), request.to)
         note = "its nodes were not in the order in which they run; the result has them in order"
-        order = (Finding("sorted", "model", note),) if indexed.model is not source else ()
+        order = (
+            (Finding("sorted", "model", note),)
+            if indexed.model is not source and _order(indexed.model) != _order(source)
+            else ()
+        )
         told = (standard.findings, standard.rescale, (*order, *standard.notes))
         return cls(request, source, standard.base, view, hazards, groups, standard.keep, standard.lower, io, *told)
 
@@ -101,3 +106,7 @@ class Draft:
         from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
 
         return Placing.of(self.view, placement.gpu, self.request.to, islands=placement.islands)
+
+
+def _order(model: Model) -> list[tuple[str, ...]]:
+    return [tuple(node.output) for graph in all_graphs(model.proto.graph) for node in graph.node]

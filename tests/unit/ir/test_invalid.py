@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
@@ -51,6 +53,22 @@ def test_an_invalid_model_is_refused_with_what_is_wrong_and_where(name: str) -> 
     with pytest.raises(ModelError) as error:
         convert({**INVALID, **LIES}[name], target="onnx", level="lower-all")
     assert str(error.value) == SAID.get(name, str(error.value))
+
+
+def test_an_initializer_of_a_body_that_repeats_an_outer_one_is_left_out() -> None:
+    """As onnx-graphsurgeon writes captured constants."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (bool c, float[4, 16] x) => (float[4, 16] y) {'
+        " y = If (c) <then_branch = t () => (float[4, 16] a) { a = MatMul (x, w) },"
+        " else_branch = e () => (float[4, 16] b) { b = MatMul (x, w) }> }"
+    )
+    model = onnx.parser.parse_model(text)
+    weight = onnx.numpy_helper.from_array(np.full((16, 16), 0.5, np.float32), "w")
+    model.graph.initializer.append(weight)
+    model.graph.node[0].attribute[0].g.initializer.append(weight)
+    converted = convert(model)
+    assert [len(a.g.initializer) for a in converted.model.graph.node[0].attribute] == [0, 0]
+    assert [finding.kind for finding in converted.report.findings] == []
 
 
 def changed(words: str = "y = Relu (x)", **fields: object) -> ModelProto:
