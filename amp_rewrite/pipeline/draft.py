@@ -62,11 +62,8 @@ class Draft:
         groups = hazards.clusters if request.safe else clusters(view)
         io = io_types(view, parse_io(request.io), request.to)
         note = "its nodes were not in the order in which they run; the result has them in order"
-        order = (
-            (Finding("sorted", "model", note),)
-            if indexed.model is not source and _order(indexed.model) != _order(source)
-            else ()
-        )
+        moved = indexed.model is not source and _order(indexed.model) != _order(source)
+        order = (Finding("sorted", "model", note),) if moved else ()
         told = (standard.findings, standard.rescale, (*order, *standard.notes))
         return cls(request, source, standard.base, view, hazards, groups, standard.keep, standard.lower, io, *told)
 

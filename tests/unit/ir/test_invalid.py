@@ -67,7 +67,8 @@ def test_an_initializer_of_a_body_that_repeats_an_outer_one_is_left_out() -> Non
     model.graph.initializer.append(weight)
     model.graph.node[0].attribute[0].g.initializer.append(weight)
     converted = convert(model)
-    assert [len(a.g.initializer) for a in converted.model.graph.node[0].attribute] == [0, 0]
+    (branching,) = (node for node in converted.model.graph.node if node.op_type == "If")
+    assert [len(branch.g.initializer) for branch in branching.attribute] == [0, 0]
     assert [finding.kind for finding in converted.report.findings] == []
 
 
