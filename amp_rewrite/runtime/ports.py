@@ -26,6 +26,11 @@ class Port:
     shape: tuple[int | str | None, ...] | None
     required: bool = True
 
+    @property
+    def dims(self) -> str:
+        """Return the shape as text, "[batch, 128]", with "?" for a free dimension without a name."""
+        return f"[{', '.join('?' if dim is None else str(dim) for dim in self.shape or ())}]"
+
     def admits(self, sizes: Sequence[int]) -> bool:
         """True if an array of these sizes fits the shape."""
         return self.shape is None or (

@@ -5,8 +5,7 @@ An array is passed on unchanged, cast if every value survives, or rejected with 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,9 +14,10 @@ from zlib import crc32
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import FeedError, advice, nearest, spelled
+from amp_rewrite.errors import FeedError, nearest, spelled
 from amp_rewrite.evidence.data.batch import Raw, as_array, named
 from amp_rewrite.evidence.data.npy import short
+from amp_rewrite.evidence.data.random_batches import drawn
 from amp_rewrite.evidence.data.sources import LIMIT, Filed, Source, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
@@ -27,7 +27,6 @@ from amp_rewrite.runtime.ports import Port, input_ports
 
 Batch = Mapping[str, Array]
 
-_DEFAULT_INTS = (0, 2)
 _SHOWN = 8  # names in an error
 _NO_BATCH = "the data hold no batch; give at least one"
 
@@ -149,25 +148,10 @@ class Feed:
         Raises:
             FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
         """
-        if batches < 1:
-            raise FeedError(f"{batches} random batches requested; request at least one")
-        if seed < 0:
-            raise FeedError(f"the seed {seed} is negative; use a whole number of 0 or more")
-        ports = tuple(port for port in input_ports(model) if port.required)
-        shapes, assumed = shapes or {}, dict[str, int]()
-        if assume:
-            guessed = {port.name: _assumed(port, assumed) for port in ports if port.name not in shapes}
-            shapes = {**shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
-        shaped = _drawn_shapes(ports, shapes)
-        ranges = int_ranges or {}
-        _check_ranges(ports, ranges)
-
-        def source() -> Iterator[Raw]:
-            generator = np.random.default_rng(seed)
-            for _ in range(batches):
-                yield {p.name: _drawn(generator, p, shaped[p.name], ranges.get(p.name, _DEFAULT_INTS)) for p in ports}
-
-        origin = ", ".join((f"random, seed {seed}", *(f"{name} = {size}" for name, size in assumed.items())))
+        ports = [port for port in input_ports(model) if port.required]
+        origin, source = drawn(
+            ports, batches=batches, shapes=shapes or {}, int_ranges=int_ranges or {}, seed=seed, assume=assume
+        )
         return _checking(origin, True, input_ports(model), False, source, batches)
 
 
@@ -247,10 +231,6 @@ def _batch(number: int, raw: Raw, name: str | None = None) -> str:
     return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, Filed) else f"batch {number}"
 
 
-def _nearest(name: str, known: Mapping[str, Port]) -> str:
-    return advice(name, known, f"the inputs are {', '.join(map(repr, known)) or 'none'}")
-
-
 def _elements(value: Any) -> int:
     return sum(map(_elements, value)) if isinstance(value, list) else 0 if value is None else int(np.size(value))
 
@@ -260,7 +240,7 @@ def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tu
     if port.container == TENSOR:
         array, note = _typed(_as_array(value, where), port, where)
         if port.shape is not None and not port.admits(array.shape):
-            raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {_dims(port.shape)}")
+            raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {port.dims}")
         _check_finite(array, value, where, allow_nonfinite)
         return array, note
     if value is None and port.container.startswith("optional"):
@@ -314,10 +294,6 @@ def _castable(dtype: np.dtype[Any], to: DType) -> bool:
     return dtype.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(dtype, to.numpy, "safe")
 
 
-def _dims(shape: tuple[int | str | None, ...]) -> str:
-    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
-
-
 def _check_finite(array: Array, source: object, where: str, allow_nonfinite: bool) -> None:
     """Raise FeedError, naming the first position, for NaN and infinity, including those that a cast produced."""
     if allow_nonfinite or not (array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy):
@@ -332,133 +308,3 @@ def _check_finite(array: Array, source: object, where: str, allow_nonfinite: boo
         raise FeedError(f"{where} has {before} at {list(at)}, which is {after} in {array.dtype}; scale the data")
     allowed = spelled("allow_nonfinite", True)
     raise FeedError(f"{where} has {after} at {list(at)}; give finite numbers, or allow others with {allowed}")
-
-
-def _drawn_shapes(ports: tuple[Port, ...], chosen: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of the random array for each input."""
-    _check_known(chosen, ports, "shape")
-    shapes = {}
-    for port in ports:
-        if port.container != TENSOR or not _drawable(port.dtype):
-            what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
-            raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
-        shape = chosen.get(port.name, port.shape)
-        stated = "no shape" if port.shape is None else f"the shape {_dims(port.shape)}"
-        sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
-        if shape is None or len(sizes) != len(shape):
-            example = _example(port)
-            words = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
-            free = ["?" if dim is None else dim for dim in port.shape or () if not isinstance(dim, int)]
-            way = "fix it" if len(free) == 1 else "fix them" if free else "give one"
-            fact = stated
-            if free:
-                many = "s" if len(free) > 1 else ""
-                fact = f"the free dimension{many} {', '.join(free)} ({_dims(port.shape or ())})"
-            raise FeedError(f"input {port.name!r} has {fact}; {way} with {words}")
-        if not port.admits(sizes) or any(size < 0 for size in sizes):
-            raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if len(sizes) > _MOST_AXES:
-            raise FeedError(f"input {port.name!r} has {len(sizes)} dimensions; arrays have at most {_MOST_AXES}")
-        if math.prod(max(1, size) for size in sizes) * 8 > LIMIT:
-            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {LIMIT} bytes; take less")
-        shapes[port.name] = sizes
-    return shapes
-
-
-_USUAL = {
-    1: ("batch", "batch_size", "bs", "n", "b"),
-    16: ("sequence", "sequence_length", "seq", "seq_len", "length", "len", "tokens", "time", "frames", "t", "s"),
-    64: ("height", "width", "h", "w"),
-}
-"""Sizes of a smoke test, and the names of dimensions that get them."""
-
-
-def _assumed(port: Port, assumed: dict[str, int]) -> tuple[int, ...] | None:
-    """Return the shape of an input with usual sizes in place of free dimensions, and add these to `assumed`.
-
-    The first axis is taken for the batch unless its name says otherwise. None if a dimension tells nothing.
-    """
-    sizes, found = [], dict[str, int]()
-    for axis, dim in enumerate(port.shape or ()):
-        if isinstance(dim, int):
-            sizes.append(dim)
-            continue
-        word = (dim or "").lower()
-        size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else None)
-        if size is None:
-            return None
-        found[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
-        sizes.append(size)
-    assumed.update(found)
-    return tuple(sizes) if port.shape is not None else None
-
-
-_MOST_AXES = 64
-"""Dimensions of a numpy array, at most."""
-
-
-def _drawable(dtype: DType | None) -> bool:
-    return dtype not in (None, DType.STRING) and (dtype.floating or dtype.numpy.kind in "biu")
-
-
-def _example(port: Port) -> tuple[int, ...]:
-    """Return an example of a shape; free dimensions get small distinct numbers."""
-    free = iter((1, 128))
-    return tuple(dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None))
-
-
-def _check_ranges(ports: tuple[Port, ...], ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise FeedError for a range that does not fit the integer type of its input."""
-    _check_known(ranges, ports, "range")
-    kinds = {port.name: port.dtype.numpy for port in ports if port.dtype is not None}
-    for name, (low, high) in ranges.items():
-        if kinds[name].kind not in "iu":
-            raise FeedError(f"a range of integers is given for input {name!r}, which is {kinds[name]}; leave it out")
-        bounds = np.iinfo(kinds[name])
-        if not bounds.min <= low < high <= bounds.max + 1:
-            raise FeedError(f"the int range {low},{high} of input {name!r} is empty or does not fit {kinds[name]}")
-
-
-def _check_known(names: Iterable[str], ports: tuple[Port, ...], what: str) -> None:
-    known = {port.name: port for port in ports}
-    for name in names:
-        if name not in known:
-            raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {_nearest(name, known)}")
-
-
-def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int]) -> Array:
-    """Return a random array for an input."""
-    assert port.dtype is not None
-    dtype = port.dtype.numpy
-    if port.dtype is DType.BOOL:
-        return generator.integers(0, 2, shape).astype(dtype)
-    if dtype.kind in "iu":
-        return generator.integers(*bounds, shape, dtype=dtype)
-    return generator.standard_normal(shape).astype(dtype)
-
-
-def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Parse shapes by input name from texts such as "input=1,128"; "input=" is the shape of a scalar."""
-    return {name: tuple(numbers) for name, numbers in (_parsed(text, "shape", "input=1,128") for text in texts)}
-
-
-def parse_int_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Parse ranges by input name from texts such as "input_ids=0,30522"."""
-    ranges = {}
-    for text in texts:
-        name, numbers = _parsed(text, "int range", "input_ids=0,30522")
-        if len(numbers) != 2:
-            raise FeedError(f"the int range {text!r} is not of the form input_ids=0,30522")
-        ranges[name] = (numbers[0], numbers[1])
-    return ranges
-
-
-def _parsed(text: str, kind: str, example: str) -> tuple[str, list[int]]:
-    name, equals, written = text.rpartition("=")
-    try:
-        numbers = [int(part) for part in written.split(",")] if written.strip() else []
-    except ValueError:
-        numbers = None
-    if not name or not equals or numbers is None:
-        raise FeedError(f"the {kind} {text!r} is not of the form {example}")
-    return name, numbers

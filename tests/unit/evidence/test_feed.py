@@ -20,7 +20,7 @@ import pytest
 
 from amp_rewrite import Feed, FeedError, Model
 from amp_rewrite.evidence.data import sources
-from amp_rewrite.evidence.data.feed import parse_int_ranges, parse_shapes
+from amp_rewrite.evidence.data.random_batches import parse_int_ranges, parse_shapes
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
 I = np.int64([1, 0])  # noqa: E741
