@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_rewrite.cli import terminal
+from amp_rewrite.settings.keywords import CRITERION
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
@@ -67,7 +68,8 @@ class Feeding:
 
         FeedError as `Feed.of` and `Feed.randomly` raise it.
         """
-        from amp_rewrite.evidence.data.feed import Feed, parse_int_ranges, parse_shapes
+        from amp_rewrite.evidence.data.feed import Feed
+        from amp_rewrite.evidence.data.random_batches import parse_int_ranges, parse_shapes
 
         if self.data is not None:
             with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
@@ -100,13 +102,11 @@ R = TypeVar("R")
 Tell = Callable[[str, int, int], None]
 DRAWING = {"--random": False, "--smoke": False, "--batches": True, "--seed": True, "--shape": True, "--int-range": True}
 """Options of random data; True for those with a value."""
-CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
-"""Names of the options that say how near outputs must be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """Values of the options `MEASURING`. `criterion`: those of `CRITERION` that were given."""
+    """Values of the options `MEASURING`. `criterion`: the keywords in `CRITERION` that were given."""
 
     ranges: Path | None
     headroom: float | None

@@ -173,9 +173,9 @@ def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED,
     return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=words, **more)
 
 
-def flag(names: str, words: str, heading: str = ADVANCED) -> Callable[[F], F]:
+def flag(names: str, words: str, heading: str = ADVANCED, *, rare: bool = False) -> Callable[[F], F]:
     """Return the decorator of an option without a value."""
-    return option(names, None, words, heading, is_flag=True)
+    return option(names, None, words, heading, is_flag=True, rare=rare)
 
 
 def _color(_context: click.Context, _option: click.Parameter, when: str | None) -> None:
@@ -274,16 +274,24 @@ FEEDING = (
     option("--int-range", "NAME=0,100", "With --random: integers from 0 to 99.", DATA, multiple=True, rare=True),
     option("--batches", "N", "With --random: how many batches.  [default: 1]", DATA, type=int, rare=True),
     option("--seed", "N", "With --random: another seed, other numbers.  [default: 0]", DATA, type=int, rare=True),
-    option("--allow-nonfinite", None, "Data may hold NaN and infinity.", DATA, is_flag=True, rare=True),
+    flag("--allow-nonfinite", "Data may hold NaN and infinity.", DATA, rare=True),
 )
 """Options for the input data of a model."""
 
-METRICS = ("cosine", "psnr", "snr", "top1", "scaled")
+
+def _metrics(_ctx: click.Context) -> list[str]:
+    from amp_rewrite.evidence.metric import MEASURES  # late: only completion needs it
+
+    return list(MEASURES)
+
+
 CRITERION = (
     option("--tolerance", "X", "Largest error, relative to each output's largest value.", TOLERANCE, type=_Fraction()),
     option("--rtol", "X", "Instead: |a - b| <= atol + rtol |a| in every element.", TOLERANCE, type=float),
     option("--atol", "X", "See --rtol.", TOLERANCE, type=float),
-    option("--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", TOLERANCE, choices=METRICS),
+    option(
+        "--metric", "NAME", "Instead: cosine, psnr, snr, top1 or scaled, with a bound.", TOLERANCE, choices=_metrics
+    ),
     option("--at-least", "X", "Lower bound, for metrics where higher is better.", TOLERANCE, type=float),
     option("--at-most", "X", "Upper bound, for metrics where lower is better.", TOLERANCE, type=float),
 )

@@ -154,7 +154,7 @@ _REMARKS = {
     "placement": ("the same ops of the allow list are low", "--placement propagate undoes it"),
     "repaired": ("these ops compute in float32", "a larger tolerance pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
-    "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it where it is none"),
+    "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
     "unchecked": ("the model may be valid all the same", "`amp-rewrite doctor --open` tries whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),

@@ -172,10 +172,8 @@ class Trials:
 
         Other sets may differ by more, since they are chosen because their trials pass.
         """
-        tried, worst = (
-            _worst(self.verdicts[held], self.trial.by),
-            _worst(real, self.trial.by) if real is not None else None,
-        )
+        tried = _worst(self.verdicts[held], self.trial.by)
+        worst = None if real is None else _worst(real, self.trial.by)
         if tried is None or worst is None or not np.isfinite(worst) or not np.isfinite(tried):
             return False
         before = self._ok(held)

@@ -55,13 +55,7 @@ def misdeclared(view: View) -> str | None:
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
     """Return what onnx cannot infer of the result, as of the source, or of old Casts; raise for any other fault."""
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
-        return (
-            Finding(
-                "unchecked",
-                "shapes",
-                f"not checked: onnx infers nothing of a Cast of opset {opset}",
-            ),
-        )
+        return (Finding("unchecked", "shapes", f"not checked: onnx infers nothing of a Cast of opset {opset}"),)
     before, _ = examined(source)
     if before is None:
         raise ConversionError(
@@ -69,13 +63,7 @@ def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
         raise ModelError(_invalid(source, before))
-    return (
-        Finding(
-            "unchecked",
-            "shapes",
-            f"not checked: onnx cannot infer the model's own: {one_line(before)}",
-        ),
-    )
+    return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the model's own: {one_line(before)}"),)
 
 
 _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError

@@ -52,12 +52,12 @@ def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> Non
     if unknown is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
         return
     hint = (
-        "repair and verify take it" if unknown in _CRITERION else advice(unknown, known, f"it takes {', '.join(known)}")
+        "repair and verify take it" if unknown in CRITERION else advice(unknown, known, f"it takes {', '.join(known)}")
     )
     raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {hint}")
 
 
-_CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
+CRITERION = ("tolerance", "rtol", "atol", "metric", "at_least", "at_most")
 """Keywords that say how near outputs must be."""
 
 

@@ -29,14 +29,7 @@ _OUTCOME = (
     parameters.option(
         "--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=parameters.FILE_OUT
     ),
-    parameters.option(
-        "--check-weights",
-        None,
-        "Print the loss of each weight stored low, worst first.",
-        OUTPUT,
-        is_flag=True,
-        rare=True,
-    ),
+    parameters.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT, rare=True),
     parameters.as_json,
     parameters.quiet("errors and what --json or --dry-run asks for"),
     parameters.verbose,

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import CRITERION, Feeding
+from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.settings.keywords import CRITERION
 from amp_rewrite.settings.options import DATA, OUTPUT
 
 _EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"

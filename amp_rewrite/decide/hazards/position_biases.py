@@ -110,7 +110,7 @@ class ScoredRow:
     shown: Array
 
     def total(self) -> tuple[Array, Array] | None:
-        """Return the sum of all terms, and True where it is no fill; None if that is large or a row shows no key."""
+        """Return the sum of all terms, and True where it is not a fill; None if that is large or a row shows no key."""
         arrays = [term.numbers for term in self.terms]
         shape = np.broadcast_shapes(self.shown.shape, *(array.shape for array in arrays))
         if math.prod(shape) > MOST or not shape:

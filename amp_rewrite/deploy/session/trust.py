@@ -57,7 +57,7 @@ class Seal:
         return key
 
     def _known(self) -> bytes | None:
-        """Return the key; None if there is none, or others may know it: it is a link, has two names, or can be read."""
+        """Return the key; None without one, or if others may know it: it is a link, has two names, or can be read."""
         try:
             with open_regular(self.folder / _KEY, follow=False) as file:
                 status, key = os.fstat(file.fileno()), file.read(_BYTES + 1)
