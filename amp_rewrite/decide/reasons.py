@@ -10,6 +10,8 @@ from enum import IntEnum
 
 DOCS = "docs/rules"
 """Folder of the pages that `tools/build_rules.py` writes."""
+FINDINGS = "docs/reference/findings.md"
+"""Page that `tools/build_findings.py` writes, with an anchor for each kind."""
 
 
 class Strength(IntEnum):
@@ -53,7 +55,7 @@ class Reason:
 
 
 REASONS: dict[str, Reason] = {}
-"""All reasons by id, in the order of the table in docs/reference/report.md."""
+"""All reasons by id."""
 
 
 def _reason(rule: str, words: str, strength: Strength) -> str:
@@ -106,7 +108,9 @@ LAST_PRODUCT = _reason("last_product", "after the last lowered product", Strengt
 TINY_PRODUCT = _reason("tiny_product", "in a part of the model whose products sum few terms each", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 PRODUCT = _reason("product", "a product over an axis, which easily exceeds the type", Strength.SAFETY)
-GROWTH = _reason("growth", "after placeholder weights, where values outgrow the type", Strength.SAFETY)
+PROVED_OVERFLOW = _reason(
+    "proved_overflow", "after placeholder weights, where values are proved to exceed the type", Strength.SAFETY
+)
 STATISTICS = _reason("statistics", "its statistics do not fit the type", Strength.SAFETY)
 ADDITIVE_MASK = _reason("additive_mask", "adds a mask that would overflow", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
@@ -120,8 +124,13 @@ MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs 
 JOIN = _reason("join", "lowered values meet here: one Cast after it replaces several before it", Strength.SPREAD)
 
 
+RETIRED = {"growth": PROVED_OVERFLOW}
+"""Ids that older reports carry, each with the one that took its place."""
+
+
 def words(rule: str) -> str:
     """Return the words of a rule id; an id of another version of this package stands for itself."""
+    rule = RETIRED.get(rule, rule)
     return REASONS[rule].words if rule in REASONS else rule
 
 
@@ -132,6 +141,7 @@ KINDS = {
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
     "not_fused": "ops that compute a known operator and are not replaced by it",
+    "not_shifted": "a value beyond the type that no shift brings into it",
     "opset": "a change of the opset, or the obstacle to it",
     "placement": "Casts that moving the border between the types saves",
     "repaired": "ops pinned until the outputs are within tolerance",
@@ -140,11 +150,17 @@ KINDS = {
     "saturated": "numbers beyond the type become its largest finite number",
     "scaled": "a constant stored times a power of two, with the inverse in a neighbour",
     "selected": "a mask that was added, and is now applied by Where",
+    "shifted": "values beyond the type, computed times a power of two",
     "sorted": "nodes brought into topological order",
     "unchecked": "a check of the result that was not possible",
     "widened": "ops of another low type that became float32 first",
 }
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
+
+FACTS = frozenset(
+    {"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected", "shifted"}
+)
+"""Kinds of findings that are facts, not warnings."""
 
 _REMARKS = {
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
@@ -164,6 +180,35 @@ _REMARKS = {
     UNSEEN: ("the ops that compute with it stay float32", "use data that reaches it"),
 }
 """By kind of finding: what it means, and what to do. A message that says so itself, after a " · ", goes first."""
+
+_SELF_EVIDENT = {
+    "bias": ("the same numbers, and the product stays low", "nothing"),
+    "inlined": ("its ops are decided one by one; `diff` takes a call for its body", "nothing"),
+    "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
+    "opset": ("operators and kernels of another opset apply", "leave --opset out to keep the model's own"),
+    "runtime_hazard": (
+        "the process dies, or numbers are wrong, in sessions with default settings",
+        "open the model with the optimizers disabled that the message names",
+    ),
+    "scaled": ("the same numbers, without digits lost to the low type", "nothing"),
+    "selected": ("the same numbers in every type, also in rows that show no key", "nothing"),
+    "shifted": ("the same numbers, and the ops stay low", "--shift none keeps them float32"),
+    "sorted": ("the input is not valid as it stands; the result is", "export it again, if other tools refuse it"),
+    "widened": ("its values may be beyond the range of the new type", "check with --data"),
+    KERNEL_GATE: ("", "--opset auto moves the model to an opset with kernels, if there is one"),
+    SCHEMA_GATE: ("", "--opset auto moves the model to an opset that allows it, if there is one"),
+    UNDERFLOW: ("", "nothing; --to bfloat16 holds smaller values"),
+    QUANTIZED: ("the quantizers keep float32 scales", "raise the opset, or leave --quantized rescale out"),
+    NONFINITE: ("the ops that compute with it stay float32", "check the float32 model on the data"),
+    UNRAISED: ("the op keeps its low type", "name other ops, or convert the float32 model"),
+}
+"""The same where reports print less, since their message says enough."""
+
+
+def meaning(kind: str) -> tuple[str, str]:
+    """Return what a kind of finding means, and what to do; empty words for what is not a kind of finding."""
+    printed, further = (table.get(kind, ("", "")) for table in (_REMARKS, _SELF_EVIDENT))
+    return printed[0] or further[0], printed[1] or further[1]
 
 
 def remarked(kind: str, message: str, more: str = "") -> str:

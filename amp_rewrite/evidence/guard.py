@@ -8,7 +8,7 @@ until every low value fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 
 from amp_rewrite.decide import reasons
@@ -31,6 +31,8 @@ Elsewhere what is flushed is smaller than the rounding of the largest element, a
 
 Paint = Callable[[Sequence[Pin]], Coloring]
 
+_PROVABLE = (reasons.OVERFLOW, reasons.UNSEEN)
+"""Faults that a proof rules out: the value is no larger than the type, on any data."""
 _ROOTS = (reasons.ALLOW_ROOT, reasons.LOWER, reasons.FORCE_ALL)
 
 
@@ -41,6 +43,7 @@ class Guarded:
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()
     evidence: Evidence = UNCHECKED
+    bounds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,16 @@ def guard(
     *,
     headroom: float = HEADROOM,
     saturate: Collection[ValueId] = (),
+    proved: Collection[ValueId] = (),
 ) -> Guarded:
     """Return the pins and findings that follow from ranges.
 
-    `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low. There is
-    one finding for each value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite"
-    (infinity or NaN that the op itself gives in float32) or "unseen" (no element of it was seen), and one of kind
-    "calibrated" about the data. An op of a cluster takes the cluster along; ops between pinned ones are pinned, too, if
-    that spares Casts. O(nodes + uses) for each painting; mostly there are two.
+    `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low;
+    `proved`: values that fit on any data, which need neither headroom nor to be seen. There is one finding for each
+    value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite" (infinity or NaN that the op
+    itself gives in float32) or "unseen" (no element of it was seen), and one of kind "calibrated" about the data. An op
+    of a cluster takes the cluster along; ops between pinned ones are pinned, too, if that spares Casts. O(nodes + uses)
+    for each painting; mostly there are two.
 
     Raise PolicyError for a headroom that is not above 1, and for ranges of another type.
     """
@@ -75,7 +80,11 @@ def guard(
         raise PolicyError(
             f"the ranges are for {ranges.to}, not for {to.spelling}; calibrate with {spelled('to', to.spelling)}"
         )
-    faults = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
+    faults = {
+        v: fault
+        for v, fault in _faults(view, ranges, to, headroom)
+        if v not in saturate and not (v in proved and fault.rule in _PROVABLE)
+    }
     held: dict[OpId, Pin] = {}
     unfit: dict[ValueId, Fault] = {}
     while True:
@@ -95,9 +104,25 @@ def guard(
     )
 
 
+def overflowing(
+    view: View, coloring: Coloring, ranges: Ranges, to: DType, headroom: float, saturate: Collection[ValueId] = ()
+) -> Mapping[ValueId, Range]:
+    """Return the values that a coloring makes or reads low, but that overflow, with their ranges. O(nodes + uses)."""
+    seen = seen_ranges(view, ranges)
+    faults = {
+        v: fault
+        for v, fault in _faults(view, ranges, to, headroom)
+        if fault.rule == reasons.OVERFLOW and v not in saturate
+    }
+    unfit: dict[ValueId, Fault] = {}
+    for _ in _unfit(view, coloring, faults, unfit):
+        pass
+    return {value: seen[value] for value in unfit}
+
+
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, Fault]]:
     """Yield the fault of every floating value that depends on data and does not fit."""
-    seen, magnified, picks = _seen(view, ranges), _magnified(view), Flow.of(view, _PICKS)
+    seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow.of(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating or view.constant(value.id) is not None:
@@ -113,7 +138,7 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
             yield value.id, fault
 
 
-def _seen(view: View, ranges: Ranges) -> dict[ValueId, Range]:
+def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
     """Return the range of each value: its own, or that of its source for a copy that was not measured.
 
     Values that fusion introduced were not measured. Each gets the range of the value that it is selected from, or of
@@ -220,6 +245,12 @@ def _worded(fault: Fault) -> str:
     if fault.rule == reasons.UNSEEN:
         return "was not seen"
     return f"has values out of range: {fault.note}" if fault.rule == reasons.NONFINITE else fault.note
+
+
+def is_low(view: View, coloring: Coloring, value: ValueId) -> bool:
+    """True if an op makes or reads a value in a low type, by the coloring or in the model."""
+    uses = view.uses[value]
+    return made_low(view, coloring, value) or any(read_low(view, coloring, view.ops[u.op], u.slot) for u in uses)
 
 
 def made_low(view: View, coloring: Coloring, value: ValueId) -> bool:

@@ -88,6 +88,13 @@ class Coloring:
         return self.dtype(op, variable) is self.to
 
     @property
+    def float32_ops(self) -> int:
+        """Number of ops of which no variable becomes the low type, of those with one that could."""
+        return len({op for op, _ in self.paints}) - len(
+            {op for (op, _), p in self.paints.items() if p.dtype is self.to}
+        )
+
+    @property
     def changes(self) -> bool:
         """True if any variable is lowered or upcast."""
         return any(p.dtype is self.to or p.rule == reasons.RAISED for p in self.paints.values())

@@ -14,12 +14,12 @@ from amp_rewrite.decide.hazards.coordinates import places
 from amp_rewrite.decide.hazards.disguises import disguises
 from amp_rewrite.decide.hazards.distance import distance
 from amp_rewrite.decide.hazards.exemptions import benign
-from amp_rewrite.decide.hazards.growth import growth
 from amp_rewrite.decide.hazards.integers import accumulators, element_counts, index_taint, shape_taint
 from amp_rewrite.decide.hazards.logarithm import logarithm
 from amp_rewrite.decide.hazards.mask import additive_mask, constant_range, saturated
 from amp_rewrite.decide.hazards.position_biases import position_bias
 from amp_rewrite.decide.hazards.products import products
+from amp_rewrite.decide.hazards.proved_overflow import proved_overflow
 from amp_rewrite.decide.hazards.quantized import quantized
 from amp_rewrite.decide.hazards.quantizers import quantizers
 from amp_rewrite.decide.hazards.rule import Rule, rule
@@ -64,7 +64,7 @@ PINNING: tuple[Rule[[View, DType], Iterator[Pin]], ...] = (
     quantizers,
     quantized,
     products,
-    growth,
+    proved_overflow,
     small_steps,
     disguises,
     position_bias,

@@ -70,6 +70,8 @@ class Rule(Record, Generic[P, R]):
         return {head: texts[head] for head in HEADINGS if head in texts}
 
 
-def rule(reason: str, promise: str, *, name: str = "") -> Callable[[Callable[P, R]], Rule[P, R]]:
+def rule(
+    reason: str, promise: str, *, name: str = "", aliases: tuple[str, ...] = ()
+) -> Callable[[Callable[P, R]], Rule[P, R]]:
     """Make a function a rule; its name is its reason, unless another rule with this reason has that name."""
-    return lambda function: Rule(name or reason, reason, promise, function)
+    return lambda function: Rule(name or reason, reason, promise, function, aliases)

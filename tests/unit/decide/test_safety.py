@@ -126,7 +126,7 @@ def test_every_rule_is_run() -> None:
         **dict.fromkeys(("power", "mean_power", "mean", "power_mean", "spread"), "cancellation"),
         **dict.fromkeys(("odds", "surprise"), "logarithm"),
         "product": "product",
-        "grown": "growth",
+        "grown": "proved_overflow",
         "average": "disguise",
         **dict.fromkeys(("biased", "nearest"), "position_bias"),
         **dict.fromkeys(("s1", "s2", "s3", "moved"), "small_step"),

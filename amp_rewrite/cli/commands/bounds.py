@@ -1,0 +1,56 @@
+"""`amp-rewrite bounds`: what is proved about the values of a model, from its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.settings.options import DATA, PRECISION
+
+
+@parameters.command(
+    parameters.model,
+    click.argument("names", metavar="[NAME]...", nargs=-1),
+    parameters.option(
+        "--input", "NAME=-1,1", "The range of an input.  [default: unknown]", DATA, multiple=True, default=()
+    ),
+    parameters.option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
+    parameters.option("--ranges", "FILE", "Ranges that calibrate wrote.", DATA, type=parameters.FILE),
+    parameters.config,
+    parameters.as_json,
+    parameters.verbose,
+)
+def bounds(
+    model: Path,
+    names: tuple[str, ...],
+    input: tuple[str, ...],
+    to: str | None,
+    ranges: Path | None,
+    config: Path | None,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Print which values of MODEL are proved to fit a low type, and which to overflow.
+
+    NAME is a value, an op or a type of ops; the chain of the proof is printed. Nothing runs: bounds follow from the
+    weights, and from the ranges of inputs where they are given.
+    """
+    settings = parameters.in_force({"to": to, "config": config})
+    from amp_rewrite.evidence.bounds import bounds
+
+    found = bounds(model, dict(map(_range, input)), to=settings.to, ranges=ranges)
+    terminal.show(found.to_json() if as_json else found.text(*names, verbose=verbose))
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    """Return the name and both ends of "NAME=-1,1"."""
+    name, equals, ends = text.rpartition("=")
+    try:
+        lo, hi = (float(end) for end in ends.split(","))
+    except ValueError as cause:
+        raise click.UsageError(f"--input {text!r} is not a range; write it as NAME=-1,1") from cause
+    if not equals:
+        raise click.UsageError(f"--input {text!r} names no input; write it as NAME=-1,1")
+    return name, (lo, hi)

@@ -1,0 +1,70 @@
+"""The bound of a value: an interval, the class that follows from it, and the step of the proof."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.view import ValueId
+
+
+class Klass(Enum):
+    """What is known about a value and the range of a low type."""
+
+    FITS = "proved to fit"
+    MEASURED = "measured to fit"
+    OVERFLOWS = "proved to overflow"
+    UNKNOWN = "unknown"
+
+
+class Bound(NamedTuple):
+    """An interval that holds all numbers of a value in each finite run, and what follows from it.
+
+    `lo`, `hi`: the interval; infinite where it is open. `klass`: the class for the type of the options. `because`: the
+    step of the proof, or why there is none. `rests_on`: the values whose bounds the step uses, the largest first.
+    `fills`: the value also carries the fill of a mask, which the interval leaves out. `least`: the largest magnitude
+    that an input of ones is proved to reach; 0 where nothing is proved from below.
+    """
+
+    lo: float = -math.inf
+    hi: float = math.inf
+    klass: Klass = Klass.UNKNOWN
+    because: str = ""
+    rests_on: tuple[ValueId, ...] = ()
+    fills: bool = False
+    least: float = 0.0
+
+    @property
+    def absmax(self) -> float:
+        """The largest magnitude that the interval allows."""
+        return max(-self.lo, self.hi)
+
+
+def counted(bounds: Iterable[Bound]) -> dict[str, int]:
+    """Return the number of bounds by class, in the order of the classes."""
+    counts = Counter(bound.klass for bound in bounds)
+    return {klass.value: counts[klass] for klass in Klass}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOptions:
+    """What bounds depend on.
+
+    Attributes:
+        to: the low type that values should fit, and whose roundings the bounds include.
+        inputs: ranges of inputs of the model by name; other floating inputs are unknown.
+        measured: the largest magnitudes that were measured, by value.
+        headroom: the factor that a measured magnitude needs to spare.
+        below: prove overflow, too, for inputs that are ones.
+    """
+
+    to: DType = DType.FLOAT16
+    inputs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    measured: Mapping[ValueId, float] = field(default_factory=dict)
+    headroom: float = 1.0
+    below: bool = True
