@@ -16,20 +16,23 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.schema import of_runtime_alone
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.reports.annotations import annotate, unannotate
 from amp_rewrite.reports.dump import dump
-from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.hazards import told
-from amp_rewrite.settings.choices import HEADROOM, Target
+from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, Target
 from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.options import Options, Request, takes_options
 from amp_rewrite.version import VERSION
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
+    from amp_rewrite.reports.page.figure import Figure
 
 METADATA_KEY = "amp_rewrite"
 """Key of the metadata entry of a converted model: version, type, lists and settings."""
@@ -80,6 +84,16 @@ class Converted(Result):
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the rows of the report."""
         return self.report.records()
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the figures of the report, with the modules and the work of its model."""
+        from amp_rewrite.reports.page.drawn import drawn  # late: most conversions are not drawn
+
+        return drawn(self.report, self.view)
+
+    def sketches(self) -> Sequence[Figure]:
+        """Return summary and barcode of the report."""
+        return self.report.sketches()
 
     @cached_property
     def model(self) -> ModelProto:
@@ -153,10 +167,11 @@ def convert(
     request = Request.of(**options)
     draft = Draft.of(model, request, folder=folder)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
-    measured = guarded(draft, known, headroom) if known is not None else None
-    if measured is None:
+    if known is None:
+        draft, _ = shifted(draft, None, headroom)
         return finish(draft, draft.paint())  # plan_casts, apply, check, report_of
-    return finish(draft, draft.paint(measured.pins), measured.findings, evidence=measured.evidence)
+    draft, measured = shifted_and_guarded(draft, known, headroom)
+    return finish(draft, draft.paint(measured.pins), measured.findings, measured=measured)
 
 
 def _measured(draft: Draft, data: Data) -> Ranges:
@@ -192,12 +207,38 @@ def model_name(draft: Draft) -> str:
     return draft.source.path.name if draft.source.path is not None else "the model"
 
 
+def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> tuple[Draft, Guarded]:
+    """Return the draft, and the pins and findings that ranges imply for it.
+
+    It is shifted by the exponent that is asked for, or if that lowers more compute ops than float32 for what overflows.
+    """
+    moved, known = shifted(draft, ranges, headroom)
+    pinned = guarded(moved, known or ranges, headroom)
+    if moved.view is draft.view or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
+        return moved, pinned
+    plain = guarded(draft, ranges, headroom)
+    gains = _compute_lowered(moved, pinned) > _compute_lowered(draft, plain)
+    return (moved, pinned) if gains else (draft, plain)
+
+
+def _compute_lowered(draft: Draft, measured: Guarded) -> int:
+    coloring = draft.paint(measured.pins)
+    low = {op for (op, _), paint in coloring.paints.items() if paint.dtype is coloring.to}
+    return sum(coloring.entries[op].color is Color.ALLOW for op in low)
+
+
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Guarded:
     """Return the pins and findings that ranges imply for a draft."""
-    from amp_rewrite.evidence.guard import guard  # late: only conversions with ranges pay for it
+    from amp_rewrite.decide.bounds.analysis import bounds  # late: only conversions with ranges pay for it
+    from amp_rewrite.decide.bounds.bound import BoundOptions, Klass, counted
+    from amp_rewrite.evidence.bounds import magnitudes
+    from amp_rewrite.evidence.guard import guard
 
     to, saturate = draft.request.to, draft.hazards.saturate
-    return guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate)
+    known = bounds(draft.view, BoundOptions(to, measured=magnitudes(draft.view, ranges), headroom=headroom))
+    proved = frozenset(value for value, bound in known.items() if bound.klass is Klass.FITS)
+    pins = guard(draft.view, draft.paint, ranges, to, headroom=headroom, saturate=saturate, proved=proved)
+    return replace(pins, bounds=counted(known.values()))
 
 
 def finish(
@@ -205,9 +246,11 @@ def finish(
     coloring: Coloring,
     findings: Sequence[Finding] = (),
     words: Sequence[str] = (),
-    evidence: Evidence = UNCHECKED,
+    measured: Guarded | None = None,
 ) -> Converted:
     """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
+
+    `measured`: what ranges and bounds say of its values.
 
     For an empty plan the result is the source itself, unexpanded.
     """
@@ -225,17 +268,26 @@ def finish(
         hazardous = [f for f in draft.hazards.findings if (f.kind, f.subject) not in planned]
         dangers = told(view, lambda value: plan.retype.get(value) or view.dtype(value))
         findings = (*draft.expansions, *hazardous, *unchecked, *dangers, *findings)
-    return Converted(result, _report(draft, coloring, plan, findings, evidence), view, coloring, plan)
+    report = _report(draft, coloring, plan, findings, measured)
+    if draft.request.annotate:
+        result = replace(result, proto=clone(result.proto)) if plan.empty else result
+        annotate(result.proto, view, plan, report.rows)
+    elif not plan.empty:
+        unannotate(result.proto)  # an earlier conversion's
+    return Converted(result, report, view, coloring, plan)
 
 
-def _report(draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding], evidence: Evidence) -> Report:
+def _report(
+    draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding], measured: Guarded | None
+) -> Report:
     """Return the report; with AMP_REWRITE_LOG_PATH also write dumps of before, after and the four lists."""
     request, view = draft.request, draft.view
     name = draft.source.path.name if draft.source.path else None
     report = report_of(
         view, coloring, plan, name=name, tool=VERSION, lists=request.lists, findings=findings, **request.settings
     )
-    report = replace(report, evidence=evidence)
+    if measured is not None:
+        report = replace(report, evidence=measured.evidence, bounds=measured.bounds)
     if request.log_path is not None:
         dump(request.log_path, report_of(view, name=name, tool=VERSION), report, request.lists)
     return report

@@ -35,6 +35,7 @@ class Draft:
     `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
     `expansions` that led to it. `clusters` are the groups of ops that compute one thing together, with or without
     safety rules. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left alone, too.
+    `widened`: low values of the model have become float32.
     """
 
     request: Request
@@ -49,23 +50,51 @@ class Draft:
     expansions: tuple[Finding, ...] = ()
     rescale: bool = False
     notes: tuple[Finding, ...] = ()
+    widened: bool = False
 
     @classmethod
-    def of(cls, model: object, request: Request, *, folder: str | Path | None = None) -> Draft:
-        """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once."""
+    def of(cls, model: object, request: Request, *, folder: str | Path | None = None, widen: bool = False) -> Draft:
+        """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once.
+
+        `widen`: decide about low values of the model as if they were float32.
+        """
         source = Model.load(model, folder=folder)
         indexed = View.of(source)
-        standard = canonicalize(indexed, request)
+        standard = canonicalize(indexed, request, widen=widen)
         view = standard.view
-        superseded = (quantized.name,) if standard.rescale else ()
-        hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
-        groups = hazards.clusters if request.safe else clusters(view)
-        io = io_types(view, parse_io(request.io), request.to)
+        hazards, groups, io = _resolved(view, request, rescale=standard.rescale)
         note = "its nodes were not in the order in which they run; the result has them in order"
         moved = indexed.model is not source and _order(indexed.model) != _order(source)
         order = (Finding("sorted", "model", note),) if moved else ()
-        told = (standard.findings, standard.rescale, (*order, *standard.notes))
-        return cls(request, source, standard.base, view, hazards, groups, standard.keep, standard.lower, io, *told)
+        return cls(
+            request,
+            source,
+            standard.base,
+            view,
+            hazards,
+            groups,
+            standard.keep,
+            standard.lower,
+            io,
+            standard.findings,
+            standard.rescale,
+            (*order, *standard.notes),
+            widen,
+        )
+
+    def on(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
+        """Return the draft on a rewritten view. `results`: names of the results of ops that are written anew."""
+        hazards, groups, io = _resolved(view, self.request, rescale=self.rescale)
+        return replace(
+            self,
+            view=view,
+            hazards=hazards,
+            clusters=groups,
+            keep=_followed(self.keep, self.view, view, results),
+            lower=_followed(self.lower, self.view, view, results),
+            io=io,
+            expansions=(*self.expansions, *findings),
+        )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
         """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
@@ -73,6 +102,13 @@ class Draft:
         A pin from data pins the whole cluster of its op, with or without safety rules. The border between the types is
         placed as the request asks.
         """
+        return self._painted(pins) if pins else self._unpinned
+
+    @cached_property
+    def _unpinned(self) -> Coloring:
+        return self._painted(())
+
+    def _painted(self, pins: Sequence[Pin]) -> Coloring:
         request = self.request
         options = PaintOptions(
             level=request.level,
@@ -103,6 +139,26 @@ class Draft:
         from amp_rewrite.decide.placement.place import Placing  # late: only this placement pays for it
 
         return Placing.of(self.view, placement.gpu, self.request.to, islands=placement.islands)
+
+
+def _resolved(
+    view: View, request: Request, *, rescale: bool
+) -> tuple[Hazards, tuple[Cluster, ...], Mapping[ValueId, DType]]:
+    """Return the hazards of a view, its clusters, and the types that its inputs and outputs get."""
+    superseded = (quantized.name,) if rescale else ()
+    hazards = find_hazards(view, request.to, but=superseded) if request.safe else Hazards()
+    groups = hazards.clusters if request.safe else clusters(view)
+    return hazards, groups, io_types(view, parse_io(request.io), request.to)
+
+
+def _followed(
+    marked: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]]
+) -> Mapping[OpId, str]:
+    """Return the marks of ops in another view, where `results` are the names of what changed ops make."""
+    if not marked:
+        return marked
+    made = {results.get(op, tuple(before.ops[op].node.output)): word for op, word in marked.items()}
+    return {op.id: made[outputs] for op in after.ops if (outputs := tuple(op.node.output)) in made}
 
 
 def _order(model: Model) -> list[tuple[str, ...]]:

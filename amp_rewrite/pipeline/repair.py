@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from numpy.typing import NDArray
 from onnx import ModelProto
@@ -24,11 +24,11 @@ from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
 from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set
-from amp_rewrite.evidence.trial import Step, Trial, Trials
-from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.evidence.trial import Step, Trial, Trials, worst_score
+from amp_rewrite.evidence.verdict import Verdict, plain_json
 from amp_rewrite.evidence.verify import EMULATED, Comparison, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.pipeline.convert import Converted, calibrated, finish, guarded, model_name, ranges_for
+from amp_rewrite.pipeline.convert import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.regions import Region, regions_of, suspicion
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, SMOKE, VERIFIED, Evidence
@@ -40,6 +40,9 @@ from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.options import Options, Request, takes_options
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
 
 _ROUNDS = 8
 """Times that a search starts again with a margin. Verdicts of earlier trials stay, so each round costs few more."""
@@ -120,12 +123,43 @@ class Repaired(Result):
         return self.report.records()
 
     def to_json(self) -> str:
-        """Return outcome, pinned regions, verdict and report as JSON. Ends with a newline."""
+        """Return outcome, pinned regions, trials, ranges, verdict and report as JSON. Ends with a newline.
+
+        Scores that are not finite are "inf", "-inf" and "nan".
+        """
         fields = {name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget", "trials")}
         regions = [region.because for region in self.regions]
         verdict = None if self.verdict is None else self.verdict.to_dict()
-        parts = {"verdict": verdict, "report": self.report.to_dict()}
-        return json.dumps({"schema": 1, **fields, "regions": regions, **parts}, indent=1) + "\n"
+        chosen = None if self.chosen is None else plain_json(asdict(self.chosen))
+        searched = {"chosen": chosen, "trail": [plain_json(asdict(step)) for step in self.trail]}
+        parts = {"ranges": self.ranges.to_dict(), "verdict": verdict, "report": self.report.to_dict()}
+        return json.dumps({"schema": 1, **fields, "regions": regions, **searched, **parts}, indent=1) + "\n"
+
+    @property
+    def chosen(self) -> Step | None:
+        """The conversion that was made, in the form of a trial but as it really runs; None without a tolerance."""
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        score = worst_score(verdict, verdict.criterion)
+        return Step(len(self.regions), verdict.ok, verdict.because, self.converted.coloring.float32_ops, score)
+
+    def figures(self) -> Sequence[Figure]:
+        """Return those of the conversion, the ranges, the trials and the scores of the outputs."""
+        return (*self.converted.figures(), *self.ranges.figures(), *self._searched())
+
+    def sketches(self) -> Sequence[Figure]:
+        """Return those of the conversion and of the search."""
+        return (*self.converted.sketches(), *(figure for figure in self._searched() if figure.notebook))
+
+    def _searched(self) -> Sequence[Figure]:
+        """Return the figures of the search and of its verdict; none without a tolerance."""
+        if self.verdict is None or self.chosen is None:
+            return ()
+        from amp_rewrite.reports.page.trials import Tried, trials_figure  # late: few runs draw
+
+        *tried, chosen = (Tried(s.pinned, s.float32_ops, s.score, s.ok) for s in (*self.trail, self.chosen))
+        return (trials_figure(tried, chosen, self.verdict.allowed, solved=self.solved), *self.verdict.figures())
 
     @property
     def trials(self) -> int:
@@ -225,9 +259,9 @@ def repair(
         ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=_stage(progress, "calibrate"))
     else:
         ranges = ranges_for(draft, ranges)
-    pinned = guarded(draft, ranges, headroom)
+    draft, pinned = shifted_and_guarded(draft, ranges, headroom)
     if by is None:
-        converted = finish(draft, draft.paint(pinned.pins), pinned.findings, evidence=pinned.evidence)
+        converted = finish(draft, draft.paint(pinned.pins), pinned.findings, measured=pinned)
         if feed.random and not converted.plan.empty:
             converted = _tried(draft, converted, feed)
         solved = converted.report.evidence.level != FAILED
@@ -247,7 +281,8 @@ def _tried(draft: Draft, converted: Converted, feed: Feed) -> Converted:
 
 def _reference(draft: Draft) -> Model:
     """Return the model in float32 throughout: of a half model the widened twin."""
-    return emulate(draft.source, rounding=False, io="float32") if draft.view.low_types else draft.source
+    half = draft.view.low_types or draft.widened
+    return emulate(draft.source, rounding=False, io="float32") if half else draft.source
 
 
 def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -> Evidence:
@@ -364,7 +399,7 @@ class _Repair:
             summary = _summary(len(pinned), len(regions), len(trials.trail), minimal)
             findings = (*findings, Finding("repaired", str(self.by), summary))
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={len(trials.trail)}")
-        converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded.evidence)
+        converted = finish(self.draft, self._painted(pinned), findings, words, self.guarded)
         names = (model_name(self.draft), "the conversion")
         conditions = Conditions(names=names, progress=_stage(self.progress, "verify"))
         verdict = verdict_of(reference, converted.result, self.feed, Comparison(self.by), conditions)

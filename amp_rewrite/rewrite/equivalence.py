@@ -22,6 +22,7 @@ from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
+from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.bounded import MOST_ELEMENTS, evaluate
 from amp_rewrite.rewrite.movement import moved
@@ -70,6 +71,8 @@ def node_mismatch(
     `tried`: a shape for every value that the ops read and that is not a constant, and for constants whose numbers do
     not matter. `opsets`: those of the node.
     """
+    if any(len(shape) > MOST_AXES for shape in tried.values()):
+        return f"it has more than {MOST_AXES} axes, so it cannot be tried"
     rng = np.random.default_rng(0)
     constants = {
         view.value_name(value): double(array)
@@ -89,6 +92,16 @@ def node_mismatch(
         if why is not None:
             return why
     return None
+
+
+def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
+    """Return a shape of that rank which ends in `last`: of the axes before, up to four have size 2, others 1."""
+    before = max(rank - len(last), 0)
+    return (*[1] * (before - _WIDE), *[2] * min(before, _WIDE), *last)
+
+
+_WIDE = 4
+"""Axes of more than one element: numbers do not grow with the rank."""
 
 
 def gate_magnitude(x: Array, y: Array) -> Array:

@@ -60,9 +60,12 @@ class Canonical:
     notes: tuple[Finding, ...] = ()
 
 
-def canonicalize(source: View, request: Request) -> Canonical:
-    """Bring a view into standard form, as far as that is asked for and no selector names the ops."""
-    base, notes = _through_float32(source, request)
+def canonicalize(source: View, request: Request, *, widen: bool = False) -> Canonical:
+    """Bring a view into standard form, as far as that is asked for and no selector names the ops.
+
+    `widen`: float32 in place of the low type, too.
+    """
+    base, notes = _through_float32(source, request, widen)
     plain, expansions = _expanded(base, request)
     rescale = request.quantized is Quantized.RESCALE
     refusal = Gate.of(request.target, request.to).rescale_refusal(plain) if rescale else None
@@ -74,12 +77,12 @@ def canonicalize(source: View, request: Request) -> Canonical:
     return Canonical(view, *marks, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
 
 
-def _through_float32(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
+def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:
     """Return the view with float32 in place of low types, if ops compute in another one than asked for.
 
     Inputs and outputs keep their types, unless those are to change.
     """
-    others = [dtype for dtype in view.low_types if dtype is not request.to]
+    others = [dtype for dtype in view.low_types if widen or dtype is not request.to]
     ops = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
     if not ops or (DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST):
         return view, ()

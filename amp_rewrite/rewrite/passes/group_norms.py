@@ -15,7 +15,7 @@ from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import float_attribute, int_attribute
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of
+from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, only_float32
 
 KIND = "group_normalization"
@@ -65,7 +65,7 @@ def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
         new_node("Mul", [name("apart"), weights[3].name], name("scaled")),
         new_node("Add", [name("scaled"), weights[4].name], result),
     ]
-    feed = {x: np.random.default_rng(0).standard_normal((2, channels, *[3] * (len(shape) - 2)))}
+    feed = {x: np.random.default_rng(0).standard_normal((2, channels, *trial_shape(len(shape) - 2)))}
     fed = {**feed, **{tensor.name: double(view.model.array(tensor)) for tensor in weights}}
     fed[name("shape")] = np.array(feed[x].shape)
     spelled = run([*ahead, node, *behind], result, [fed], view.opsets)

@@ -15,7 +15,7 @@ from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.rewrite.equivalence import gate_magnitude, node_mismatch
+from amp_rewrite.rewrite.equivalence import gate_magnitude, node_mismatch, trial_shape
 from amp_rewrite.rewrite.replacement import (
     Context,
     Outcome,
@@ -142,7 +142,7 @@ def _norm(case: _Case) -> _Candidate | str:
     for value in reads:
         if case.shape(value) != (width,):
             return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
-    return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, (*[2] * (len(shape) - 1), width))
+    return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width))
 
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
@@ -166,7 +166,7 @@ def _softmax(case: _Case) -> _Candidate | str:
     if shape is None:
         return "the rank of what it is applied to is not known"
     wrong = _reduces_elsewhere(case, len(shape))
-    return wrong or _Candidate((), {"axis": -1}, (*[2] * (len(shape) - 1), 7))
+    return wrong or _Candidate((), {"axis": -1}, trial_shape(len(shape), 7))
 
 
 def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
@@ -175,7 +175,7 @@ def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
         ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
         if max(ranks, default=0) > (len(shape) if shape is not None else 0):
             return "the rank of what it is applied to is not known, or less than that of its constants"
-        return _Candidate((), {"approximate": approximate}, (*[2] * (len(shape or (1,)) - 1), 61))
+        return _Candidate((), {"approximate": approximate}, trial_shape(len(shape or (1,)), 61))
 
     return read
 

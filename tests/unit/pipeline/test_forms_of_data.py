@@ -22,10 +22,12 @@ X = np.full((2, 8), 1e5, np.float32)  # the product is beyond float16
 def test_a_conversion_on_data_keeps_what_does_not_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=X)
     assert [row.dtype for row in convert(NET).report.rows] == ["float16"]
-    guarded = convert(NET, data=X)
+    guarded = convert(NET, data=X, shift="none")
     assert [row.dtype for row in guarded.report.rows] == ["float32"]
-    assert guarded.report == repair(NET, X).report == convert(NET, ranges=calibrate(NET, X)).report
-    assert [row.dtype for row in convert(NET, data=tmp_path / "d.npz").report.rows] == ["float32"]
+    again = convert(NET, ranges=calibrate(NET, X), shift="none")
+    assert guarded.report == repair(NET, X, shift="none").report == again.report
+    from_file = convert(NET, data=tmp_path / "d.npz", shift="none")
+    assert [row.dtype for row in from_file.report.rows] == ["float32"]
     assert [row.dtype for row in convert(NET, data=X / 1e5).report.rows] == ["float16"]
     with pytest.raises(PolicyError, match="data= and ranges= both give ranges; leave one out"):
         convert(NET, data=X, ranges=calibrate(NET, X))

@@ -198,11 +198,11 @@ def test_the_report_and_the_metadata_say_how_it_was_made() -> None:
 def test_without_a_tolerance_data_only_guards() -> None:
     hard = HARD["large_logits"]()
 
-    found = repair(hard.model, hard.batch)
+    found = repair(hard.model, hard.batch, shift="none")
 
     assert (found.verdict, found.solved, found.regions, found.trials) == (None, True, (), 0)
     assert {row.rule for row in found.converted.report.rows if row.dtype == "float32"} >= {"overflow"}
-    again = amp_rewrite.convert(hard.model, ranges=found.ranges)
+    again = amp_rewrite.convert(hard.model, ranges=found.ranges, shift="none")
     assert again.report.rows == found.converted.report.rows
 
 

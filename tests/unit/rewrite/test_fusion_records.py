@@ -14,6 +14,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.rewrite import fusions, replacement
 from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
+from amp_rewrite.rewrite.shift import emit
 
 named = pytest.mark.parametrize("fusion", FUSIONS, ids=[fusion.name for fusion in FUSIONS])
 
@@ -64,7 +65,7 @@ def kinds_in(node: ast.AST) -> set[object]:
 
 
 def test_every_kind_that_stands_in_the_code_has_a_record() -> None:
-    known = {fusion.name for fusion in FUSIONS}
+    known = {fusion.name for fusion in FUSIONS} | {emit.KIND}  # a shift is not a fusion
     built = set()
     for path in Path(replacement.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

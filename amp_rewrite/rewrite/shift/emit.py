@@ -1,0 +1,315 @@
+"""Replacements that carry a plan of exponents out: scaled constants and attributes, and Muls where ports disagree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx.helper
+import onnx.numpy_helper
+from onnx import NodeProto, TensorProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.protos import clone
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.ir.builder import new_node
+from amp_rewrite.ir.dataflow import exposed
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.op_classes import COMPARISONS
+from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
+from amp_rewrite.rewrite.replacement import Context, Replacement
+from amp_rewrite.rewrite.shift.equations import Equations, value_at
+from amp_rewrite.rewrite.shift.plan import Plan, Want
+from amp_rewrite.rewrite.shift.ports import Asked, solve_ports
+from amp_rewrite.rewrite.shift.records import Port, attribute_value
+from amp_rewrite.rewrite.shift.rounding import constant_keeps, scaled, value_keeps
+
+KIND = "shifted"
+SMALL = 1 << 12
+"""Elements of a constant that may be stored more than once."""
+LARGEST_COPIES = 1 << 30
+"""Bytes of scaled constants; those beyond stay as they are, and Muls scale what they multiply."""
+_SUMMANDS = {
+    **dict.fromkeys(("Add", "Sub", "Sum", "Max", "Min", "Mean", "Concat", "Clip", "Where", "Pad"), range(1 << 16)),
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "InstanceNormalization"), (2,)),
+    **dict.fromkeys(("GroupNormalization", "BatchNormalization"), (2,)),
+    **dict.fromkeys(COMPARISONS, (0, 1)),
+}
+"""Constants that are added to other numbers, or compared with them: their own digits count for less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a new value is: a value of the view that was shifted, times 2⁻ᵉ."""
+
+    value: ValueId
+    exponent: int
+
+
+@dataclass
+class Shifted:
+    """Replacements, the new values, the results of each replaced op, and the Muls: those before or after an op."""
+
+    replacements: list[Replacement] = field(default_factory=list)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    results: dict[OpId, tuple[str, ...]] = field(default_factory=dict)
+    muls: dict[OpId, list[Origin]] = field(default_factory=dict)
+    copied: list[ValueId] = field(default_factory=list)
+
+
+def emit(equations: Equations, plan: Plan, fits: Mapping[ValueId, Fit], want: Want) -> Shifted:
+    """Return the replacements that shift the values of a plan. O(nodes + weights read)."""
+    powers: dict[ValueId, set[int]] = {}
+    first = _Emitter(equations, plan, fits, want)
+    known: set[OpId] = set()
+    for op, ports in first.solved():
+        known.add(op.id)
+        for port, exponent in ports.items():
+            value = value_at(op, port)
+            if value is not None and equations.view.constant(value) is not None:
+                powers.setdefault(value, set()).add(exponent)
+    view = equations.view
+    for value, several in powers.items():
+        several.update(0 for use in view.uses[value] if use.op not in known)
+    shared = {v for v, several in powers.items() if len(several) > 1 and _elements(view, v) > SMALL}
+    last = _Emitter(equations, plan, fits, want, shared, first.cache)
+    return last.emitted()
+
+
+def _elements(view: View, value: ValueId) -> int:
+    tensor = view.constant(value)
+    return math.prod(tensor.dims) if tensor is not None else 0
+
+
+class _Emitter:
+    def __init__(
+        self,
+        equations: Equations,
+        plan: Plan,
+        fits: Mapping[ValueId, Fit],
+        want: Want,
+        shared: Collection[ValueId] = (),
+        cache: dict[tuple[ValueId, int], Array | None] | None = None,
+    ) -> None:
+        self.equations, self.view, self.plan, self.fits, self.want = equations, equations.view, plan, fits, want
+        self.shared = shared
+        self.cache = {} if cache is None else cache
+        self.natural: dict[ValueId, int] = {}
+        self.taken = set(self.view.names)
+        self.names: dict[tuple[ValueId, int, ScopeId], str] = {}
+        self.constants: dict[tuple[ValueId, int], TensorProto] = {}
+        self.factors: dict[int, TensorProto] = {}
+        self.bytes = 0
+        self.context = Context(want.to)
+        self.result = Shifted(copied=sorted(shared))
+
+    # -- exponents ---------------------------------------------------------------------------------------
+
+    def solved(self) -> Iterator[tuple[Op, Mapping[Port, int]]]:
+        """Yield each op that reads or makes a shifted value, with the exponents of its ports, in order."""
+        for op_id, laws in self.equations.laws.items():
+            op = self.view.ops[op_id]
+            read, made = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
+            if not any(read) and not any(made) and not any(map(self._found, op.operands)):
+                continue
+            asked = self._asked(op, [port for law in laws.laws for _, port in law])
+            ports = solve_ports(laws.laws, asked)
+            for port in asked.wanted:
+                value = op.outputs[port.slot]
+                if value is not None and ports[port]:
+                    self.natural[value] = ports[port]
+            yield op, ports
+
+    def _asked(self, op: Op, ports: list[Port]) -> Asked:
+        given, wanted, knobs = dict[Port, int](), dict[Port, int](), list[Port]()
+        for port in dict.fromkeys(ports):
+            value = value_at(op, port)
+            if value is None or self.view.constant(value) is not None:
+                knobs.append(port)
+            elif port.side == "x":
+                given[port] = self._found(value)
+            else:
+                wanted[port] = self.plan.exponents.get(value, 0)
+        more = max(wanted.values(), default=0)
+        poor = {port for port in given if not self._keeps(op.inputs[port.slot], given[port], more)}
+        order = sorted(given, key=lambda port: (self._size(op.inputs[port.slot]), port.slot))
+        return Asked(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
+
+    def _found(self, value: ValueId) -> int:
+        """Return the exponent at which an op finds a computed value: planned for one that is fed beyond the type."""
+        natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
+        beyond = math.ldexp(fit.absmax, -natural) * self.want.headroom > self.want.to.max
+        return self.plan.exponents.get(value, natural) if beyond else natural
+
+    def _keeps(self, value: ValueId | None, exponent: int, more: int) -> bool:
+        fit = self.fits.get(value, Fit()) if value is not None else Fit()
+        return value_keeps(fit, exponent + more, self.want.to, flush=self.want.flush)
+
+    def _size(self, value: ValueId | None) -> int:
+        fit = self.fits.get(value) if value is not None else None
+        return fit.count if fit is not None and fit.count else 1 << 62
+
+    def _allowed(self, op: Op, port: Port, exponent: int) -> bool:
+        if not exponent:
+            return True
+        if port.is_attribute:
+            return self._scaled_attribute(op, port.side, exponent) is not None
+        value = value_at(op, port)
+        assert value is not None
+        if value in self.shared:
+            return False
+        array = self._array(value, exponent)
+        if array is None:
+            return False
+        if port.slot in _SUMMANDS.get(op.kind, ()):
+            return True
+        original = self.view.array(value)
+        assert original is not None
+        return constant_keeps(original, exponent, self.want.to, flush=self.want.flush)
+
+    def _array(self, value: ValueId, exponent: int) -> Array | None:
+        """Return a constant times 2⁻ᵉ; None if that is not exact, or too many bytes are copied already."""
+        key = value, exponent
+        if key not in self.cache:
+            array = self.view.array(value)
+            fits = array is not None and self.bytes + array.nbytes <= LARGEST_COPIES
+            self.cache[key] = scaled(array, exponent) if fits and array is not None else None
+            self.bytes += array.nbytes if fits and array is not None else 0
+        return self.cache[key]
+
+    # -- nodes -------------------------------------------------------------------------------------------
+
+    def emitted(self) -> Shifted:
+        """Return what carries out the plan: sources that are shifted are read through Muls."""
+        for op, ports in self.solved():
+            if not op.bodies:
+                self._emit(op, ports)
+        return self.result
+
+    def _emit(self, op: Op, ports: Mapping[Port, int]) -> None:
+        node, ahead, behind, weights = clone(op.node), list[NodeProto](), list[NodeProto](), list[TensorProto]()
+        for port, exponent in ports.items():
+            value = value_at(op, port)
+            if port.is_attribute:
+                if exponent:
+                    self._set_attribute(op, node, port.side, exponent)
+            elif value is None:
+                continue
+            elif port.side == "y":
+                behind.extend(self._made(op, node, port.slot, value, weights))
+            elif self.view.constant(value) is not None:
+                if exponent:
+                    tensor = self._constant(value, exponent)
+                    weights.append(tensor)
+                    node.input[port.slot] = tensor.name
+            else:
+                ahead.extend(self._read(op, node, port.slot, exponent, weights))
+        for slot, value in enumerate(op.inputs):  # ports of any exponent
+            if value is not None and Port("x", slot) not in ports and self.natural.get(value):
+                node.input[slot] = self._name(value)
+        if node == op.node:
+            return
+        self.result.results[op.id] = tuple(node.output)
+        self.result.replacements.append(
+            Replacement(
+                KIND, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind), findings=()
+            )
+        )
+
+    def _name(self, value: ValueId) -> str:
+        """Return the name under which a value exists as it is made."""
+        natural = self.natural.get(value, 0)
+        if not natural:
+            return self.view.value_name(value)
+        return self._new_name(value, natural, self.view.values[value].scope)
+
+    def _new_name(self, value: ValueId, exponent: int, scope: ScopeId) -> str:
+        key = value, exponent, scope
+        if key not in self.names:
+            how = f"shifted_{exponent}" if exponent else "restored"
+            own = self.view.values[value].scope == scope
+            name = f"{self.view.value_name(value)}_{how}" + ("" if own or scope == MAIN else f"_{scope}")
+            self.names[key] = claimed(name, self.taken)
+            self.result.origins[self.names[key]] = Origin(value, exponent)
+        return self.names[key]
+
+    def _constant(self, value: ValueId, exponent: int) -> TensorProto:
+        key = value, exponent
+        if key not in self.constants:
+            name = claimed(f"{self.view.value_name(value)}_shifted_{exponent}".replace("-", "m"), self.taken)
+            array = self._array(value, exponent)
+            assert array is not None
+            self.constants[key] = onnx.numpy_helper.from_array(array, name)
+        return self.constants[key]
+
+    def _factor(self, exponent: int) -> TensorProto:
+        if exponent not in self.factors:
+            name = claimed(f"shift_by_{exponent}".replace("-", "m"), self.taken)
+            array = np.array(math.ldexp(1.0, exponent), np.float32)
+            self.factors[exponent] = onnx.numpy_helper.from_array(array, name)
+        return self.factors[exponent]
+
+    def _read(
+        self, op: Op, node: NodeProto, slot: int, exponent: int, weights: list[TensorProto]
+    ) -> Iterator[NodeProto]:
+        """Let an op read a computed value at an exponent; yield a Mul if it does not exist so."""
+        value = op.inputs[slot]
+        assert value is not None
+        natural = self.natural.get(value, 0)
+        if exponent == natural:
+            node.input[slot] = self._name(value)
+        elif not exponent and self._is_kept(value):
+            node.input[slot] = self.view.value_name(value)
+        else:
+            factor = self._factor(natural - exponent)
+            name = self._new_name(value, exponent, op.scope)
+            seen = name in node.input
+            node.input[slot] = name
+            if seen:
+                return
+            weights.append(factor)
+            self.result.muls.setdefault(op.id, []).append(Origin(value, exponent))
+            yield new_node("Mul", [self._name(value), factor.name], name, name)
+
+    def _made(
+        self, op: Op, node: NodeProto, slot: int, value: ValueId, weights: list[TensorProto]
+    ) -> Iterator[NodeProto]:
+        """Rename a shifted result; yield a Mul that restores it if its name must stay."""
+        natural = self.natural.get(value, 0)
+        if not natural:
+            return
+        node.output[slot] = self._name(value)
+        if self._is_kept(value):
+            name, factor = self.view.value_name(value), self._factor(natural)
+            weights.append(factor)
+            self.result.muls.setdefault(op.id, []).append(Origin(value, 0))
+            yield new_node("Mul", [node.output[slot], factor.name], name, f"{node.output[slot]}_restored")
+
+    def _is_kept(self, value: ValueId) -> bool:
+        """True for a value that others know by name: outputs, and what ops with bodies read."""
+        return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])
+
+    # -- attributes ----------------------------------------------------------------------------------
+
+    def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
+        """Return the number in an attribute times 2⁻ᵉ; None if it is not known, or no normal float32 number then."""
+        if op.kind == "Attention" and exponent % 2:
+            return None  # runtimes multiply queries and keys by its root
+        number = attribute_value(op, name, lambda: self.context.shape(self.view, op.inputs[0]))
+        if number is None:
+            return None
+        before = np.float32(number)
+        with np.errstate(over="ignore", under="ignore"):
+            after = np.ldexp(before, -exponent)
+        normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
+        return float(after) if normal else None
+
+    def _set_attribute(self, op: Op, node: NodeProto, name: str, exponent: int) -> None:
+        number = self._scaled_attribute(op, name, exponent)
+        assert number is not None
+        others = [a for a in node.attribute if a.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*others, onnx.helper.make_attribute(name, number)])

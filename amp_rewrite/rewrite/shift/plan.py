@@ -1,0 +1,176 @@
+"""The exponent of each value: the smallest that gives the values of a class room in the low type."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.ir.op_classes import MOVES
+from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.rewrite.shift.equations import ClassId, Equations
+from amp_rewrite.rewrite.shift.rounding import value_keeps
+
+LARGEST_EXPONENT = 24
+"""Of a shift: beyond it the smallest number of float16 is that of float32's digits."""
+_ROUNDS = 8
+"""Times that all relations are gone through; laws that still do not hold get Muls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is asked of a plan: the low type, room in it, a fixed exponent or None, and whether subnormals flush."""
+
+    to: DType
+    headroom: float
+    exponent: int | None = None
+    flush: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Values that are computed times 2⁻ᵉ because `largest`, one of them, goes beyond the type."""
+
+    exponent: int
+    largest: ValueId
+    absmax: float
+    values: tuple[ValueId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A value beyond the type that stays as it is; `why` is one clause."""
+
+    value: ValueId
+    absmax: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Exponents of values, without those of 0, with the regions that they make up and the values left alone."""
+
+    exponents: Mapping[ValueId, int] = field(default_factory=dict)
+    regions: tuple[Region, ...] = ()
+    refused: tuple[Refused, ...] = ()
+
+
+def needed_exponent(absmax: float, want: Want) -> int:
+    """Return the smallest exponent with which a value of this size has the headroom that is asked for."""
+    exponent = max(0, math.ceil(math.log2(absmax * want.headroom / want.to.max)))
+    while absmax * want.headroom > math.ldexp(want.to.max, exponent):
+        exponent += 1
+    return exponent
+
+
+def plan_shift(
+    equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: Want
+) -> Plan:
+    """Return the exponents for values that go beyond the low type. O(values + relations).
+
+    `fits`: how the values of the model round to the type, as far as that is known.
+    """
+    members = equations.members()
+    demands: dict[ClassId, tuple[int, ValueId]] = {}
+    refused: list[Refused] = []
+    for value, fit in overflowing.items():
+        root = equations.classes.get(value)
+        if root is None:
+            continue
+        exponent = needed_exponent(fit.absmax, want)
+        if exponent > LARGEST_EXPONENT or math.ldexp(fit.absmax, -exponent) < want.to.tiny * want.headroom:
+            refused.append(Refused(value, fit.absmax, f"too much range for any shift: 2^-{exponent} would be needed"))
+        elif exponent > demands.get(root, (0, value))[0]:
+            demands[root] = exponent, value
+    for root in [root for root in demands if not _pays(equations, members[root], root)]:
+        value = demands.pop(root)[1]
+        refused.append(
+            Refused(value, overflowing[value].absmax, "no product computes with it, and the shift needs Muls")
+        )
+    wanted = {root: want.exponent or exponent for root, (exponent, _) in demands.items()}
+    solved = solve_classes(equations, wanted)
+    exponents = {
+        value: exponent
+        for root, exponent in solved.items()
+        for value in members[root]
+        if exponent
+        and value_fits(fits.get(value, Fit()), exponent, want)
+        and value_keeps(fits.get(value, Fit()), exponent, want.to, flush=want.flush)
+    }
+    regions = tuple(
+        Region(solved[root], value, overflowing[value].absmax, tuple(members[root]))
+        for root, (_, value) in sorted(demands.items(), key=lambda item: item[1][1])
+    )
+    return Plan(exponents, regions, tuple(refused))
+
+
+def _pays(equations: Equations, values: Sequence[ValueId], root: ClassId) -> bool:
+    """True if a shift of the class gains more than it costs: products become low, or no Mul is needed."""
+    return equations.heavy[root] > 0 or equations.joints[root] < len(values)
+
+
+def value_fits(fit: Fit, exponent: int, want: Want) -> bool:
+    """True unless a negative exponent takes a value beyond the type."""
+    return exponent >= 0 or math.ldexp(fit.absmax, -exponent) * want.headroom <= want.to.max
+
+
+# -- relations ---------------------------------------------------------------------------------------
+
+
+def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
+    """Return exponents of classes: those that are wanted, and others that relations to them ask for.
+
+    A result follows the factors that it is computed from. A factor follows its result only where that is shifted more.
+    """
+    solved: Counter[ClassId] = Counter(wanted)
+    for _ in range(_ROUNDS):
+        before = dict(solved)
+        for relation in equations.relations:  # in the order of the ops: what a result needs is known by then
+            needed = sum(factor * solved[root] for factor, root in relation.terms)
+            if needed < 0 and not solved[relation.result] and not equations.joints[relation.result]:
+                solved[relation.result] = -(-needed // relation.factor)
+            if relation.factor * solved[relation.result] < needed:
+                _raise(equations, solved, relation.result, -(-needed // relation.factor))
+            short = relation.factor * solved[relation.result] - needed
+            factors = [(factor, root) for factor, root in relation.terms if factor > 0 and short > 0]
+            for factor, root in sorted(factors, key=lambda term: (equations.joints[term[1]], -solved[term[1]])):
+                if _raise(equations, solved, root, solved[root] + -(-short // factor)):
+                    break
+        if solved == before:
+            break
+    return {root: exponent for root, exponent in solved.items() if exponent}
+
+
+def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
+    """Raise the exponent of a class if that needs no Mul, or the class is shifted anyway; True if it is raised."""
+    if exponent > LARGEST_EXPONENT or (equations.joints[root] and not solved[root]):
+        return False
+    solved[root] = exponent
+    return True
+
+
+def residual_plan(equations: Equations, want: Want) -> Plan:
+    """Return the plan that shifts the residual streams of a model by the exponent asked for."""
+    members = equations.members()
+    wanted = dict.fromkeys(residual_classes(equations), want.exponent or 0)
+    solved = solve_classes(equations, wanted)
+    exponents = {value: exponent for root, exponent in solved.items() for value in members[root]}
+    regions = tuple(Region(solved[root], members[root][0], 0.0, tuple(members[root])) for root in wanted)
+    return Plan(exponents, regions)
+
+
+def is_residual(view: View, value: ValueId) -> bool:
+    """True for a sum of two computed values, as the stream is that a residual network adds to."""
+    op = view.producer(value)
+    while op is not None and op.kind in MOVES:
+        op = view.producer(op.inputs[0])
+    return op is not None and op.kind == "Add" and all(view.constant(v) is None for v in op.inputs)
+
+
+def residual_classes(equations: Equations) -> Iterator[ClassId]:
+    """Yield the classes that hold a residual sum and that products compute with."""
+    found = {equations.classes[v]: None for v in equations.classes if is_residual(equations.view, v)}
+    yield from (root for root in found if equations.heavy[root])

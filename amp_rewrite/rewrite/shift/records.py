@@ -1,0 +1,277 @@
+"""Records of operators: the laws by which the exponents of their inputs and results depend on each other.
+
+A value is *shifted* by an exponent e if the graph computes it times 2⁻ᵉ. A law is a linear equation of exponents; an op
+whose laws hold computes its shifted results from its shifted inputs to the bit, as long as no float32 number becomes
+subnormal. `x0`, `x1` … are inputs, `y0`, `y1` … results, `x*` and `y*` each of them; any other word is an attribute
+that is stored times 2⁻ᵉ. A port that no law names has exponent 0: a shift ends there. `?` names a port of any
+exponent. Equations about an omitted port do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.dataflow import number
+from amp_rewrite.ir.schema import attribute, float_attribute, int_attribute
+from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.view import Op, ValueId, View
+
+_TABLE = """
+y* = x*           : Add Concat Identity Max Mean Min Sub Sum
+y0 = x*           : Clip
+y* = x0           : Abs AveragePool Compress CumSum DepthToSpace Expand Flatten Gather GatherElements GatherND
+y* = x0           : GlobalAveragePool GlobalMaxPool GridSample Neg ReduceL1 ReduceL2 ReduceMax
+y* = x0           : ReduceMean ReduceMin ReduceSum Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze
+y* = x0           : Tile TopK Transpose Trilu Unsqueeze LeakyRelu MaxPool MaxUnpool CenterCropPad Col2Im
+y* = x0           : PRelu
+y0 = x0           : RotaryEmbedding com.microsoft::RotaryEmbedding
+y0 = x1, y0 = x2  : Where
+y0 = x0, alpha = x0 : ThresholdedRelu
+y0 = x0, lambd = x0, bias = x0 : Shrink
+y0 = x1 + x0      : Mul MatMul
+y0 = x1 + x0 + alpha : com.microsoft::FusedMatMul
+y0 = x*+          : Einsum
+y0 = x1 + x0, y0 = x2 : Conv ConvTranspose
+y0 = x1 + x0 + alpha, y0 = x2 + beta : Gemm
+y0 = x1 + x0, y0 = x3 : DeformConv
+y0 = x0 + x2, y0 = x5 : com.microsoft::MatMulNBits
+y0 = - x0         : Reciprocal
+2y0 = x0          : Sqrt
+y0 = 2x0          : ReduceSumSquare
+y0 = x1, y0 = x2, y1 = x0, y2 = - x0, epsilon = 2x0 : LayerNormalization SimplifiedLayerNormalization
+y0 = x1, y0 = x2, epsilon = 2x0 : RMSNormalization InstanceNormalization GroupNormalization
+x1 = x0, x4 = x0, y3 = x0, y1 = x0, y2 = - x0, epsilon = 2x0, y0 = x2, y0 = x3 : com.microsoft::SkipLayerNormalization
+x1 = x0, x4 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
+?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsNaN NonZero
+x0 = x1           : Equal Greater GreaterOrEqual Less LessOrEqual QuantizeLinear com.microsoft::QuantizeLinear
+y0 = x1           : DequantizeLinear com.microsoft::DequantizeLinear
+y1 = x0           : DynamicQuantizeLinear
+"""
+_OMITTED = {"alpha": {"Gemm": 1.0, "com.microsoft::FusedMatMul": 1.0, "ThresholdedRelu": 1.0}, "beta": {"Gemm": 1.0}}
+_EPSILON = {"com.microsoft::SkipLayerNormalization": 1e-12, "com.microsoft::SkipSimplifiedLayerNormalization": 1e-12}
+_EXACT_POWERS = (1, 2, 3)
+"""Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
+
+
+class Port(NamedTuple):
+    """An input ("x"), a result ("y") or an attribute (its name, at slot -1) of an op."""
+
+    side: str
+    slot: int = -1
+
+    @property
+    def is_attribute(self) -> bool:
+        """True for an attribute."""
+        return self.slot < 0
+
+
+Law = tuple[tuple[int, Port], ...]
+"""Terms (coefficient, port) whose sum of exponents is zero. The result comes first, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The laws of one op, and its ports of any exponent; float32 ports in none of them have exponent 0."""
+
+    laws: tuple[Law, ...] = ()
+    ignored: frozenset[Port] = frozenset()
+
+
+def laws_of(view: View, op: Op) -> Laws:
+    """Return the laws of an op about its float32 ports, fixed ones included."""
+    return _read(_stated(view, op), tuple(_ports(view, op)))
+
+
+@cache
+def _read(stated: str, present: tuple[Port, ...]) -> Laws:
+    """Return what a text says about the ports of an op; most ops of a model equal others in both."""
+    ports = dict.fromkeys(present)
+    laws: list[Law] = []
+    ignored: set[Port] = set()
+    for text in stated.split(",") if stated else ():
+        if text.startswith("?"):
+            ignored.add(_port(text[1:]))
+        else:
+            laws.extend(_expanded(text.strip(), ports))
+    named = {port for law in laws for _, port in law} | ignored
+    laws.extend(((1, port),) for port in ports if port not in named)
+    return Laws(tuple(laws), frozenset(ignored))
+
+
+def attribute_value(op: Op, name: str, shape: Callable[[], Shape | None]) -> float | None:
+    """Return the number in a float attribute that a law names, stated or not; None if it is not known.
+
+    `shape` gives that of the first input.
+    """
+    if name == "epsilon":
+        return float_attribute(op.node, name, _EPSILON.get(op.kind, 1e-5))
+    if name in _OMITTED:
+        return float_attribute(op.node, name, _OMITTED[name].get(op.kind, 1.0))
+    if name == "scale" and attribute(op.node, name) is None:
+        width = _head_width(op, shape())
+        return float(np.float32(1) / np.sqrt(np.float32(width))) if width else None
+    defaults = {"lambd": 0.5, "bias": 0.0}
+    return float_attribute(op.node, name, defaults.get(name, 0.0))
+
+
+def _head_width(op: Op, shape: Shape | None) -> int | None:
+    """Return the width of Attention's heads as its own attributes and shapes state it; None if they do not."""
+    if shape is None or shape[-1] is None:
+        return None
+    heads = int_attribute(op.node, "q_num_heads", 0)
+    if len(shape) == 3:
+        return shape[-1] // heads if heads and shape[-1] % heads == 0 else None
+    return shape[-1]
+
+
+def _stated(view: View, op: Op) -> str:
+    """Return the laws of an op as text; empty where a shift ends."""
+    if op.bodies or op.signature is None:
+        return ""
+    special = _SPECIAL.get(op.kind)
+    return special(view, op) if special is not None else _rows().get(op.kind, "")
+
+
+@cache
+def _rows() -> Mapping[str, str]:
+    rows: dict[str, str] = {}
+    for line in _TABLE.strip().splitlines():
+        laws, _, kinds = line.partition(" : ")
+        rows.update(dict.fromkeys(kinds.split(), laws.strip()))
+    return rows
+
+
+def kinds() -> frozenset[str]:
+    """Return the kinds of ops that a shift passes in some form."""
+    return frozenset((*_rows(), *_SPECIAL))
+
+
+# -- the grammar of the table ------------------------------------------------------------------------
+
+
+def _ports(view: View, op: Op) -> Iterator[Port]:
+    """Yield the float32 tensors that an op reads and makes."""
+    for side, values in (("y", op.outputs), ("x", op.inputs)):
+        for slot, value in enumerate(values):
+            if value is not None and view.tensor_dtype(value) is DType.FLOAT:
+                yield Port(side, slot)
+
+
+_TERM = re.compile(r"([+-]?)\s*(\d*)([a-z]\w*)")
+_WHOLE = re.compile(r"[xy]\*\+?|[xy]\d+|[a-z]+")
+
+
+def _port(word: str) -> Port:
+    return Port(word[0], int(word[1:])) if word[0] in "xy" and word[1:].isdigit() else Port(word)
+
+
+def _expanded(text: str, ports: Mapping[Port, None]) -> Iterator[Law]:
+    """Yield the laws of an equation, one for each port that a `*` stands for; none if a port is omitted."""
+    left, _, right = (part.strip() for part in text.partition("="))
+    lefts = [port for port in ports if port.side == left[0]] if left.endswith("*") else None
+    if right.endswith("*+"):
+        terms = [(-1, port) for port in ports if port.side == right[0]]
+        yield ((1, _port(left)), *terms)
+        return
+    rights = [port for port in ports if port.side == right[0]] if right.endswith("*") else None
+    for first in lefts if lefts is not None else (None,):
+        for second in rights if rights is not None else (None,):
+            head = _terms(left, 1) if first is None else [(1, first)]
+            tail = _terms(right, -1) if second is None else [(-1, second)]
+            law = (*head, *tail)
+            if all(port.is_attribute or port in ports for _, port in law):
+                yield law
+
+
+def _terms(text: str, sign: int) -> list[tuple[int, Port]]:
+    return [
+        ((-sign if minus == "-" else sign) * int(factor or 1), _port(word))
+        for minus, factor, word in _TERM.findall(text)
+    ]
+
+
+# -- ops whose laws depend on attributes and constants --------------------------------------------------
+
+
+def _pow(view: View, op: Op) -> str:
+    power = number(view, op.inputs[1])
+    return f"y0 = {int(power)}x0" if power in _EXACT_POWERS else ""
+
+
+def _float32(view: View, value: ValueId | None) -> bool:
+    return value is not None and view.tensor_dtype(value) is DType.FLOAT
+
+
+def _cast(view: View, op: Op) -> str:
+    return "y0 = x0" if _float32(view, op.inputs[0]) and _float32(view, op.outputs[0]) else ""
+
+
+def _batch_norm(view: View, op: Op) -> str:
+    """Scale, bias and mean take the shift; variance and epsilon stay."""
+    training = int_attribute(op.node, "training_mode", 0) or len(op.results) > 1
+    return "" if training else "y0 = x1 + x0, y0 = x2, x3 = x0"
+
+
+def _div(view: View, op: Op) -> str:
+    """The inverse of a value takes the opposite exponent, whatever number is divided."""
+    return "y0 = - x1" if view.constant(op.inputs[0]) is not None else "y0 = x0 - x1"
+
+
+def _scatter(_: View, op: Op) -> str:
+    stated = attribute(op.node, "reduction")
+    return "" if stated is not None and stated.s == b"mul" else "y0 = x0, y0 = x2"
+
+
+def _resize(_: View, op: Op) -> str:
+    mode = attribute(op.node, "coordinate_transformation_mode")
+    cropped = mode is not None and mode.s == b"tf_crop_and_resize"
+    return "" if cropped else "y0 = x0"
+
+
+def _clip(view: View, op: Op) -> str:
+    bounds = [name for name in ("min", "max") if attribute(op.node, name) is not None]
+    return ", ".join(("y0 = x*", *(f"{name} = x0" for name in bounds)))
+
+
+def _pad(_: View, op: Op) -> str:
+    return "y0 = x0, y0 = x2" + (", value = x0" if attribute(op.node, "value") is not None else "")
+
+
+def _dropout(view: View, op: Op) -> str:
+    return "y0 = x0"
+
+
+def _attention(view: View, op: Op) -> str:
+    """Scores are restored by `scale`; softcap, mask and softmax see them as they were. Weights of scores end it."""
+    if len(op.outputs) > 3 and op.outputs[3] is not None:
+        return ""
+    return "scale = - x0 - x1, y0 = x2, x4 = x1, x5 = x2, y1 = x1, y2 = x2"
+
+
+def _is_inf(_: View, __: Op) -> str:
+    return "?x0"
+
+
+_SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
+    "Attention": _attention,
+    "BatchNormalization": _batch_norm,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Clip": _clip,
+    "Div": _div,
+    "Dropout": _dropout,
+    "IsInf": _is_inf,
+    "Pad": _pad,
+    "Pow": _pow,
+    "Resize": _resize,
+    "ScatterElements": _scatter,
+    "ScatterND": _scatter,
+    "Upsample": _resize,
+}

@@ -1,0 +1,459 @@
+"""Range shifting: planted models whose values go beyond float16, kept in float32 and shifted, and what each costs.
+
+    python benchmarks/run.py shift [NAME ...]    # NAME: measure these alone, and keep the other rows
+
+Needs torch and transformers for the export. Each model is small, with seeded weights, and has outliers as trained ones
+have them: two channels of the residual stream, or the hidden values of feed-forward layers, go up to 2·10⁵. The bits
+are those of the shifted model before it is lowered, against the same model unshifted, in onnxruntime on one thread
+without optimizations. Low precision is emulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import amp_rewrite
+from amp_rewrite.decide.placement.cost_model import CostModel
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.runtime.roofline import ROOFS
+from amp_rewrite.settings.choices import HEADROOM
+from amp_rewrite.settings.options import Request
+from benchmarks.architectures.architecture import Architecture, Built, livened, seed_of
+from benchmarks.architectures.export import Attempt, dynamo
+from benchmarks.architectures.speech import called, heard
+from benchmarks.architectures.text import HALVES, VOCABULARY, text, translation
+from benchmarks.shared import measure
+from support.hard_models import halved
+from support.shifting import bits
+
+LARGEST = 195_094.0
+TOLERANCE = 2e-2
+OPSET = 18
+WIDE = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256}
+CHANNELS = (3, 5)
+ROUND = 2.0**17 + 2.0**16
+"""The size of outlier channels: rounding it would move the mean that norms subtract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """An architecture, and what makes outliers in its module: modules by the end of their names, and how.
+
+    `how`: "channels" (two channels of what a module gives, of opposite sign) or "all" of it. `writers` write to the
+    residual stream, `readers` are the norms that read it.
+    """
+
+    architecture: Architecture
+    where: tuple[str, ...]
+    how: str = "channels"
+    writers: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+    half: bool = False
+
+
+class Autoencoder(nn.Module):
+    """The decoder of an image autoencoder: group norms, SiLU, attention, upsampling, and a norm at the end."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.entry = nn.Conv2d(4, width, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in range(5))
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+        self.mix_norm = nn.GroupNorm(8, width)
+        self.qkv, self.out = nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
+        self.exit = nn.Conv2d(width, 3, 3, padding=1)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.entry(latent)
+        q, k, v = (y.flatten(2).transpose(1, 2) for y in self.qkv(self.mix_norm(x)).chunk(3, dim=1))
+        mixed = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        for i, conv in enumerate(self.convs):
+            x = x + conv(F.silu(self.norms[i](x)))
+            if i % 2:
+                x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        return self.exit(F.silu(self.norms[4](x)))
+
+
+def _autoencoder() -> Built:
+    torch.manual_seed(seed_of("vae"))
+    return livened(Autoencoder()), {"latent": torch.randn(1, 4, 8, 8)}
+
+
+def _registers() -> Built:
+    from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+
+    torch.manual_seed(seed_of("vit"))
+    config = Dinov2WithRegistersConfig(
+        hidden_size=128, num_hidden_layers=4, num_attention_heads=4, image_size=64, patch_size=8, mlp_ratio=2
+    )
+
+    class Eyes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Dinov2WithRegistersModel(config)
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            return self.model(pixel_values).last_hidden_state
+
+    return livened(Eyes()), {"pixel_values": torch.randn(1, 3, 64, 64)}
+
+
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 32}
+_LLAMA = text("llama", "LlamaForCausalLM", **WIDE, **_GROUPED)
+PLANTED: Mapping[str, Planted] = {
+    "t5": Planted(
+        translation(
+            "t5",
+            "T5ForConditionalGeneration",
+            d_model=512,
+            d_kv=64,
+            d_ff=1024,
+            num_layers=6,
+            num_heads=8,
+            relative_attention_num_buckets=32,
+        ),
+        ("encoder.block.1.layer.1.DenseReluDense.wi", "encoder.block.4.layer.1.DenseReluDense.wi"),
+        "all",
+    ),
+    "llama": Planted(
+        _LLAMA,
+        ("embed_tokens",),
+        writers=("embed_tokens", "o_proj", "down_proj"),
+        readers=("input_layernorm", "post_attention_layernorm", "model.norm"),
+    ),
+    "gemma3": Planted(
+        text(
+            "gemma3",
+            "Gemma3ForCausalLM",
+            config="Gemma3TextConfig",
+            sliding_window=4,
+            query_pre_attn_scalar=32,
+            **WIDE,
+            **_GROUPED,
+        ),
+        ("embed_tokens",),
+        writers=("embed_tokens", "post_attention_layernorm", "post_feedforward_layernorm"),
+        readers=("input_layernorm", "pre_feedforward_layernorm", "model.norm"),
+    ),
+    "gpt2": Planted(
+        text("gpt2", "GPT2LMHeadModel", n_embd=128, n_layer=4, n_head=4),
+        ("h.1.mlp.c_proj",),
+        writers=("c_proj", "wte", "wpe"),
+        readers=("ln_1", "ln_2", "ln_f"),
+    ),
+    "vit": Planted(
+        Architecture("vit", _registers),
+        ("layer.1.mlp.fc2",),
+        writers=("output.dense", "fc2", "projection", "_token", "_tokens", "position_embeddings"),
+        readers=("norm1", "norm2", "layernorm"),
+    ),
+    "vae": Planted(Architecture("vae", _autoencoder), ("convs.1",), "all"),
+    "whisper": Planted(
+        called(
+            "whisper",
+            "WhisperForConditionalGeneration",
+            heard(),
+            **{**HALVES, "d_model": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256},
+            vocab_size=VOCABULARY,
+            num_mel_bins=8,
+            max_source_positions=16,
+            max_target_positions=16,
+            pad_token_id=0,
+            bos_token_id=0,
+            eos_token_id=0,
+            decoder_start_token_id=1,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        ),
+        ("encoder.layers.0.fc2",),
+        writers=("out_proj", "fc2", "conv2", "embed_positions", "embed_tokens"),
+        readers=("layer_norm",),
+    ),
+    "llama in float16": Planted(_LLAMA, ("layers.1.mlp.down_proj",), "all", half=True),
+    "xlm_roberta_xl": Planted(
+        text("xlm_roberta_xl", "XLMRobertaXLForMaskedLM", **WIDE),
+        ("layer.1.output.dense",),
+        writers=("output.dense", "word_embeddings", "position_embeddings", "token_type_embeddings"),
+        readers=("self_attn_layer_norm", "LayerNorm"),
+    ),
+}
+
+
+# -- planting ----------------------------------------------------------------------------------------
+
+
+def plant(module: nn.Module, inputs: Mapping[str, Tensor], one: Planted) -> None:
+    """Change weights of a module in place, one place after the other."""
+    with torch.no_grad():
+        for where in one.where:
+            writer = next(part for name, part in module.named_modules() if name.endswith(where))
+            if one.how == "all":
+                _scale(module, inputs, writer)
+            else:
+                _set_channels(module, inputs, writer, one)
+
+
+def _scale(module: nn.Module, inputs: Mapping[str, Tensor], writer: nn.Module) -> None:
+    """Scale all that a module gives."""
+    factor = LARGEST / float(_seen(module, inputs, writer)[1].abs().max())
+    for parameter in writer.parameters(recurse=False):
+        parameter *= factor
+
+
+def _set_channels(module: nn.Module, inputs: Mapping[str, Tensor], writer: nn.Module, one: Planted) -> None:
+    """Let two channels of the residual stream hold large numbers; norms of the stream make up for it.
+
+    They come from a product, or from an embedding; nothing else writes to these channels.
+    """
+    readers = [part for name, part in module.named_modules() if name.endswith(one.readers)]
+    before = {part: _size(_seen(module, inputs, part)[0]) for part in readers}
+    for name, part in module.named_modules():
+        if name.endswith(one.writers) and getattr(part, "weight", None) is not None:
+            _emptied(part)
+    for name, parameter in module.named_parameters():
+        if name.endswith(one.writers) and name.endswith(("token", "tokens", "embeddings")):
+            parameter[..., CHANNELS] = 0
+    for channel, sign in zip(CHANNELS, (1, -1), strict=True):
+        if isinstance(writer, nn.Embedding):
+            writer.weight[:, channel] = sign * ROUND / getattr(writer, "scalar_embed_scale", 1.0)
+        else:
+            rows = writer.weight.T if "Conv1D" in type(writer).__name__ else writer.weight
+            read = _seen(module, inputs, writer)[0].flatten(0, -2)
+            rows[channel] = read.mean(0) * (sign * LARGEST / float((read @ read.mean(0)).abs().max()))
+    offset = 1.0 if one.architecture.name.startswith("gemma") else 0.0
+    for part in readers:
+        factor = _size(_seen(module, inputs, part)[0]) / before[part]
+        if factor > 2:
+            gain = (offset + part.weight) * factor
+            gain[list(CHANNELS)] *= 0.1 / factor
+            part.weight.copy_(gain - offset)
+
+
+def _emptied(part: nn.Module) -> None:
+    """Let a module write nothing to the channels."""
+    if part.weight.ndim == 1:
+        part.weight[list(CHANNELS)] = -1.0  # Gemma's norms multiply by 1 + weight
+        return
+    transposed = isinstance(part, nn.Embedding) or "Conv1D" in type(part).__name__
+    rows = part.weight.T if transposed else part.weight
+    rows[list(CHANNELS)] = 0
+    if getattr(part, "bias", None) is not None:
+        part.bias[list(CHANNELS)] = 0
+
+
+def _size(read: Tensor) -> float:
+    return float(read.square().mean(-1).sqrt().median())
+
+
+def _seen(module: nn.Module, inputs: Mapping[str, Tensor], part: nn.Module) -> tuple[Tensor, Tensor]:
+    """What a part of a module reads and gives."""
+    found: list[tuple[Tensor, Tensor]] = []
+    hook = part.register_forward_hook(lambda _, read, out: found.append((read[0].detach(), out.detach())))
+    with torch.no_grad():
+        module(*inputs.values())
+    hook.remove()
+    return found[0]
+
+
+# -- measuring ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model. Errors are in units of the largest output; shares are of the operations of products, in percent."""
+
+    model: str
+    ops: int
+    largest: float
+    plain: str
+    low_before: float
+    error_before: str
+    low: float
+    error: str
+    error_without_outliers: str
+    casts: int
+    casts_before: int
+    casts_without_outliers: int
+    muls: int
+    bits: bool
+    regions: tuple[str, ...]
+
+
+def measured(name: str, folder: Path) -> Row:
+    """Everything about one model."""
+    one = PLANTED[name]
+    path = folder / "model.onnx"
+    clean = _exported(one, path, outliers=False)
+    model = _exported(one, path, outliers=True)
+    module, inputs = one.architecture.build()
+    del module
+    batch = {name: value.numpy() for name, value in inputs.items()}
+    plain = batch
+    if one.half:
+        model = halved(model)  # a half model is decided anew, as if it were float32: that is what to compare with
+        batch = {k: v.astype(np.float16) if v.dtype == np.float32 else v for k, v in batch.items()}
+    ranges, usual = amp_rewrite.calibrate(model, batch), amp_rewrite.calibrate(clean, plain)
+    none = amp_rewrite.convert(model, ranges=ranges, shift="none")
+    auto = amp_rewrite.convert(model, ranges=ranges)
+    without = amp_rewrite.convert(clean, ranges=usual)
+    reference = _float32(model, one)
+    findings = [finding for finding in auto.report.findings if finding.kind == "shifted"]
+    before = Draft.of(model, Request.of(), widen=one.half)
+    after, _ = shifted(Draft.of(model, Request.of()), ranges, HEADROOM)
+    graphs = [draft.view.model.to_proto() for draft in (before, after)]
+    muls = len(graphs[1].graph.node) - len(graphs[0].graph.node)
+    return Row(
+        name,
+        len(model.graph.node),
+        max(r.absmax for r in ranges.values.values() if r.absmax < 1e30),
+        _error(reference, model if one.half else amp_rewrite.convert(model).model, batch),
+        _share(none),
+        _error(reference, none.model, batch),
+        _share(auto),
+        _error(reference, auto.model, batch),
+        _error(clean, without.model, plain),
+        _casts(auto),
+        _casts(none),
+        _casts(without),
+        muls,
+        bits(graphs[0], batch) == bits(graphs[1], batch),
+        tuple(f"{finding.subject}: {finding.message}" for finding in findings),
+    )
+
+
+def _tempered(module: nn.Module) -> None:
+    """Let T5, which does not scale its scores, begin with queries as small as its own initialization makes them."""
+    for name, part in module.named_modules():
+        if name.endswith("Attention.q"):
+            with torch.no_grad():
+                part.weight *= 0.125
+
+
+def _float32(model: onnx.ModelProto, one: Planted) -> onnx.ModelProto:
+    return amp_rewrite.emulate(model, rounding=False, io="float32").to_proto() if one.half else model
+
+
+def _exported(one: Planted, path: Path, *, outliers: bool) -> onnx.ModelProto:
+    module, inputs = one.architecture.build()
+    _tempered(module)
+    if outliers:
+        plant(module, inputs, one)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        dynamo(one.architecture, module, inputs, path, Attempt(OPSET, fixed=True))
+    return onnx.load(path)
+
+
+def _casts(converted: amp_rewrite.Converted) -> int:
+    totals = converted.report.totals
+    return totals.casts_to_low + totals.casts_to_float32
+
+
+def _share(converted: amp_rewrite.Converted) -> float:
+    """The share of operations that run in float16."""
+    view = View.of(Model.load(converted.model))
+    costs = CostModel(view, ROOFS["A100"], DType.FLOAT16)
+    whole = low = 0.0
+    for op in view.ops:
+        work = costs.flops(op)
+        whole += work
+        dtypes = [dtype for v in op.operands if (dtype := view.dtype(v)) is not None and dtype.floating]
+        low += work if dtypes and all(dtype.low for dtype in dtypes[:2]) else 0.0
+    return round(100 * low / whole, 2)
+
+
+def _error(reference: Any, candidate: Any, batch: Mapping[str, Any]) -> str:
+    verdict = amp_rewrite.verify(reference, candidate, batch, tolerance=TOLERANCE, emulate=True)
+    return f"{verdict.largest:.2g}" if verdict.ok else verdict.because
+
+
+def _short(error: str) -> str:
+    return "not finite" if "NaN or infinite" in error else error
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows as a Markdown table."""
+    head = (
+        "model",
+        "ops",
+        "largest value",
+        "by the lists",
+        "FLOPs low, unshifted",
+        "error",
+        "FLOPs low, shifted",
+        "error",
+        "error without outliers",
+        "Casts",
+        "unshifted",
+        "without outliers",
+        "nodes more",
+        "bits",
+    )
+    return measure.markdown(
+        head,
+        (
+            (
+                row.model,
+                row.ops,
+                f"{row.largest:.4g}",
+                _short(row.plain),
+                f"{row.low_before:.2f} %",
+                _short(row.error_before),
+                f"{row.low:.2f} %",
+                row.error,
+                row.error_without_outliers,
+                row.casts,
+                row.casts_before,
+                row.casts_without_outliers,
+                row.muls,
+                "equal" if row.bits else "differ",
+            )
+            for row in rows
+        ),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(PLANTED))
+    names = parser.parse_args().names
+    logging.disable(logging.WARNING)  # torch tells what is not installed
+    rows = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measured(name, Path(folder)))
+        print(*table(rows[-1:])[2:], *rows[-1].regions, sep="\n", file=sys.stderr, flush=True)
+    file = measure.RESULTS / "shift.json"
+    known = {row["model"]: _row(row) for row in json.loads(file.read_text("utf-8"))["rows"]} if file.exists() else {}
+    known |= {row.model: row for row in rows}
+    if known.keys() >= PLANTED.keys():
+        rows = [known[name] for name in PLANTED]
+        measure.write("shift", measure.machine(), rows, table(rows))
+
+
+def _row(stored: Mapping[str, Any]) -> Row:
+    return Row(**{**stored, "regions": tuple(stored["regions"])})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Models with outliers beyond float16: shifted they are low throughout, and as exact as without outliers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.shifted import shifted
+from amp_rewrite.settings.options import Request
+from support import cases
+from support.hard_models import halved
+from support.planted_models import planted
+from support.shifting import bits
+
+PLANTED = ("bert_dynamo23", "llama_dynamo21", "vit_ts17")
+
+
+def _casts(converted: amp_rewrite.Converted) -> int:
+    return converted.report.totals.casts_to_low + converted.report.totals.casts_to_float32
+
+
+def _twins(model: ModelProto, ranges: Ranges, *, widen: bool = False) -> tuple[ModelProto, ModelProto]:
+    """The model that is painted, without and with a shift."""
+    before = Draft.of(model, Request.of(), widen=widen)
+    after, _ = shifted(Draft.of(model, Request.of()), ranges, 2.0)
+    return before.view.model.to_proto(), after.view.model.to_proto()
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_every_product_of_a_planted_model_is_low_and_no_bit_changes_in_float32(name: str) -> None:
+    hard = planted(name)
+    ranges = calibrate(hard.model, hard.batch)
+    before, after = _twins(hard.model, ranges)
+    assert before != after
+    assert bits(before, hard.batch) == bits(after, hard.batch)
+    converted = amp_rewrite.convert(hard.model, ranges=ranges)
+    totals = converted.report.totals
+    assert totals.compute_lowered == totals.compute_ops
+    verdict = amp_rewrite.verify(hard.model, converted, hard.batch, tolerance=1e-2, emulate=True)  # type: ignore[arg-type]
+    assert verdict.ok, verdict.because
+    assert any(finding.kind == "shifted" for finding in converted.report.findings)
+
+
+def test_a_model_that_is_half_already_is_shifted_against_its_upcast_twin() -> None:
+    hard = planted("bert_dynamo23")
+    model = halved(hard.model)
+    batch = {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in hard.batch.items()}
+    ranges = calibrate(model, batch)
+    before, after = _twins(model, ranges, widen=True)
+    assert before != after
+    assert bits(before, batch) == bits(after, batch)
+    reference = amp_rewrite.emulate(model, rounding=False, io="float32")
+    plain, shift = (amp_rewrite.convert(model, ranges=ranges, shift=how) for how in ("none", "auto"))
+    assert shift.report.totals.compute_lowered > plain.report.totals.compute_lowered
+    assert amp_rewrite.verify(reference, shift, batch, tolerance=1e-2, emulate=True).ok  # type: ignore[arg-type]
+
+
+# -- when nothing is shifted ---------------------------------------------------------------------------
+
+WEIGHTS = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+FEED = {"x": np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)}
+STREAM = "h=MatMul(x,w);r=Relu(h);t=MatMul(r,w);a=Add(t,h);n=LayerNormalization(a,g);y=MatMul(n,w)"
+
+
+def _model(text: str = STREAM, scale: float = 1.0, **types: str) -> ModelProto:
+    constants: dict[str, Any] = {"w": WEIGHTS, "v": WEIGHTS * np.float32(scale), "g": np.ones(8, np.float32)}
+    constants = {name: array for name, array in constants.items() if f",{name}" in text}
+    return cases.build(text, ["y"], constants=constants, types=types)
+
+
+LARGE = STREAM.replace("MatMul(x,w)", "MatMul(x,v)")
+
+
+def test_a_model_without_overflow_is_the_same_to_the_byte() -> None:
+    model = _model()
+    auto, none = (amp_rewrite.convert(model, data=FEED, shift=how) for how in ("auto", "none"))
+    entries = list(none.model.metadata_props)
+    assert [p.value for p in auto.model.metadata_props] == [p.value.replace(" shift=none", "") for p in entries]
+    assert auto.model.graph == none.model.graph
+    assert not [f for f in auto.report.findings if "shift" in f.kind]
+
+
+def test_bfloat16_is_never_shifted() -> None:
+    converted = amp_rewrite.convert(_model(LARGE, 1e6), data=FEED, to="bfloat16")
+    assert not [f for f in converted.report.findings if "shift" in f.kind]
+
+
+def test_a_region_takes_the_smallest_exponent_or_the_one_asked_for() -> None:
+    model = _model(LARGE, 1e5)
+    largest = calibrate(model, FEED).values["h"].absmax
+    found = {how: _exponent(amp_rewrite.convert(model, data=FEED, shift=how)) for how in ("auto", 9)}
+    assert found["auto"] == int(np.ceil(np.log2(max(largest, calibrate(model, FEED).values["a"].absmax) * 2 / 65504)))
+    assert found[9] == 9
+
+
+def _exponent(converted: amp_rewrite.Converted) -> int:
+    words = next(f.message for f in converted.report.findings if f.kind == "shifted")
+    return int(words.partition("2^-")[2].partition(";")[0])
+
+
+def test_repair_needs_no_region_in_float32() -> None:
+    repaired = amp_rewrite.repair(_model(LARGE, 2e4), FEED, tolerance=1e-2)
+    totals = repaired.report.totals
+    assert repaired.solved and not repaired.regions and totals.compute_lowered == totals.compute_ops
+    assert not [name for name in repaired.ranges.values if "shifted" in name]
+
+
+def test_an_exponent_shifts_residual_streams_without_data() -> None:
+    converted = amp_rewrite.convert(_model(), shift=4)
+    assert _exponent(converted) == 4
+    verdict = amp_rewrite.verify(_model(), converted, FEED, tolerance=1e-2, emulate=True)  # type: ignore[arg-type]
+    assert verdict.ok
+
+
+def test_a_value_of_too_much_range_stays_float32_and_is_named() -> None:
+    converted = amp_rewrite.convert(_model(LARGE, 1e15), data=FEED)
+    named = [f for f in converted.report.findings if f.kind == "not_shifted"]
+    assert named and "too much range" in named[0].message
+
+
+def test_a_model_in_training_mode_is_not_shifted() -> None:
+    text = "h=MatMul(x,v);b,m,s=BatchNormalization[training_mode=1](h,g,g,g,g);y=MatMul(b,w)"
+    constants = {"w": WEIGHTS, "v": WEIGHTS * 2e4, "g": np.ones(8, np.float32)}
+    model = cases.build(text, ["y"], constants=constants)
+    converted = amp_rewrite.convert(model, data=FEED)
+    assert [f.message for f in converted.report.findings if f.kind == "not_shifted"]
+    assert not any("shifted" in node.output[0] for node in converted.model.graph.node)
+
+
+@pytest.mark.parametrize("word", ["often", "0", "25", "-3", True])
+def test_another_exponent_is_refused(word: Any) -> None:
+    with pytest.raises(PolicyError, match="cannot shift"):
+        amp_rewrite.convert(_model(), shift=word)
+
+
+# -- what is shared, and what others know by name --------------------------------------------------------
+
+
+def test_an_embedding_that_is_also_the_head_is_stored_once() -> None:
+    rng = np.random.default_rng(2)
+    table = rng.standard_normal((1024, 8)).astype(np.float32)
+    constants = {"e": table, "v": WEIGHTS * np.float32(2e4), "g": np.ones(8, np.float32)}
+    text = "b=Gather(e,i);h=MatMul(b,v);a=Add(b,h);n=LayerNormalization(a,g);t=Transpose(e);y=MatMul(n,t)"
+    model = cases.build(text, ["y"], shapes={"i": (4,), "y": (4, 1024)}, types={"i": "int"}, constants=constants)
+    feed = {"i": np.array([1, 5, 900, 7])}
+    ranges = calibrate(model, feed)
+    before, after = _twins(model, ranges)
+    assert before != after
+    assert bits(before, feed) == bits(after, feed)
+    assert sum(list(tensor.dims) == [1024, 8] for tensor in after.graph.initializer) == 1
+
+
+def test_a_cache_keeps_its_meaning_for_callers() -> None:
+    text = "k=MatMul(x,v);c=Concat[axis=0](past,k);s=MatMul(c,w);y=Softmax(s)"
+    constants = {"w": WEIGHTS * np.float32(1e-5), "v": WEIGHTS * np.float32(1e5)}
+    shapes = {"past": (4, 8), "c": (12, 8), "y": (12, 8)}
+    model = cases.build(text, ["c", "y"], shapes=shapes, constants=constants)
+    feed = {**FEED, "past": np.full((4, 8), 1e5, np.float32)}
+    before, after = _twins(model, calibrate(model, feed))
+    assert before != after
+    assert [value.name for value in after.graph.output] == ["c", "y"]
+    assert bits(before, feed) == bits(after, feed)

@@ -1,0 +1,46 @@
+"""Fusions of values with many axes: the arrays of a trial do not grow with the rank."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+
+from amp_rewrite import convert
+from amp_rewrite.rewrite.equivalence import trial_shape
+
+
+@pytest.mark.parametrize(
+    ("rank", "last", "shape"), [(3, (7,), (2, 2, 7)), (1, (7,), (7,)), (7, (9,), (1, 1, 2, 2, 2, 2, 9))]
+)
+def test_a_trial_has_few_axes_of_more_than_one_element(
+    rank: int, last: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    assert trial_shape(rank, *last) == shape
+
+
+@pytest.mark.parametrize(("rank", "fused"), [(3, True), (24, True), (40, False), (64, False)])
+def test_a_softmax_is_fused_where_numpy_can_try_it(rank: int, fused: bool) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        m (float[{",".join(["1"] * (rank - 1))},8] x) => (float[{",".join(["1"] * (rank - 1))},8] y)
+        <int64[1] last = {{-1}}> {{
+          top = ReduceMax (x, last)
+          low = Sub (x, top)
+          e = Exp (low)
+          sum = ReduceSum (e, last)
+          y = Div (e, sum)
+        }}
+    """)
+    assert ([row.op for row in convert(model).report.rows] == ["Softmax"]) == fused
+
+
+@pytest.mark.parametrize("rank", [4, 30])
+def test_a_group_norm_of_any_rank_is_written_out(rank: int) -> None:
+    dims = ",".join(["2"] * 2 + ["1"] * (rank - 2))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        m (float[{dims}] x) => (float[{dims}] y) <float[2] s = {{1, 2}}, float[2] b = {{3, 4}}> {{
+          y = GroupNormalization <num_groups = 2> (x, s, b)
+        }}
+    """)
+    assert "InstanceNormalization" in [row.op for row in convert(model, to="float16").report.rows]
