@@ -5,6 +5,7 @@ from __future__ import annotations
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
     "bench": ("bench model.onnx model.float16.onnx --random",),
+    "bounds": ("bounds model.onnx --input x=-1,1",),
     "calibrate": ("calibrate model.onnx --data batches.npz",),
     "completion": ("completion zsh > ~/.zfunc/_amp-rewrite",),
     "convert": (

@@ -30,6 +30,7 @@ PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 COMMANDS = {
     "bench": "Time models side by side: latency, throughput, memory, ops.",
+    "bounds": "Print which values of MODEL are proved to fit a low type, and which to overflow.",
     "calibrate": "Run MODEL on data and write the ranges of its values.",
     "completion": "Print the script that completes commands, options, values and models in a shell.",
     "convert": "Convert MODEL and print a report with reasons.",

@@ -233,6 +233,10 @@ config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", 
 as_json = flag("--json as_json", "Print JSON.", OUTPUT)
 verbose = flag("-v --verbose", "Print every op.", OUTPUT)
 
+html = option("--html", "FILE", "Draw the result on an .html page, too.", OUTPUT, type=FILE_OUT)
+PAGE = (html, flag("--overwrite", "Replace an existing page.", OUTPUT))
+"""Options of a command that writes nothing but a page."""
+
 
 def output(default: str) -> Callable[[F], F]:
     """Return the option for the model that a command writes."""
@@ -259,8 +263,8 @@ STEP = tuple(ROWS[name] for name in PAINTING)
 LISTING = (ROWS["to"], ROWS["lists"], ROWS["level"], config)
 """Options that decide which op lists are in force."""
 
-CONVERSION = (*(ROWS[name] for name in KEYWORDS), config)
-"""Options of a conversion."""
+CONVERSION = (*(ROWS[name] for name, row in KEYWORDS.items() if row.group != OUTPUT), config)
+"""Options of a conversion that decide its types."""
 
 SAVING = (ROWS["external_data"], ROWS["overwrite"])
 """Options of a command that writes a model."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from amp_rewrite.decide.reasons import remarked
+from amp_rewrite.decide.reasons import FACTS, remarked
 from amp_rewrite.reports.render import harmless, plain, wrap
 
 if TYPE_CHECKING:
@@ -101,16 +101,12 @@ def silence(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-_FACTS = frozenset({"calibrated", "fused", "inlined", "not_fused", "opset", "placement", "repaired", "selected"})
-"""Kinds of findings that are facts, not warnings."""
-
-
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
     """Print one line per kind of finding: the first, and the number of others."""
     for kind, group in groupby(sorted(findings), key=lambda finding: finding.kind):
         same = list(group)
         more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
-        word = "note" if kind in _FACTS else "warning"
+        word = "note" if kind in FACTS else "warning"
         fact = remarked(kind, same[0].message, more)
         talk(f"{word}: {kind}: {plain(same[0].subject)}: {plain(fact)}", quiet=quiet)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.error_nodes import ErrorStats
@@ -20,6 +23,9 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.keywords import checked
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""
@@ -60,6 +66,7 @@ class Located(Result):
         matched: floating values of the candidate that match a value of the reference.
         matchable: floating values of the candidate.
         notes: caveats.
+        tolerance: accumulated error beyond which `first_beyond` names an op; None without one.
     """
 
     reference: str
@@ -71,6 +78,13 @@ class Located(Result):
     matched: int
     matchable: int
     notes: tuple[str, ...] = ()
+    tolerance: float | None = None
+
+    @property
+    def first_beyond(self) -> Spot | None:
+        """First op whose output is off by more than the tolerance, or is not finite; None without a tolerance."""
+        limit = self.tolerance
+        return None if limit is None else next((row for row in self.rows if not row.accumulated <= limit), None)
 
     @property
     def brief(self) -> str:
@@ -81,6 +95,16 @@ class Located(Result):
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the rows as dictionaries."""
         return map(asdict, self.rows)
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the accumulated and the local errors along the depth."""
+        from amp_rewrite.reports.page.waterfall import Errors, Marked, waterfall  # late: few runs draw
+
+        rows = [Errors(r.op, r.kind, r.dtype, r.own, r.accumulated, r.overflows) for r in self.rows]
+        beyond, jump = (
+            None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
+        )
+        return (waterfall(rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes),)
 
     def top(self, number: int) -> tuple[Spot, ...]:
         """Return the ops with the largest local error, in topological order among equals.
@@ -108,6 +132,10 @@ class Located(Result):
             lines.append(_CALM)
         else:
             lines += ["the error first jumps at", *_table([self.first_jump])]
+        if self.tolerance is not None:
+            beyond = f"off by more than {self.tolerance:g}"
+            spot = self.first_beyond
+            lines += ["", f"no op is {beyond}"] if spot is None else ["", f"the first op {beyond}", *_table([spot])]
         if shown := self.top(top):
             lines += ["", "ops that add most", *_table(shown)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
@@ -127,6 +155,8 @@ class Located(Result):
             "matched": self.matched,
             "matchable": self.matchable,
             "first_jump": asdict(self.first_jump) if self.first_jump else None,
+            "tolerance": self.tolerance,
+            "first_beyond": asdict(self.first_beyond) if self.first_beyond else None,
             "notes": self.notes,
         }
         return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
@@ -141,6 +171,7 @@ def locate(
     allow_nonfinite: bool = False,
     names: tuple[str, str] | None = None,
     chunk: int = CHUNK,
+    tolerance: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Located:
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
@@ -156,6 +187,7 @@ def locate(
         allow_nonfinite: accept NaN and infinity in the data.
         names: those of both models in the result.
         chunk: pairs of values measured in one session.
+        tolerance: name the first op whose output is off by more than this, too.
         progress: called as `progress(done, total)` with runs.
 
     Returns:
@@ -164,6 +196,7 @@ def locate(
     Raises:
         ModelError: nothing matches, or the models do not fit into one graph (other opsets, other inputs).
         FeedError: the data do not fit the model.
+        PolicyError: the tolerance is not a finite number, 0 or more.
 
     Example:
         >>> import amp_rewrite
@@ -171,6 +204,8 @@ def locate(
         >>> located = amp_rewrite.locate("model.onnx", low, "batches.npz")
         >>> worst = located.top(1)[0]
     """
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     conditions = Conditions(allow_nonfinite, names, chunk=chunk, progress=progress)
     first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
@@ -202,6 +237,7 @@ def locate(
         len(bench.measured),
         matchable,
         (*notes, *random),
+        tolerance,
     )
 
 

@@ -53,6 +53,8 @@ class Tolerance:
     rtol: float = 0.0
     atol: float = 0.0
     higher = False
+    limit = 1.0
+    measured = "error in units of the allowed one"
 
     def __str__(self) -> str:
         return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
@@ -107,6 +109,11 @@ class Bound:
         if self.measure is MEASURES["scaled"]:
             return f"error ≤ {self.limit:g} of the output's largest value"
         return f"{self.measure.name} at {'least' if self.higher else 'most'} {self.limit:g}"
+
+    @property
+    def measured(self) -> str:
+        """Name of the score."""
+        return "error relative to the largest value" if self.measure is MEASURES["scaled"] else self.measure.name
 
     def judged(self, score: float) -> str:
         """Return a score beside the limit, in as many digits as tell on which side of it the score is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from amp_rewrite.version import VERSION
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
     from amp_rewrite.ir.view import ValueId, View
+    from amp_rewrite.reports.page.figure import Figure
 
 SCHEMA = 1
 MAX_BYTES = 256 * 2**20
@@ -88,6 +89,14 @@ class Ranges(Result):
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the ranges as dictionaries, each with its value."""
         return ({"value": name, **asdict(range_)} for name, range_ in self.values.items())
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the magnitudes along the depth, against the bands of the low types."""
+        from amp_rewrite.reports.page.ranges import ranges_figure  # late: few runs draw
+
+        random = " (random, not real data)" if self.random else ""
+        data = f"{count(self.batches, 'batch', 'batches')} of {self.origin}{random}"
+        return (ranges_figure(self.values, DType.parse(self.to), data),)
 
     def of(self, view: View, value: ValueId) -> Range | None:
         """Return the range of a value, or None if it was not tapped.

@@ -115,11 +115,14 @@ _TRIED = Ran("the trial", "emulated on CPUExecutionProvider")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One trial: the number of pinned regions, its verdict and the reason."""
+    """One trial: the number of pinned regions, its verdict and the reason, the number of ops in float32, and the worst
+    score of an output, None without one."""
 
     pinned: int
     ok: bool
     because: str
+    float32_ops: int = 0
+    score: float | None = None
 
 
 @dataclass
@@ -143,8 +146,10 @@ class Trials:
         if held not in self.verdicts:
             if len(self.trail) >= self.budget:
                 raise BudgetSpent
-            verdict = self.verdicts[held] = self.trial.run(self.paints(held))
-            self.trail.append(Step(len(held), verdict.ok, verdict.because))
+            coloring = self.paints(held)
+            verdict = self.verdicts[held] = self.trial.run(coloring)
+            score = worst_score(verdict, self.trial.by)
+            self.trail.append(Step(len(held), verdict.ok, verdict.because, coloring.float32_ops, score))
         return self._ok(held)
 
     def _ok(self, held: frozenset[int]) -> bool:
@@ -154,7 +159,11 @@ class Trials:
 
     def _margin(self, held: frozenset[int]) -> float:
         """Return the margin, at most half the slack of the trial with all regions pinned."""
-        best = _worst(self.verdicts[self.whole], self.trial.by) if self.whole and self.whole in self.verdicts else None
+        best = (
+            worst_score(self.verdicts[self.whole], self.trial.by)
+            if self.whole and self.whole in self.verdicts
+            else None
+        )
         if best is None or held == self.whole:
             return 0.0 if held and held == self.whole else self.margin
         limit = 1.0 if isinstance(self.trial.by, Tolerance) else self.trial.by.limit
@@ -162,7 +171,7 @@ class Trials:
 
     def near(self, held: frozenset[int]) -> bool:
         """True if a trial is so close to the criterion that the last bits may decide."""
-        worst = _worst(self.verdicts[held], self.trial.by)
+        worst = worst_score(self.verdicts[held], self.trial.by)
         if worst is None or not np.isfinite(worst):
             return False
         return worst <= _FAR if isinstance(self.trial.by, Tolerance) else True
@@ -172,8 +181,8 @@ class Trials:
 
         Other sets may differ by more, since they are chosen because their trials pass.
         """
-        tried = _worst(self.verdicts[held], self.trial.by)
-        worst = None if real is None else _worst(real, self.trial.by)
+        tried = worst_score(self.verdicts[held], self.trial.by)
+        worst = None if real is None else worst_score(real, self.trial.by)
         if tried is None or worst is None or not np.isfinite(worst) or not np.isfinite(tried):
             return False
         before = self._ok(held)
@@ -186,6 +195,7 @@ class Trials:
         return all(verdict is not None and not verdict.ok for verdict in rests)
 
 
-def _worst(verdict: Verdict, by: Criterion) -> float | None:
+def worst_score(verdict: Verdict, by: Criterion) -> float | None:
+    """Return the worst score of an output in a batch; None where none was scored."""
     scores = [row.difference.score for row in verdict.rows if row.difference.score is not None]
     return (min(scores) if by.higher else max(scores)) if scores else None

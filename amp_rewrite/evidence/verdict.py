@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from amp_rewrite.evidence.metric import Criterion, Difference, Tolerance, worse
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.outputs import Allowed
 
 SCHEMA = 1
 
@@ -106,6 +111,22 @@ class Verdict(Result):
         """Yield the rows as dictionaries."""
         return map(_encoded, self.rows)
 
+    def figures(self) -> Sequence[Figure]:
+        """Return the scores of the outputs, against what is allowed."""
+        from amp_rewrite.reports.page.outputs import Scored, outputs_figure  # late: few runs draw
+
+        differences = ((row, row.difference) for row in self.rows)
+        scores = [Scored(row.label, row.batch, d.score, d.scaled, d.ok, d.because) for row, d in differences]
+        return (outputs_figure(scores, self.allowed, self.brief, self._remarks),)
+
+    @property
+    def allowed(self) -> Allowed:
+        """The criterion, as figures show it."""
+        from amp_rewrite.reports.page.outputs import Allowed  # late: few runs draw
+
+        by = self.criterion
+        return Allowed(str(by), by.measured, by.limit, by.higher)
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """Return the compared outputs, in the reference's order."""
@@ -136,6 +157,10 @@ class Verdict(Result):
             f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; a"
             f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol (--atol) for them"
         )
+
+    @property
+    def _remarks(self) -> tuple[str, ...]:
+        return (*self.notes, self.near_zero) if self.near_zero else self.notes
 
     @property
     def _objections(self) -> tuple[str, ...]:
@@ -170,8 +195,7 @@ class Verdict(Result):
         if rows:
             lines += ["", *table(map(_cells, rows), head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
-        notes = [*self.notes, self.near_zero] if self.near_zero else self.notes
-        return "\n".join([*lines, *(f"note: {note}" for note in notes)]) + "\n"
+        return "\n".join([*lines, *(f"note: {note}" for note in self._remarks)]) + "\n"
 
     def to_json(self) -> str:
         """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
@@ -186,6 +210,8 @@ class Verdict(Result):
             "candidate": {"model": self.candidate.model, "ran": self.candidate.as_},
             "data": asdict(self.fed),
             "criterion": str(self.criterion),
+            "limit": self.criterion.limit,
+            "higher": self.criterion.higher,
             "notes": self.notes,
         }
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
@@ -241,12 +267,13 @@ def _encoded(row: Row) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    return json.dumps(_plain(value), allow_nan=False)
+    return json.dumps(plain_json(value), allow_nan=False)
 
 
-def _plain(value: object) -> object:
+def plain_json(value: object) -> object:
+    """Return a value with infinities and NaN as text, in dictionaries, too."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     return value

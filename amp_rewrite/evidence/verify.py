@@ -17,6 +17,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.lazy_weights import opening
 from amp_rewrite.evidence.metric import Criterion, Difference, MetricName, compare, criterion
+from amp_rewrite.evidence.sensitivity import Sensitivity
 from amp_rewrite.evidence.verdict import Fed, Ran, Row, Verdict
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
@@ -112,10 +113,13 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
     total = len(feed) if conditions.progress and not refusals else 0
     rows: list[Row] = []
+    sensitivity = Sensitivity(comparison.by)
     for number, batch in enumerate(() if refusals else feed):
         expected, results = (side.runner.run(_fed(side, batch), outputs) for side in (reference, candidate))
         rows += rows_of(number, expected, results, outputs, comparison)
+        sensitivity.add(batch, [expected[name] for name in outputs])
         conditions.tell(number + 1, total)
+    notes = (*_caveats(reference, candidate, feed, outputs, comparison), *sensitivity.notes())
     return Verdict(
         reference.ran,
         candidate.ran,
@@ -123,7 +127,7 @@ def verdict_of(a: object, b: object, data: object, comparison: Comparison, condi
         comparison.by,
         tuple(rows),
         refusals,
-        (*_caveats(reference, candidate, feed, outputs, comparison), *reference.notes, *candidate.notes),
+        (*notes, *reference.notes, *candidate.notes),
     )
 
 

@@ -20,6 +20,7 @@ _LOW = frozenset(dtype.spelling for dtype in LOW_TYPES)
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
+    from amp_rewrite.reports.page.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,18 @@ class Explanation(Result):
             for i, row in enumerate(chain.rows)
         )
 
+    def figures(self) -> Sequence[Figure]:
+        """Return the reasons as lists."""
+        from amp_rewrite.reports.page.words import reasons_figure  # late: few runs draw
+
+        return (reasons_figure(self._chains(), self.brief, self.to_dict()),)
+
     def text(self) -> str:
         """Return the reasons, step by step. Ends with a newline."""
+        return "\n".join(self._chains())
+
+    def _chains(self) -> list[str]:
+        """Return the text of each chain. Each ends with a newline."""
         parts, inputs = [], set()
         for chain in self.chains:
             lines = []
@@ -78,7 +89,7 @@ class Explanation(Result):
                 if chain.alike and not i:
                     lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
-        return "\n".join(parts)
+        return parts
 
     def to_json(self) -> str:
         """Return the chains as JSON, the steps of each in order. Ends with a newline."""

@@ -16,13 +16,23 @@ from amp_rewrite.errors import count as count
 
 
 def plain(text: str) -> str:
-    """Return the text on one line, with control characters and lone surrogates escaped.
+    """Return the text on one line, with control characters, unseen ones and lone surrogates escaped.
 
     Names come out of model files; an escape sequence in one must not reach a terminal.
     """
-    if text.isprintable():
+    if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if _seen(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters that are printable, but that nobody sees: fillers, joiners and selectors of variants."""
+
+
+def _seen(character: str) -> bool:
+    return character.isprintable() and not _UNSEEN.match(character)
 
 
 def harmless(text: str) -> str:

@@ -8,9 +8,9 @@ neither times nor absolute paths: the same model converted in the same way gives
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import Finding, PatternError, ReportError, advice
 from amp_rewrite.reports import json_stream, reading
@@ -34,6 +34,9 @@ from amp_rewrite.reports.rows import (
 from amp_rewrite.reports.summary import NEXT, summary
 from amp_rewrite.settings.options import KEYWORDS, STATED, Stated
 
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
+
 MAX_CHARACTERS = 256 * 2**20
 
 
@@ -52,6 +55,7 @@ class Report(Result, ReportData):
         outputs: those of the model.
         weights: bytes of weights by type.
         evidence: how far data have checked the conversion, and the next command.
+        bounds: numbers of float values by class, where bounds were proved.
         schema: version of the format.
 
     Example:
@@ -100,6 +104,18 @@ class Report(Result, ReportData):
         """
         return summary(self, verbose=verbose, more=more, command=command)
 
+    def figures(self) -> Sequence[Figure]:
+        """Return summary, barcode and graph."""
+        from amp_rewrite.reports.page.drawn import drawn  # late: most reports are not drawn
+
+        return drawn(self)
+
+    def sketches(self) -> Sequence[Figure]:
+        """Return summary and barcode."""
+        from amp_rewrite.reports.page.drawn import sketched  # late: most reports are not drawn
+
+        return sketched(self)
+
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
         parts = [f'  "schema": {self.schema}']
@@ -108,6 +124,8 @@ class Report(Result, ReportData):
             parts.append(f'  "weights": {_dump(dict(sorted(self.weights.items())))}')
         if evidence := _encode(self.evidence):
             parts.append(f'  "evidence": {_dump(evidence)}')
+        if self.bounds:
+            parts.append(f'  "bounds": {_dump(dict(self.bounds))}')
         for name in ("findings", *(_PORTS if self.schema > 1 else ()), "casts", "baked", "rows"):
             lines = ",\n".join(f"    {_dump(_encode(item))}" for item in getattr(self, name))
             parts.append(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []')
@@ -168,6 +186,8 @@ def _report(text: str | bytes, source: str) -> Report:
     try:
         if fault is not None:
             raise fault
+        if isinstance(loaded, dict):
+            loaded.pop("figures", None)  # what a page showed of this report
         report: Report = _object(Report)(loaded)
         for name in _NEW if report.schema > 1 else ():
             if isinstance(loaded, dict) and name not in loaded:
@@ -200,7 +220,9 @@ def _check_positions(report: Report) -> None:
         if not FIRST_INPUT - len(report.inputs) < port.after < len(report.rows):
             fail(f".outputs[{i}].after", "names neither a row nor an input")
     for i, port in enumerate(report.inputs):
-        if len(port.reads) % 2 or any(not 0 <= row < len(report.rows) for row in port.reads[::2]):
+        rows, slots = port.reads[::2], port.reads[1::2]
+        known = all(0 <= row < len(report.rows) for row in rows)
+        if not known or len(rows) != len(slots) or any(slot < 0 for slot in slots):
             fail(f".inputs[{i}].reads", "does not name rows, each with a position in its reads")
 
 
@@ -296,7 +318,7 @@ _READERS[Header] |= {name: (name, optional(reading.text)) for name in STATED}  #
 _PORTS = ("inputs", "outputs")
 _NEW = (*_PORTS, "weights")
 """Fields of a report from version 2 on."""
-_OPTIONAL = (*_NEW, "evidence")
+_OPTIONAL = (*_NEW, "evidence", "bounds")
 _NEEDED: dict[type, tuple[str, ...]] = {
     cls: tuple(name for name, _, default in parts if default is MISSING or (cls is Report and name not in _OPTIONAL))
     for cls, parts in _PARTS.items()

@@ -99,7 +99,12 @@ def inventory(model: Model, *, name: str | None = None, tool: str = "") -> Repor
 
     ModelError if a graph cannot run, or functions cannot be put in place of their calls.
     """
-    return report_of(View.of(inlined(model)), name=name, tool=tool)
+    return report_of(inventory_view(model), name=name, tool=tool)
+
+
+def inventory_view(model: Model) -> View:
+    """Return the view that the rows of `inventory` describe; ModelError as there."""
+    return View.of(inlined(model))
 
 
 @lru_cache(maxsize=64)  # asked for each row, where mostly the same list file is meant

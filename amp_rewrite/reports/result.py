@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.reports.render import html, plain
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.page import Page
 
 _SHOWN = 20
 """Records of a result in a notebook."""
@@ -35,6 +39,31 @@ class Result:
         """Return the items of the result, each as the row of a table."""
         raise NotImplementedError
 
+    def figures(self) -> Sequence[Figure]:
+        """Return the drawings of the result, in reading order; none for a result that is text alone."""
+        return ()
+
+    def sketches(self) -> Sequence[Figure]:
+        """Return the figures that notebooks show: those that are small and need no script."""
+        return tuple(figure for figure in self.figures() if figure.notebook)
+
+    def page(self) -> Page:
+        """Return the result as a page: its figures, or its text and records where it has none.
+
+        Example:
+            >>> import amp_rewrite
+            >>> page = amp_rewrite.convert("model.onnx").page()
+            >>> sorted(page.data()) == sorted(figure.name for figure in page.figures)
+            True
+        """
+        from amp_rewrite.reports.page.page import Page, written_out  # late: most results are not drawn
+
+        return Page(self.brief, tuple(self.figures()) or (written_out(self.text(), self.records()),))
+
+    def to_html(self) -> str:
+        """Return the page as one HTML text, without references to other files."""
+        return self.page().to_html()
+
     def to_dict(self) -> dict[str, Any]:
         """Return what `to_json` writes, as a dictionary."""
         encoded: dict[str, Any] = json.loads(self.to_json())
@@ -55,7 +84,13 @@ class Result:
         return plain(f"<{type(self).__name__} {self.brief}>")
 
     def _repr_html_(self) -> str:
-        """Return the text and the first records for a notebook."""
+        """Return small figures, the text and the first records for a notebook."""
         rows = [[str(cell) for cell in row.values()] for row in islice(self.records(), _SHOWN)]
         head = next((tuple(row) for row in islice(self.records(), 1)), ())
-        return html(self.brief, self.text(), head, rows)
+        text = html(self.brief, self.text(), head, rows)
+        figures = self.sketches()
+        if not figures:
+            return text
+        from amp_rewrite.reports.page.page import fragment  # late: most results are not drawn
+
+        return fragment(figures) + text

@@ -176,7 +176,7 @@ class ReportData:
     """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
 
     `weights` are the bytes of dense initializers and Constants after the conversion, by element type. `evidence` says
-    how far data have checked the conversion.
+    how far data have checked the conversion, `bounds` how many float values are proved to fit, or measured to.
     """
 
     model: Header
@@ -189,6 +189,7 @@ class ReportData:
     outputs: tuple[PortRow, ...] = ()
     weights: Mapping[str, int] = field(default_factory=dict)
     evidence: Evidence = UNCHECKED
+    bounds: Mapping[str, int] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property

@@ -13,6 +13,7 @@ from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.files.model import ModelSource
+    from amp_rewrite.ir.view import View
 
 ReportSource: TypeAlias = "Report | ModelSource"
 """Forms of a report that `report_in` takes."""
@@ -25,18 +26,24 @@ def is_report(source: object) -> bool:
 
 def report_in(source: ReportSource) -> Report:
     """Return a report, that of a conversion, the one in a file, or the inventory of a model."""
+    return report_and_view(source)[0]
+
+
+def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
+    """Return a report, and the model whose ops its rows are where it is at hand: not for a report in a file."""
     if isinstance(held := getattr(source, "report", source), Report):
-        return held
+        return held, getattr(source, "view", None)
     if isinstance(source, (str, os.PathLike)) and is_report(source):
         try:
-            return Report.from_json(_content(Path(source)), str(source))
+            return Report.from_json(_content(Path(source)), str(source)), None
         except OSError as error:
             raise ReportError(f"cannot read {source}: {error.strerror}; name a model or a JSON report") from error
     from amp_rewrite.files.model import Model  # late: two reports are compared without onnx
-    from amp_rewrite.reports.report_builder import inventory
+    from amp_rewrite.reports.report_builder import inventory_view, report_of
 
     model = Model.load(source)
-    return inventory(model, name=model.path.name if model.path else None, tool=VERSION)
+    view = inventory_view(model)
+    return report_of(view, name=model.path.name if model.path else None, tool=VERSION), view
 
 
 def _content(file: Path) -> bytes:

@@ -27,7 +27,9 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     """
     parts = [_head(report), *(_conversion(report, verbose) if not report.inventory else _stock(report, verbose))]
     if verbose:
-        parts.append(_rows(report))
+        from amp_rewrite.reports.page.barcode import barcode_lines  # late: few texts are this long
+
+        parts += [barcode_lines(report), _rows(report)]
     parts += [more.rstrip("\n").split("\n") if more else [], _evidence(report, command)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -82,6 +84,8 @@ def _totals(report: ReportData) -> list[tuple[str, str]]:
         facts.append(("raised", f"{count(totals.raised, 'op')} to float32{compute}"))
     if totals.refused:
         facts.append(("kernel gate", f"{count(totals.refused, 'op')} refused"))
+    if report.bounds:
+        facts.append(("ranges", ", ".join(f"{number} {words}" for words, number in report.bounds.items() if number)))
     return facts
 
 

@@ -9,6 +9,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.page import check_page, is_page, write_page
 from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ _TIMING = (
     ),
     parameters.option("--profile/--no-profile", None, "Time of each op; shows which got slower.", _HEAD, default=True),
     parameters.option("--plot", "FILE", "Draw to a .svg, .png or .pdf file, too.", OUTPUT, type=parameters.FILE_OUT),
-    parameters.flag("--overwrite", "Replace the file of the plot.", OUTPUT),
+    parameters.html,
+    parameters.flag("--overwrite", "Replace the files of plot and page.", OUTPUT),
 )
 
 
@@ -41,14 +43,17 @@ _TIMING = (
     parameters.quiet(),
 )
 def bench(
-    models: tuple[Path, ...], plot: Path | None, overwrite: bool, as_json: bool, quiet: bool, **given: Any
+    models: tuple[Path, ...], plot: Path | None, html: Path | None, as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Time models side by side: latency, throughput, memory, ops.
 
     All run on the same batch, and the first is the baseline: it is shown which op got slower. On a CPU half precision
     is slower: what counts is a run on a GPU.
     """
-    feeding = Feeding.taken(given).needed()
+    feeding, overwrite = Feeding.taken(given).needed(), given.pop("overwrite")
+    if html is None and is_page(plot):
+        plot, html = None, plot
+    check_page(html, overwrite=overwrite, read=models)
     if plot is not None:
         from amp_rewrite.deploy.bench.plot import check_plot
 
@@ -61,6 +66,7 @@ def bench(
 
         draw(benchmark, plot)
         terminal.talk(f"wrote {plot}", quiet=quiet)
+    write_page(benchmark, html, quiet=quiet)
 
 
 def _benchmark(models: tuple[Path, ...], feeding: Feeding, given: dict[str, Any], *, quiet: bool) -> Benchmark:

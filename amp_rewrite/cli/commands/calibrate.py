@@ -9,6 +9,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.commands.ranges import WRITING, check_writable, write
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.files import beside
+from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.options import PRECISION
 
 _RUNNING = (
@@ -27,20 +28,21 @@ _RUNNING = (
     parameters.config,
 )
 def calibrate(
-    model: Path, to: str | None, config: Path | None, output: Path | None, overwrite: bool, **given: Any
+    model: Path, to: str | None, config: Path | None, output: Path | None, html: Path | None, **given: Any
 ) -> None:
     """Run MODEL on data and write the ranges of its values.
 
     Of each value the largest and the smallest magnitude, and how many numbers would not fit the type.
     """
     settings = parameters.in_force({"to": to, "config": config})
-    quiet = given.pop("quiet")
+    quiet, overwrite = given.pop("quiet"), given.pop("overwrite")
     feeding = Feeding.taken(given).completed(settings).needed()
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.files.model import Model
 
     output = output or beside(model, "ranges.json")
     check_writable(output, overwrite)
+    check_page(html, overwrite=overwrite, read=(model,))
     with terminal.progress(model.name, quiet=quiet) as progress:
         loaded = Model.load(model)
         ranges = calibrate(
@@ -52,3 +54,4 @@ def calibrate(
             **given,
         )
     write(ranges, output, overwrite, quiet)
+    write_page(ranges, html, quiet=quiet)

@@ -14,7 +14,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import DRAWING, Measuring
 from amp_rewrite.cli.files import beside, is_stdout
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.errors import ReportError
+from amp_rewrite.cli.page import REPORT, check_file, check_page, is_page, write_file, write_page
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.options import OUTPUT
 from amp_rewrite.settings.policy import low_type
@@ -22,13 +22,20 @@ from amp_rewrite.settings.policy import low_type
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.convert import Converted
     from amp_rewrite.pipeline.repair import Repaired
+    from amp_rewrite.reports.page.page import Page
 
 _OUTCOME = (
     *parameters.SAVING,
+    parameters.ROWS["annotate"],
     parameters.flag("--dry-run", "Print the outcome; write no model.", OUTPUT),
     parameters.option(
-        "--report report_file", "FILE", "Write the report to a .json file too.", OUTPUT, type=parameters.FILE_OUT
+        "--report report_file",
+        "FILE",
+        "Write the report to a .json file too, or draw it on an .html page.",
+        OUTPUT,
+        type=parameters.FILE_OUT,
     ),
+    parameters.html,
     parameters.flag("--check-weights", "Print the loss of each weight stored low, worst first.", OUTPUT, rare=True),
     parameters.as_json,
     parameters.quiet("errors and what --json or --dry-run asks for"),
@@ -58,6 +65,7 @@ def convert(
     """
     output = _destination(model, out, output)
     measuring = Measuring.taken(given)
+    html = given.pop("html")
     talk = _Talk(**{word: given.pop(word) for word in ("check_weights", "as_json", "quiet", "verbose")})
     asked = bool(given["overwrite"])
     if talk.check_weights and talk.as_json:
@@ -65,8 +73,10 @@ def convert(
     settings = parameters.in_force(given)
     measuring = measuring.completed(settings)
     output = output or beside(model, f"{low_type(settings.to).spelling}.onnx", needed=not dry_run)
+    kept = _files(model, output) if report_file or html else ()
     if report_file:
-        _check_report_file(report_file, model, output, overwrite=settings.overwrite)
+        check_file(report_file, REPORT, overwrite=settings.overwrite, read=kept)
+    check_page(html, overwrite=settings.overwrite, read=(*kept, *filter(None, [report_file])))
     if not dry_run:
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=asked, lost=lost)  # before the work, not after it
@@ -84,17 +94,23 @@ def convert(
     if settings.config:
         header = replace(converted.report.model, config=settings.config)
         converted = replace(converted, report=replace(converted.report, model=header))
+    page = _page(converted, repaired) if html or is_page(report_file) else None
+    fate = f"{output} is written, the report is not" if written else "nothing was changed"
     if report_file and solved:
-        _write_report(report_file, converted.report.to_json(), None if dry_run else output)
+        text = page.to_html() if page and is_page(report_file) else converted.report.to_json()
+        write_file(report_file, text, fate)
+    if page and html:
+        write_page(page, html, quiet=talk.quiet, fate=fate)
     try:
         lost_source = written and output.exists() and output.resolve() == model.resolve()
         command = "" if lost_source else _next(measuring, out, written=written)
-        talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command)
+        drawn = page if html else None
+        talk.outcome(converted, repaired, asked=talk.as_json or dry_run, command=command, page=drawn)
     except BrokenPipeError:
         raise
     except OSError as error:  # stdout is closed, or its disk is full
-        fate = f"; {output} is written" if written else ""
-        raise OSError(error.errno, f"{error.strerror}{fate}, the report is not printed") from error
+        ending = f"; {output} is written" if written else ""
+        raise OSError(error.errno, f"{error.strerror}{ending}, the report is not printed") from error
     if converted.plan.empty and solved:
         pinned = repaired is not None and repaired.regions
         why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
@@ -116,12 +132,17 @@ class _Talk:
     quiet: bool
     verbose: bool
 
-    def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str) -> None:
-        """Print a conversion and its repair. `asked`: also where the command is quiet. `command`: the next one."""
+    def outcome(
+        self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str, page: Page | None
+    ) -> None:
+        """Print a conversion and its repair. `asked`: also where the command is quiet. `command`: the next one.
+
+        `page`: what is drawn, which JSON then holds.
+        """
         report = converted.report
         searched = repaired.text() if repaired is not None and repaired.verdict is not None else ""  # else evidence
         if self.as_json:
-            terminal.show(report.to_json())
+            terminal.show(page.within(report.to_json()) if page else report.to_json())
             terminal.warn(report.findings, quiet=self.quiet)
             for line in searched.splitlines():
                 terminal.talk(line, quiet=self.quiet)
@@ -184,31 +205,16 @@ def _destination(model: Path, out: tuple[Path, ...], output: Path | None) -> Pat
     return second
 
 
-def _check_report_file(file: Path, model: Path, output: Path, *, overwrite: bool) -> None:
-    """Raise ReportError if a report cannot be written to `file`, and say why."""
+def _files(model: Path, output: Path) -> tuple[Path, ...]:
+    """Return the files that a report must not replace: the model that is read with its data, and the written one."""
     from amp_rewrite.files.store import data_files
 
-    if file.exists() and not file.is_file() and not file.is_dir():
-        return  # a pipe or a device
-    if not file.parent.is_dir():
-        raise ReportError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
-    if file.suffix != ".json" or file.is_dir():
-        raise ReportError(f"cannot write a report to {file}: reports are known by their suffix; name a .json file")
-    if file.resolve() in (path.resolve() for path in (model, output, *data_files(model))):
-        raise ReportError(f"cannot write a report to {file}: it would replace the model; name another file")
-    if file.exists() and not overwrite:
-        raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
+    return model, output, *data_files(model)
 
 
-def _write_report(file: Path, text: str, written: Path | None) -> None:
-    """Write a report to a file, whole or not at all, or to a pipe or device. `written`: the model, once written."""
-    from amp_rewrite.files.scratch import write_whole
+def _page(converted: Converted, repaired: Repaired | None) -> Page:
+    """Return the page of a conversion, and of the repair that it took."""
+    from amp_rewrite.reports.page.page import Page
 
-    if file.exists() and not file.is_file():
-        file.write_text(text, encoding="utf-8", newline="\n")
-        return
-    try:
-        write_whole(Path(os.path.realpath(file)), text.encode())
-    except OSError as error:
-        fate = "nothing was changed" if written is None else f"{written} is written, the report is not"
-        raise ReportError(f"cannot write {file}: {error.strerror or error}; {fate}") from error
+    searched = repaired.figures() if repaired is not None else ()
+    return Page(converted.brief, searched or converted.figures())

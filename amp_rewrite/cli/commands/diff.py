@@ -8,6 +8,7 @@ from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.options import OUTPUT
 
 
@@ -25,18 +26,21 @@ from amp_rewrite.settings.options import OUTPUT
     ),
     parameters.verbose,
     parameters.config,
+    *parameters.PAGE,
 )
-def diff(a: Path, b: Path, form: str, verbose: bool, **given: Any) -> int:
+def diff(a: Path, b: Path, form: str, verbose: bool, html: Path | None, **given: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports.
 
     On a terminal this is a summary by type; -v names each op.
     """
     from amp_rewrite.reports.diff import diff
 
+    check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
     settings = parameters.in_force(given)
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
     brief = sys.stdout.isatty() and not verbose
     text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)
     terminal.show(text, commands=form == "github")
+    write_page(delta, html, quiet=False)
     return FINDING if failed else 0

@@ -9,6 +9,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
+from amp_rewrite.cli.page import check_page, write_page
 
 
 @parameters.command(
@@ -16,17 +17,21 @@ from amp_rewrite.cli.data import Feeding
     *parameters.FEEDING,
     parameters.config,
     parameters.option("--top", "N", "How many ops to show.  [default: 10]", type=click.IntRange(min=1)),
+    parameters.option("--tolerance", "X", "Name the first op that is off by more, too.", type=float),
     parameters.as_json,
     parameters.quiet(),
+    *parameters.PAGE,
 )
-def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def locate(a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, html: Path | None, **given: Any) -> None:
     """Print where B departs from A, and which ops add most to that.
 
     First the op where the error jumps, then those whose own share of it is largest.
     """
     feeding = Feeding.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
+    check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
     from amp_rewrite.evidence.locate import locate
 
-    located = feeding.compared(locate, a, b, quiet=quiet)
+    located = feeding.compared(locate, a, b, quiet=quiet, **given)
     if as_json or not quiet:
         terminal.show(located.to_json(top=top) if as_json else located.text(top=top or 10))
+    write_page(located, html, quiet=quiet)

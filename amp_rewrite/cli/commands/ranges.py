@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from amp_rewrite.cli import parameters, terminal
+from amp_rewrite.cli.page import check_page, is_page, write_page
 from amp_rewrite.settings.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _SHOWN = 20  # rows
 _STDOUT = (None, Path("-"))
 
 WRITING = (
+    parameters.html,
     parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
     parameters.quiet("errors, and ranges that go to stdout"),
 )
@@ -36,7 +38,7 @@ def ranges() -> None:
     *WRITING,
     group=ranges,
 )
-def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: bool) -> None:
+def merge(files: tuple[Path, ...], output: Path | None, html: Path | None, overwrite: bool, quiet: bool) -> None:
     """Make one of several FILES, as if all data had been one run's."""
     from amp_rewrite.errors import EvidenceError
     from amp_rewrite.evidence.ranges import Ranges
@@ -44,6 +46,7 @@ def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: 
     if len(files) == 1:
         raise click.UsageError("one file is merged with nothing; name two or more")
     check_writable(output, overwrite)
+    check_page(html, overwrite=overwrite, read=files)
     shards: dict[str, Path] = {}
     merged: Ranges | None = None
     for file in files:
@@ -56,30 +59,40 @@ def merge(files: tuple[Path, ...], output: Path | None, overwrite: bool, quiet: 
         merged = shard if merged is None else merged.merge(shard)
     assert merged is not None  # click asks for a file
     write(merged, output, overwrite, quiet)
+    write_page(merged, html, quiet=quiet)
 
 
-@parameters.command(click.argument("file", type=parameters.FILE), _TOP, group=ranges)
-def show(file: Path, top: int | None) -> None:
+@parameters.command(click.argument("file", type=parameters.FILE), _TOP, *parameters.PAGE, group=ranges)
+def show(file: Path, top: int | None, html: Path | None, overwrite: bool) -> None:
     """Print the ranges in FILE as a table, the largest first."""
     from amp_rewrite.evidence.ranges import Ranges
 
-    terminal.show(Ranges.load(file).text(top=top))
+    check_page(html, overwrite=overwrite, read=(file,))
+    loaded = Ranges.load(file)
+    terminal.show(loaded.text(top=top))
+    write_page(loaded, html, quiet=False)
 
 
 def check_writable(output: Path | None, overwrite: bool) -> None:
     """Raise EvidenceError, before the work, if ranges cannot be written to a file; None and "-" are stdout."""
     from amp_rewrite.evidence.ranges import check_writable
 
-    if output not in _STDOUT:
+    if is_page(output):
+        check_page(output, overwrite=overwrite)
+    elif output not in _STDOUT:
         check_writable(output, overwrite)
 
 
 def write(ranges: Ranges, output: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Write ranges to a file and print a summary; for stdout, print them as JSON."""
+    """Write ranges to a file, as a page if its suffix says so, and print a summary; for stdout, print them as JSON."""
     if output in _STDOUT:
         terminal.show(ranges.to_json())
         return
-    ranges.save(output, overwrite=overwrite)
+    if not is_page(output):
+        ranges.save(output, overwrite=overwrite)
     if not quiet:
         terminal.show(ranges.text(top=_SHOWN))
+    if is_page(output):
+        write_page(ranges, output, quiet=quiet)
+        return
     terminal.talk(f"wrote {output}", quiet=quiet)

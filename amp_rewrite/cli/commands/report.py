@@ -3,9 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.cli.page import check_page, write_page
+from amp_rewrite.settings.options import OUTPUT
+
+if TYPE_CHECKING:
+    from amp_rewrite.ir.view import View
+    from amp_rewrite.reports.page.page import Page
+    from amp_rewrite.reports.report import Report
+
+_VIEWER = (
+    parameters.option(
+        "--format form",
+        "text|json|model-explorer",
+        "How to print it; model-explorer: node data for that viewer, one layer.",
+        OUTPUT,
+        type=parameters.Choice(["text", "json", "model-explorer"]),
+        default="text",
+        show_default=True,
+    ),
+    parameters.option(
+        "--layer",
+        "type|rule|error",
+        "The layer for Model Explorer.  [default: type]",
+        OUTPUT,
+        type=parameters.Choice(["type", "rule", "error"]),
+    ),
+    parameters.option(
+        "--reasons", "FILE", "The report of MODEL's conversion, for the layer rule.", OUTPUT, type=parameters.FILE
+    ),
+    parameters.option(
+        "--errors",
+        "FILE",
+        "What `locate --json` printed, for the layer error, and for --html.",
+        OUTPUT,
+        type=parameters.FILE,
+    ),
+)
 
 
 @parameters.command(
@@ -18,21 +57,55 @@ from amp_rewrite.cli.group import FINDING
         multiple=True,
     ),
     parameters.as_json,
+    *_VIEWER,
     parameters.verbose,
+    *parameters.PAGE,
 )
-def report(model: Path, expect: tuple[str, ...], as_json: bool, verbose: bool) -> int:
+def report(
+    model: Path,
+    expect: tuple[str, ...],
+    as_json: bool,
+    verbose: bool,
+    html: Path | None,
+    overwrite: bool,
+    **viewer: Any,
+) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
     MODEL may be a report, too. With --expect, print the numbers beside each expectation; exit with 1 if one fails.
+    With --html, draw the graph on a page (- is stdout); --json then holds all that is drawn under "figures".
     """
+    form = viewer.pop("form")
+    if form == "model-explorer":
+        if as_json or expect or html:
+            words = "leave out --json, --html and --expect"
+            raise click.UsageError(f"--format model-explorer prints node data alone; {words}")
+        terminal.show(_overlay(model, **viewer))
+        return 0
+    errors = viewer.pop("errors") if html else None
+    if unused := next((name for name, value in viewer.items() if value), None):
+        raise click.UsageError(f"--{unused} is about --format model-explorer; leave it out, or add that")
+    as_json = as_json or form == "json"
+    streamed = html == Path("-")
+    if streamed and (as_json or expect):
+        raise click.UsageError("--html - prints the page alone; name a file for it, or leave --json and --expect out")
+    if not streamed:
+        check_page(html, overwrite=overwrite, read=(model,))
     from amp_rewrite.reports.expect import Expectation
     from amp_rewrite.reports.render import table
-    from amp_rewrite.reports.sources import report_in
+    from amp_rewrite.reports.sources import report_and_view
 
     expectations = [Expectation.parse(text) for text in expect]
-    report = report_in(model)
+    report, view = report_and_view(model)
+    page = _page(report, view, errors) if html else None
+    if page and streamed:
+        click.echo(terminal.spoken(page.to_html()).encode(), nl=False)  # pages are UTF-8, whatever the terminal is
+        return 0
     outcomes = [expectation.outcome(report) for expectation in expectations]
-    terminal.show(report.to_json() if as_json else report.text(verbose=verbose))
+    encoded = "" if not as_json else page.within(report.to_json()) if page else report.to_json()
+    terminal.show(encoded or report.text(verbose=verbose))
+    if page:
+        write_page(page, html, quiet=False)
     failed = [outcome for outcome in outcomes if not outcome.met]
     if outcomes and not as_json:
         rows = [("failed" if outcome in failed else "met", outcome.expected, outcome.fact) for outcome in outcomes]
@@ -40,3 +113,27 @@ def report(model: Path, expect: tuple[str, ...], as_json: bool, verbose: bool) -
     for outcome in failed if as_json else ():
         terminal.talk(f"failed: {outcome}", quiet=False)
     return FINDING if failed else 0
+
+
+def _overlay(model: Path, layer: str | None, reasons: Path | None, errors: Path | None) -> str:
+    """Return a layer for Model Explorer of a model, or of a report alone."""
+    from amp_rewrite.files.model import Model
+    from amp_rewrite.reports.located_errors import LocatedErrors
+    from amp_rewrite.reports.model_explorer import overlay, overlay_of_report
+    from amp_rewrite.reports.sources import is_report, report_in
+
+    layer = layer or ("error" if errors else "rule" if reasons else "type")
+    located = LocatedErrors.load(errors) if errors else None
+    if is_report(model):
+        return overlay_of_report(report_in(model), layer, errors=located)
+    return overlay(Model.load(model), layer, report=report_in(reasons) if reasons else None, errors=located)
+
+
+def _page(report: Report, view: View | None, errors: Path | None) -> Page:
+    """Return the page of a report, with what its model adds, and errors that locate found."""
+    from amp_rewrite.reports.located_errors import LocatedErrors
+    from amp_rewrite.reports.page.drawn import drawn
+    from amp_rewrite.reports.page.page import Page
+
+    shares = LocatedErrors.load(errors).shares(report.rows) if errors else None
+    return Page(report.brief, drawn(report, view, shares))

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.decide.reasons import remarked
+from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import PatternError, advice
 
 _HEAD = ("rule", "tier", "says")
@@ -38,7 +38,7 @@ def records() -> dict[str, Any]:
 
 def described(name: str) -> dict[str, Any]:
     """Return all facts about a rule, fusion, reason or kind of finding; PatternError for an unknown name."""
-    from amp_rewrite.decide.reasons import KINDS, REASONS
+    from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS
 
     known = records()
     if name not in (names := {*known, *REASONS, *KINDS}):
@@ -53,7 +53,7 @@ def described(name: str) -> dict[str, Any]:
         "tier": reason.strength.words if reason is not None else "finding",
         "words": reason.words if reason is not None else KINDS[spoken],
         "promise": record.promise if record is not None else None,
-        "docs": record.docs if record is not None else reason.docs if reason is not None else None,
+        "docs": record.docs if record is not None else reason.docs if reason is not None else f"{FINDINGS}#{name}",
         "sections": dict(record.sections) if record is not None else {},
         "models": {end: record.model(end) for end in ("hit", "near")} if record is not None else {},
     }
@@ -83,8 +83,8 @@ def _page(fact: dict[str, Any]) -> str:
     lines.append(f"  tier        {fact['tier']}")
     if fact["aliases"]:
         lines.append(f"  aliases     {', '.join(fact['aliases'])}")
-    meaning, _, remedy = remarked(fact["reason"], "").partition(" · ")
-    lines += [f"  meaning     {meaning}"] if meaning else []
+    means, remedy = meaning(fact["reason"])
+    lines += [f"  meaning     {means}"] if means else []
     lines += [f"  what to do  {remedy}"] if remedy else []
     if fact["docs"]:
         lines.append(f"  docs        {fact['docs']}")

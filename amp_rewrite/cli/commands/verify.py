@@ -10,6 +10,7 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.data import Feeding
 from amp_rewrite.cli.group import FINDING
+from amp_rewrite.cli.page import check_page, write_page
 from amp_rewrite.settings.keywords import CRITERION
 from amp_rewrite.settings.options import DATA, OUTPUT
 
@@ -31,8 +32,9 @@ _RUNNING = (
     parameters.as_json,
     parameters.quiet(),
     parameters.flag("-v --verbose", "Print every batch.", OUTPUT),
+    *parameters.PAGE,
 )
-def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
+def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, html: Path | None, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
     It exits with 1 if they are not near enough. How near is up to you, there is no default: --tolerance, or --rtol
@@ -43,9 +45,11 @@ def verify(a: Path, b: Path, only: tuple[str, ...], as_json: bool, quiet: bool, 
         raise click.UsageError(
             "no criterion for the outputs; add --tolerance X, --rtol X and/or --atol X, or --metric NAME and its bound"
         )
+    check_page(html, overwrite=given.pop("overwrite"), read=(a, b))
     from amp_rewrite.evidence.verify import verify
 
-    verdict = feeding.compared(verify, a, b, quiet=quiet, outputs=only, **given)
+    verdict = feeding.compared(verify, a, b, quiet=quiet, outputs=given.pop("only"), **given)
     if as_json or not quiet:
         terminal.show(verdict.to_json() if as_json else verdict.text(verbose=verbose))
+    write_page(verdict, html, quiet=quiet)
     return 0 if verdict.ok else FINDING

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from amp_rewrite.deploy.bench.profile import OpChange, OpTime, TypeChange, by_type
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
+    from amp_rewrite.reports.page.timings import Moved
 
 SCHEMA = 1
 _MOST_OPS = 10
@@ -118,6 +123,28 @@ class Benchmark(Result):
         """Return the names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
+    def figures(self) -> Sequence[Figure]:
+        """Return latency, memory, throughput by batch size, and the time of ops, as far as they were measured."""
+        from amp_rewrite.reports.page import timings  # late: few runs draw
+
+        timed = [
+            timings.Timed(e.name, e.latency.median, e.latency.p5, e.latency.p95, e.copies.median, e.memory)
+            for e in self.entries
+        ]
+        swept = [
+            timings.Swept(entry.name, row.items, row.throughput)
+            for entry in self.entries
+            for row in entry.sweep
+            if row.throughput is not None
+        ]
+        drawn = (
+            timings.latency_figure(timed, f"{self.device}, {self.provider}", self.notes),
+            timings.memory_figure(timed),
+            timings.throughput_figure(swept),
+            *(timings.ops_figure(c.name, [_moved(op) for op in c.ops], i) for i, c in enumerate(self.changed, 1)),
+        )
+        return tuple(figure for figure in drawn if figure is not None)
+
     def text(self) -> str:
         """Return a text: device and versions, a table of latencies, and a table per further measurement."""
         largest = [
@@ -160,6 +187,15 @@ class Benchmark(Result):
             for sized, swept in zip(entry.sweep, row["sweep"], strict=True):
                 swept["throughput"] = sized.throughput
         return json.dumps({"schema": SCHEMA, **fields}, indent=1, allow_nan=False) + "\n"
+
+
+def _moved(change: OpChange) -> Moved:
+    from amp_rewrite.reports.page.timings import Moved  # late: few runs draw
+
+    op = change.after or change.before
+    assert op is not None
+    before, after = (None if side is None else side.seconds for side in (change.before, change.after))
+    return Moved(op.name, op.op, before, after)
 
 
 def _numbers(entry: Entry, baselines: Sequence[str]) -> Iterator[str]:

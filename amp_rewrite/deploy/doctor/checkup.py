@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_rewrite.deploy.doctor.advice import (
     ALIGNED,
@@ -34,6 +35,9 @@ from amp_rewrite.runtime.hazards import CPU, CUDA, HAZARDS
 from amp_rewrite.runtime.kernels import Kernels, load_kernels
 from amp_rewrite.runtime.roofline import ROOFS, Roof, roof_of
 from amp_rewrite.settings.policy import LowType, low_type
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.figure import Figure
 
 OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
@@ -78,6 +82,12 @@ class Checkup(Result):
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the checks as dictionaries."""
         return map(asdict, self.checks)
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the checks as a list."""
+        from amp_rewrite.reports.page.words import checks_figure  # late: few runs draw
+
+        return (checks_figure([asdict(check) for check in self.checks], self.brief, self.to_dict()),)
 
     def text(self) -> str:
         """Return a line per check, followed by its remedy if any."""

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.diff import KINDS
+from amp_rewrite.reports.delta import KINDS
 from amp_rewrite.reports.summary import NEXT
 from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.options import KEYWORDS, SETTINGS
@@ -240,7 +240,7 @@ def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) ->
 @pytest.mark.parametrize(
     ("file", "fact"),
     [
-        ("net.onnx", "reports are known by their suffix; name a .json file"),
+        ("net.onnx", "reports are known by their suffix; name a .json or .html file"),
         ("net.json", "it would replace the model; name another file"),
         ("out.json", "it would replace the model; name another file"),
     ],
@@ -315,8 +315,10 @@ DEFAULTS = {
     "gray_follows_allow": None,
     "quantized": "keep",
     "fuse": "basic",
-    "placement": None,
     "opset": None,
+    "shift": "auto",
+    "placement": None,
+    "annotate": False,
 }
 
 
@@ -339,6 +341,7 @@ DEFAULTS = {
         (["--placement", "mincut:T4"], {"placement": "mincut:T4"}),
         (["--opset", "auto"], {"opset": "auto"}),
         (["--opset", "20"], {"opset": "20"}),
+        (["--shift", "6"], {"shift": "6"}),
     ],
 )
 @pytest.mark.parametrize("command", [["convert"], ["explain"]], ids=["convert", "explain"])

@@ -107,7 +107,7 @@ def test_a_terminal_gets_a_bar_for_each_stage(model: str) -> None:
 def test_data_alone_guards(model: str) -> None:
     np.savez("large.npz", x=BATCH["x"] * 1e5)
 
-    done = run(model, "--data", "large.npz", "--target", "onnx", "--dry-run", "--json")
+    done = run(model, "--data", "large.npz", "--target", "onnx", "--shift", "none", "--dry-run", "--json")
 
     assert done.exit_code == 0
     kinds = {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
@@ -119,15 +119,15 @@ def test_ranges_of_a_file_guard_with_more_headroom_if_asked(model: str) -> None:
 
     calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
 
-    plain = run(model, "--ranges", "r.json", "--target", "onnx", "--dry-run", "--json")
-    wary = run(model, "--ranges", "r.json", "--headroom", "100", "--target", "onnx", "--dry-run", "--json")
+    words = ("--ranges", "r.json", "--target", "onnx", "--shift", "none", "--dry-run", "--json")
+    plain, wary = run(model, *words), run(model, *words, "--headroom", "100")
 
     found = [{f["kind"] for f in json.loads(done.stdout)["findings"]} for done in (plain, wary)]
     assert found == [{"calibrated"}, {"calibrated", "overflow"}]
 
 
 def kinds_of(*words: str) -> set[str]:
-    done = run(*words, "--target", "onnx", "--dry-run", "--json")
+    done = run(*words, "--target", "onnx", "--shift", "none", "--dry-run", "--json")
     assert (done.exit_code, done.stderr.count("error")) == (0, 0)
     return {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
 
@@ -164,7 +164,7 @@ def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) ->
     from amp_rewrite.evidence.calibrate import calibrate
 
     calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
-    words = ("--ranges", "r.json", "--headroom", "100", "--target", "onnx")
+    words = ("--ranges", "r.json", "--headroom", "100", "--target", "onnx", "--shift", "none")
     rows = json.loads(run(model, *words, "--dry-run", "--json").stdout)["rows"]
     pinned = next(row for row in rows if row["rule"] == "overflow")
 
@@ -173,7 +173,7 @@ def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) ->
     assert done.stdout.splitlines()[0] == f"{pinned['name']} ({pinned['op']}) is float32: overflow"
     assert pinned["note"] in done.stdout
     assert "overflow" not in run("explain", model, pinned["name"], "--target", "onnx").stdout
-    data = run("explain", model, pinned["name"], "--data", "d.npz", "--headroom", "1e5", "--target", "onnx")
+    data = run("explain", model, pinned["name"], "--data", "d.npz", "--headroom", "1e5", *words[4:])
     assert data.stdout.splitlines()[0].endswith("is float32: overflow")
 
 

@@ -78,9 +78,9 @@ def test_names_and_aliases_are_each_those_of_one_record() -> None:
 
 
 def test_a_rule_answers_to_the_names_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    heir = Rule("growth", DISTANCE, "One rule for both.", distance.distance.function, ("distance", "parent"))
+    heir = Rule("proved_overflow", DISTANCE, "One rule for both.", distance.distance.function, ("distance", "parent"))
     monkeypatch.setattr(rule_table, "RULES", (heir,))
-    facts = [described(name) for name in ("growth", "parent", "distance")]
+    facts = [described(name) for name in ("proved_overflow", "parent", "distance")]
     assert facts[0] == facts[1] == facts[2]
     assert facts[0]["promise"] == "One rule for both."
 

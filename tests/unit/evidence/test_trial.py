@@ -29,6 +29,12 @@ def verdict(score: float, by: Criterion = NEAR) -> Verdict:
     return Verdict(Ran("a", ""), Ran("b", ""), Fed("data", False, 1), by, (row,))
 
 
+class _Painted(frozenset[int]):
+    """A set of pins that stands for the coloring with it."""
+
+    float32_ops = property(len)
+
+
 class _Told:
     """A trial whose scores are told beforehand, by the set that is pinned."""
 
@@ -43,7 +49,7 @@ class _Told:
 
 def told(scores: Mapping[frozenset[int], float], budget: int = 10, by: Criterion = NEAR) -> tuple[Trials, _Told]:
     trial = _Told(scores, by)
-    return Trials(cast(Trial, trial), budget, cast(Any, lambda held: held)), trial
+    return Trials(cast(Trial, trial), budget, cast(Any, _Painted)), trial
 
 
 def test_a_trial_is_made_once_and_stands_in_the_trail() -> None:
@@ -51,7 +57,8 @@ def test_a_trial_is_made_once_and_stands_in_the_trail() -> None:
 
     assert [trials.passes(held) for held in (NONE, ONE, NONE, ONE)] == [False, True, False, True]
     assert trial.asked == [NONE, ONE]
-    assert [(step.pinned, step.ok) for step in trials.trail] == [(0, False), (1, True)]
+    trail = [(step.pinned, step.ok, step.float32_ops, step.score) for step in trials.trail]
+    assert trail == [(0, False, 0, 2.0), (1, True, 1, 0.5)]
 
 
 def test_what_is_known_costs_nothing_once_the_budget_is_spent() -> None:

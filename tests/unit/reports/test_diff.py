@@ -18,11 +18,13 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports.diff import KINDS, CastChange, Change, Delta, diff
+from amp_rewrite.reports.delta import KINDS, CastChange, Change, Delta
+from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.match import common, match
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.runs import Run
 from support.paths import TESTS
 
 GOLDEN = TESTS / "golden"
@@ -323,6 +325,46 @@ def test_a_comment_stays_within_what_github_holds() -> None:
     many = Delta("a", "b", tuple(Change("raised", f"{long}{i}", "Relu", why="keep") for i in range(5000)))
     assert len(many.markdown()) < 65536
     assert "… and 4800 more." in many.markdown()
+
+
+def test_a_comment_with_names_of_any_length_fits_and_says_what_is_left_out() -> None:
+    name = "näme|`" * 50_000
+    many = Delta(
+        "a", "b", tuple(Change("raised", f"{i}{name}", "Relu", before="float16", after="float32") for i in range(500))
+    )
+    text = many.markdown()
+    assert len(text.encode()) < 65536
+    rows = [line for line in text.splitlines() if line.startswith("| `raised` |")]
+    assert len(rows) > 20 and f"… and {500 - len(rows)} more." in text
+
+
+def test_a_comment_on_many_changes_begins_with_sums_by_type() -> None:
+    many = [Change("raised", f"r{i}", "Relu", before="float16", after="float32") for i in range(21)]
+    text = Delta("a", "b", (*many, Change("added", "e", "Exp", after="float32"))).markdown()
+    assert "| `21` | `raised` | `Relu` | `float16 → float32` |\n| `1` | `added` | `Exp` | `float32` |" in text
+    assert "number" not in Delta("a", "b", tuple(many[:20])).markdown()
+
+
+# -- runs of ops ---------------------------------------------------------------------------------------
+
+
+def test_runs_hold_every_op_of_both_in_order() -> None:
+    a, b = chain("Relu:a", "Exp:b", "Tanh:c", "Neg:d"), chain("Relu:a", "Tanh:c", "Abs:e", "Neg:d", dtype="float16")
+    delta = diff(a, b)
+    ops = [(run.a, run.b, run.changed) for run in delta.runs for _ in range(run.ops)]
+    assert ops.count(("float32", "float16", True)) == 3
+    assert ops.count(("float32", "", True)) == ops.count(("", "float16", True)) == 1
+    assert ops.index(("float32", "", True)) == 1
+    assert diff(a, a).runs == (Run(4, "float32", "float32", False),)
+
+
+@pytest.mark.parametrize("path", FIXTURES[::4], ids=lambda path: path.stem)
+def test_runs_count_the_ops_of_both_sides(path: Path) -> None:
+    model = Model.load(path)
+    delta = diff(model, convert(model))
+    changed = sum(run.ops for run in delta.runs if run.changed)
+    assert max(sum(run.ops for run in delta.runs if run.a), sum(run.ops for run in delta.runs if run.b)) == delta.ops
+    assert changed <= len(delta.changes) and bool(changed) is any(c.kind != "casts" for c in delta.changes)
 
 
 def test_the_documentation_shows_what_is_printed() -> None:

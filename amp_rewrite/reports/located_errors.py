@@ -1,0 +1,81 @@
+"""Local errors of ops, read from the JSON that `amp-rewrite locate` prints."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from amp_rewrite.errors import ReportError
+from amp_rewrite.reports import json_stream, reading
+from amp_rewrite.reports.reading import Malformed
+from amp_rewrite.reports.rows import Row
+
+_AGAIN = "write it again with `amp-rewrite locate --json`"
+
+
+class LocalError(NamedTuple):
+    """The local error of an op; `lost`: it overflows, or the error is not finite."""
+
+    own: float
+    lost: bool
+
+
+@dataclass(frozen=True)
+class LocatedErrors:
+    """Local errors by name and type of the op. `source`: the file."""
+
+    source: str
+    errors: Mapping[tuple[str, str], LocalError] = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> LocatedErrors:
+        """Return the errors in a file; ReportError if it is not one that `locate --json` printed."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise ReportError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
+        return cls(str(path), reading.load(text, str(path), "errors that locate found", _AGAIN, ReportError, _decoded))
+
+    def of(self, row: Row) -> LocalError | None:
+        """Return the error of a row's op; None if it was not measured."""
+        return self.errors.get((row.name, row.op))
+
+    def shares(self, rows: Sequence[Row]) -> dict[int, float]:
+        """Return the share of each row in the sum of the errors that are finite; 1 for an op that is lost."""
+        found = {at: error for at, row in enumerate(rows) if (error := self.of(row)) is not None}
+        total = sum(error.own for error in found.values() if not error.lost)
+        return {at: 1.0 if error.lost else error.own / total if total else 0.0 for at, error in found.items()}
+
+
+def _decoded(text: bytes) -> Mapping[tuple[str, str], LocalError]:
+    loaded = json_stream.decode(text)
+    rows: Any = loaded.get("rows") if isinstance(loaded, dict) else None
+    if not isinstance(rows, list):
+        raise Malformed("holds no list 'rows'")
+    errors = {}
+    for at, row in enumerate(rows):
+        if not isinstance(row, dict):
+            reading.fail(f".rows[{at}]", f"must be an object, but is {reading.kind(row)}")
+        for name in ("op", "kind", "own"):
+            if name not in row:
+                reading.fail(f".rows[{at}]", f"lacks the field {name!r}")
+        own = _number(row["own"], f".rows[{at}].own")
+        if own is not None:
+            lost = row.get("overflows") is True or not math.isfinite(own)
+            errors[str(row["op"]), str(row["kind"])] = LocalError(own, lost)
+    return errors
+
+
+def _number(value: object, where: str) -> float | None:
+    """Return a number; None for null. Infinity and NaN are words."""
+    if value is None:
+        return None
+    if value in ("inf", "-inf", "nan"):
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        reading.fail(where, "must be null or a number that is not negative")
+    return float(value) if value <= sys.float_info.max else math.inf

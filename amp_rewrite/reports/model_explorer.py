@@ -1,0 +1,225 @@
+"""Overlays for Model Explorer: node data that color the nodes of an ONNX file by type, by rule or by share of error.
+
+A file of node data is one layer there: `{graph id: {"name": …, "results": {node id: {"value": …, "bgColor": …}}}}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.reasons import Strength
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ReportError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.ir.view import View
+from amp_rewrite.reports.annotations import INSERTED, RULE, annotation
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.located_errors import LocatedErrors
+from amp_rewrite.reports.match import match
+from amp_rewrite.reports.node_ids import Place, function_graph, places
+from amp_rewrite.reports.render import count
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.rewrite.passes.inline import inlined
+
+LAYERS = ("type", "rule", "error")
+"""Layers of an overlay."""
+TYPES = {
+    "float16": "#58c1f5",
+    "bfloat16": "#4fc9a4",
+    "float32": "#f2a65a",
+    "float64": "#d9772b",
+    "bool": "#e3e6ea",
+    "string": "#efe9d5",
+    "int64": "#ccd2d9",
+    "int32": "#b9c2cc",
+    "int8": "#d3c4e8",
+    "uint8": "#c3b1e1",
+}
+"""Colors of the usual element types; `_type_color` has one for each of the others."""
+STRENGTHS = {
+    Strength.SPREAD: "#cfe3f5",
+    Strength.LIST: "#8fbbe8",
+    Strength.GROUP: "#d9c9ee",
+    Strength.PIN: "#f7b26a",
+    Strength.SAFETY: "#f0897f",
+    Strength.USER: "#9ad48b",
+    Strength.GATE: "#c9a26b",
+}
+"""Colors of rules, by the tier of their reason."""
+_CAST = "#c79bf2"
+_SEVERAL = "#b7bec6"
+_OVERFLOWS = "#9a1f4b"
+_GRADIENT = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#e0524a"}]
+_TEXT_LAYER = {
+    "showExpandedSummaryOnGroupNode": True,
+    "hideInAggregatedStatsTable": True,
+    "hideInChildrenStatsTable": True,
+}
+"""Show how often each value occurs on a folded group of nodes, and no sums, which texts do not have."""
+_TAG = "amp_rewrite.place"
+
+Result = dict[str, object]
+_Results = dict[str, dict[str, Result]]
+
+
+def overlay(
+    model: Model, layer: str = "type", *, report: Report | None = None, errors: LocatedErrors | None = None
+) -> str:
+    """Return the node data of one layer for a file, as JSON. Ends with a newline. O(nodes), nearly.
+
+    `report`: of the conversion, for the layer "rule"; without it the annotations of the file count. `errors`: for the
+    layer "error". ReportError if a layer lacks them, or they are of another model; ModelError for a model that cannot
+    run.
+    """
+    shown = list(places(proto := clone(model.proto)))
+    for number, place in enumerate(shown):
+        place.node.metadata_props.add(key=_TAG, value=str(number))
+    view = View.of(inlined(replace(model, proto=proto)))
+    inventory = report_of(view, name=model.path.name if model.path else None)
+    rules: Sequence[str | None] | None = None
+    if layer == "rule":
+        rules = _annotated(view) if report is None else _matched(inventory, view, report)
+    return _document(layer, _placed(shown, view, _values(inventory, layer, rules, errors)))
+
+
+def overlay_of_report(report: Report, layer: str = "type", *, errors: LocatedErrors | None = None) -> str:
+    """Return the node data of one layer for the graph that is open, by the names in a report alone.
+
+    A report does not hold the nodes of its file: inserted Casts, nodes without names and those in bodies are left out.
+    """
+    values = _values(report, layer, None if report.inventory else [row.rule for row in report.rows], errors)
+    results: dict[str, Result] = {}
+    for row, value in zip(report.rows, values, strict=True):
+        if row.named and not row.scope and value is not None:
+            results.setdefault(row.name, value)  # a second node of that name has another id
+    return "{\n" + _graph_data(layer, results) + "\n}\n"
+
+
+def _values(
+    report: Report, layer: str, rules: Sequence[str | None] | None, errors: LocatedErrors | None
+) -> Sequence[Result | None]:
+    """Return the value of each row in a layer; None where the layer says nothing about it."""
+    if layer == "rule":
+        if rules is None:
+            advice = "convert it with --annotate, or hand in the report of its conversion with --reasons"
+            raise ReportError(f"{report.model.name}: holds no rules, because a model does not tell them; {advice}")
+        return [_rule(rule) if rule else None for rule in rules]
+    if layer == "error":
+        if errors is None:
+            advice = "hand in what `amp-rewrite locate --json` prints, with --errors"
+            raise ReportError(f"{report.model.name}: holds no errors, because only data show them; {advice}")
+        return _shares(report, errors)
+    return [{"value": row.dtype, "bgColor": _type_color(row.dtype)} for row in report.rows]
+
+
+def _placed(shown: Sequence[Place], view: View, values: Sequence[Result | None]) -> _Results:
+    """Return the values of ops by graph and node; a node of a local function has those of all its calls."""
+    found: dict[int, list[Result]] = {}
+    for op, value in zip(view.ops, values, strict=True):
+        tag = next((entry.value for entry in op.node.metadata_props if entry.key == _TAG), None)
+        if tag is not None and value is not None:
+            found.setdefault(int(tag), []).append(value)
+    results: _Results = {}
+    for number, place in enumerate(shown):
+        if number in found:
+            results.setdefault(place.graph, {})[place.id] = _merged(found[number])
+    for place in reversed(shown):  # functions stand last, and calls of functions inside them first need theirs
+        called = function_graph(place.node.domain, place.node.op_type, place.node.overload)
+        if called in results and place.id not in results.get(place.graph, {}):
+            results.setdefault(place.graph, {})[place.id] = _merged(list(results[called].values()))
+    return results
+
+
+def _merged(values: Sequence[Result]) -> Result:
+    """Return one value for several: their sum for shares of error, otherwise each of them once."""
+    if len(values) == 1:
+        return values[0]
+    if all(isinstance(value["value"], float) for value in values):
+        return {"value": sum(float(str(value["value"])) for value in values)}
+    texts = sorted({part for value in values for part in str(value["value"]).split(", ")})
+    color = values[0].get("bgColor") if len(texts) == 1 else _SEVERAL
+    return {"value": ", ".join(texts), "bgColor": color}
+
+
+def _document(layer: str, results: _Results) -> str:
+    """Return the JSON of a layer, a node per line."""
+    graphs = (f" {json.dumps(graph)}: {{\n{_graph_data(layer, nodes)}\n }}" for graph, nodes in results.items())
+    return "{\n" + ",\n".join(graphs) + "\n}\n"
+
+
+def _graph_data(layer: str, nodes: dict[str, Result]) -> str:
+    lines = ",\n".join(f"   {json.dumps(node)}: {json.dumps(value)}" for node, value in nodes.items())
+    looks = {"gradient": _GRADIENT} if layer == "error" else _TEXT_LAYER
+    stated = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in looks.items())
+    return f'  "name": {json.dumps(layer)},\n{stated}  "results": {{\n{lines}\n  }}'
+
+
+# -- layers ------------------------------------------------------------------------------------------------
+
+
+def _type_color(dtype: str) -> str:
+    """Return the color of an element type; one of the rarer types has a gray of its own."""
+    if dtype in TYPES:
+        return TYPES[dtype]
+    rare = [known.spelling for known in DType if known.spelling not in TYPES]
+    shade = 0xA0 + 4 * rare.index(dtype) if dtype in rare else 0xF0
+    return f"#{shade:02x}{shade:02x}{shade - 0x10:02x}"
+
+
+def _rule(rule: str) -> Result:
+    known = reasons.REASONS.get(rule)
+    color = STRENGTHS[known.strength] if known else _CAST if rule == INSERTED else _SEVERAL
+    words = reasons.words(rule)
+    return {"value": rule if words == rule else f"{rule}: {words}", "bgColor": color}
+
+
+def _annotated(view: View) -> list[str | None] | None:
+    """Return the rules that the nodes of a file state themselves; None for a file without annotations."""
+    stated = [annotation(op.node) for op in view.ops]
+    return [entries.get(RULE) for entries in stated] if any(stated) else None
+
+
+def _matched(inventory: Report, view: View, report: Report) -> list[str | None]:
+    """Return the rules of the rows of a file, by the report of the conversion that wrote or read it."""
+    if diff(report, inventory).unrelated:
+        raise ReportError(
+            f"the report is that of {report.model.name}, which has few ops in common with {inventory.model.name}; hand"
+            " in the report of this model's conversion"
+        )
+    rules: list[str | None] = [None] * len(inventory.rows)
+    names = {(row.path, row.op): row.rule for row in report.rows if row.named}  # also of Casts, copies and constants
+    for at, row in enumerate(inventory.rows):
+        rules[at] = names.get((row.path, row.op)) if row.named else None
+    pairs = match(report, inventory)
+    for theirs, ours in pairs:
+        rules[ours] = report.rows[theirs].rule
+    inserted = {(cast.scope, cast.value, cast.to) for cast in report.casts if cast.origin == "inserted"}
+    for at, (row, op) in enumerate(zip(inventory.rows, view.ops, strict=True)):
+        if rules[at] is None and row.op in CASTS:
+            ends = (view.value_name(value) for value in (*op.inputs, *op.outputs) if value is not None)
+            if any((row.scope, end, row.dtype) in inserted for end in ends):
+                rules[at] = INSERTED
+    return rules
+
+
+def _shares(inventory: Report, errors: LocatedErrors) -> list[Result | None]:
+    """Return the share of each row in the sum of all local errors, in percent."""
+    known = {(row.name, row.op) for row in inventory.rows}
+    here = sum(op in known for op in errors.errors)
+    if 2 * here <= len(errors.errors):
+        raise ReportError(
+            f"{errors.source}: measures {count(len(errors.errors), 'op')}, of which {inventory.model.name} has {here};"
+            " hand in the errors of this model"
+        )
+    shares = errors.shares(inventory.rows)
+    lost: Result = {"value": "overflows", "bgColor": _OVERFLOWS}
+    return [
+        None if (error := errors.of(row)) is None else lost if error.lost else {"value": round(100 * shares[at], 3)}
+        for at, row in enumerate(inventory.rows)
+    ]

@@ -1,0 +1,1 @@
+"""Pages: what results hold, drawn as one self-contained HTML file."""

@@ -1,0 +1,171 @@
+"""Charts as SVG without a script: marks between two axes (`plot`), or labelled rows on one axis (`rows`).
+
+Marks stand in percent of an area that fills its page, so that text keeps its size on narrow and on wide ones. Numbers
+that an axis cannot show stand at its ends, marked as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from amp_rewrite.reports.page.axis import Axis, percent
+from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.render import cut, plain
+
+_HEIGHT, _TICKS = 300, 5
+_SHORT = 24
+"""Characters of a cell that stays on one line."""
+_LABEL, _CELL, _TITLE = 64, 160, 400
+"""Characters of a name beside a row, in a table, and in what hovering shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A labelled row of a chart: what is drawn in it, and the number beside it."""
+
+    label: str
+    marks: Sequence[Element]
+    number: str = ""
+
+
+def plot(x: Axis, y: Axis, marks: Iterable[Element], *, name: str, legend: Iterable[Element] = ()) -> Element:
+    """Return a chart of marks between two axes.
+
+    Args:
+        x: horizontal axis.
+        y: vertical axis.
+        marks: what `band`, `limit`, `steps`, `dots`, `spans`, `envelope` and `pin` return, from back to front.
+        name: what is seen, for screen readers.
+        legend: what `sample` returns.
+    """
+    grid = [element("line", x1="0%", x2="100%", y1=y.up(n), y2=y.up(n), class_="grid") for n, _ in y.ticks()]
+    size: dict[str, str | float] = {"width": "100%", "height": _HEIGHT}
+    area = element("svg", *grid, *marks, role="img", aria_label=cut(plain(name), _TITLE), class_="area", **size)
+    left = [
+        element("text", words, x="100%", y=y.up(n), dy="0.35em", text_anchor="end", class_="tick")
+        for n, words in y.ticks()
+    ]
+    scale = element("svg", *left, width=48, height=_HEIGHT, aria_hidden="true", class_="scale")
+    quantities = element("p", y.label, class_="quantity")
+    between = element("div", scale, area, element("span"), _below(x), class_="plot")
+    return element("figure", *_legend(legend), quantities, between, class_="chart")
+
+
+def rows(axis: Axis, lines: Sequence[Line], *, name: str, legend: Iterable[Element] = ()) -> Element:
+    """Return a chart of labelled rows on one horizontal axis.
+
+    Args:
+        axis: the axis of all rows.
+        lines: the rows, from top to bottom.
+        name: what is seen, for screen readers.
+        legend: what `sample` returns.
+    """
+    ticks = [
+        element("line", x1=axis.along(n), x2=axis.along(n), y1="0%", y2="100%", class_="grid")
+        for n, _ in axis.ticks(_TICKS)
+    ]
+    drawn = []
+    for line in lines:
+        label = element("span", cut(plain(line.label), _LABEL), title=cut(plain(line.label), _TITLE), class_="label")
+        bar = element("svg", *ticks, *line.marks, width="100%", height=20, aria_hidden="true")
+        drawn.append(element("div", label, bar, element("span", line.number, class_="number"), class_="row"))
+    foot = element("div", element("span", class_="label"), _below(axis), element("span", class_="number"), class_="row")
+    box = element("div", *drawn, foot, class_="rows", role="group", aria_label=cut(plain(name), _TITLE))
+    return element("figure", *_legend(legend), box, class_="chart")
+
+
+def sample(kind: str, words: str, shape: str = "span") -> Element:
+    """Return an entry of a legend.
+
+    Args:
+        kind: class of the marks.
+        words: their meaning.
+        shape: "span", "band", "line", "dot" or "edge".
+    """
+    if shape == "dot":
+        mark = element("circle", cx=9, cy=7, r=4, class_=f"dot {kind}")
+    elif shape == "edge":
+        mark = element("text", "▲", x=9, y=12, text_anchor="middle", class_=f"edge {kind}")
+    elif shape == "line":
+        mark = element("line", x1=0, x2=18, y1=7, y2=7, class_=kind if kind == "tolerance" else f"line {kind}")
+    else:
+        mark = element("rect", x=0, y=2, width=18, height=10, class_=f"{shape} {kind}")
+    return element("li", element("svg", mark, width=18, height=14, aria_hidden="true"), cut(plain(words), _LABEL))
+
+
+def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
+    """Return a table to unfold: the numbers of a chart for those who do not see it.
+
+    Args:
+        head: names of the columns.
+        records: cells of the rows.
+        right: number of columns at the end that hold numbers.
+        note: a sentence above the table.
+    """
+    notes = [element("p", note, class_="lead")] if note else []
+    return element(
+        "details", element("summary", "Numbers"), *notes, table(head, records, right=right), class_="numbers"
+    )
+
+
+def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0) -> Element:
+    """Return a table that scrolls where it is wide; long cells are cut.
+
+    Args:
+        head: names of the columns.
+        records: cells of the rows.
+        right: number of columns at the end that hold numbers.
+    """
+    first = len(head) - right
+    top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
+    body = [
+        element(
+            "tr", *(element("td", cut(plain(cell), _CELL), **_side(i, first, cell)) for i, cell in enumerate(cells))
+        )
+        for cells in records
+    ]
+    drawn = element("table", element("thead", top), element("tbody", *body), class_="table")
+    return element("div", drawn, class_="scroll", tabindex=0)
+
+
+def remarks(notes: Iterable[str]) -> list[Element]:
+    """Return caveats of a result as a list; nothing without any.
+
+    Args:
+        notes: the caveats.
+    """
+    items = [element("li", cut(plain(note), _TITLE)) for note in notes]
+    return [element("ul", *items, class_="remarks")] if items else []
+
+
+def _below(x: Axis) -> Element:
+    """Return the ticks and the name of a horizontal axis."""
+    ticks = x.ticks(_TICKS)
+    ends = {0: "start", len(ticks) - 1: "end"} if len(ticks) > 1 else {}
+    places = [(x.at(n) or 0.0, words, i) for i, (n, words) in enumerate(ticks)]
+    labels = [
+        element(
+            "text",
+            words,
+            x=percent(place),
+            y=14,
+            text_anchor=ends.get(i, "middle") if place < 0.05 or place > 0.95 else "middle",
+            class_="tick",
+        )
+        for place, words, i in places
+    ]
+    name = element("text", x.label, x="100%", y=30, text_anchor="end", class_="words")
+    return element("svg", *labels, name, width="100%", height=36, aria_hidden="true", class_="scale")
+
+
+def _legend(samples: Iterable[Element]) -> list[Element]:
+    items = list(samples)
+    return [element("ul", *items, class_="legend")] if items else []
+
+
+def _side(column: int, first: int, cell: str = "") -> dict[str, str]:
+    if column >= first:
+        return {"class_": "number"}
+    return {"class_": "short"} if len(cell) <= _SHORT else {}

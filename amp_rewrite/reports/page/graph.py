@@ -1,0 +1,298 @@
+"""The graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.reports.page.barcode import HIGH, LOW, OTHER, side_of
+from amp_rewrite.reports.page.figure import Figure
+from amp_rewrite.reports.page.layout import layers_of
+from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.scopes import Path, paths_of, tree_of
+from amp_rewrite.reports.render import plain
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, CastRow, PortRow, ReportData, Row
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.facts import Facts
+
+_FLOATING = frozenset(dtype.spelling for dtype in DType if dtype.floating)
+_DTYPES = {dtype.spelling: dtype for dtype in DType}
+_LOW = frozenset(dtype.spelling for dtype in DType if dtype.low)
+_FEW_PORTS = 8
+"""Inputs or outputs of a model that stand among its ops; more of them are put in a scope."""
+LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
+
+
+def graph(report: ReportData, facts: Facts | None = None, errors: Mapping[int, float] | None = None) -> Figure:
+    """Return the graph of a report as a figure.
+
+    Args:
+        report: the report.
+        facts: those of its model: modules and bytes. Without them names of ops alone tell scopes.
+        errors: share of the error by row, from 0 to 1; the page then colors ops by it, too. Others than finite
+            numbers count as not measured.
+    """
+    shell = element("div", element("p", _WITHOUT_SCRIPT, class_="script-off"), class_="graph")
+    return Figure("graph", "Graph", LEAD, shell, _Graph(report, facts).data(errors or {}))
+
+
+_WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
+
+
+class _Words:
+    """Texts, each held once and named by its number. The first is empty."""
+
+    def __init__(self) -> None:
+        self.known = {"": 0}
+
+    def number(self, text: str) -> int:
+        """Return the number of a text, as it is shown."""
+        return self.known.setdefault(plain(text), len(self.known))
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The vertices of a graph: rows, then inputs and outputs of the model."""
+
+    report: ReportData
+    facts: Facts | None
+
+    @cached_property
+    def first_input(self) -> int:
+        """Number of the first input among the vertices."""
+        return len(self.report.rows)
+
+    @cached_property
+    def first_output(self) -> int:
+        """Number of the first output among the vertices."""
+        return self.first_input + len(self.report.inputs)
+
+    @cached_property
+    def number(self) -> int:
+        """Number of vertices."""
+        return self.first_output + len(self.report.outputs)
+
+    @cached_property
+    def reads(self) -> list[list[int]]:
+        """Vertices behind each input of each vertex; NO_ROW for weights and for what is left out."""
+        reads = [list(row.reads) for row in self.report.rows]
+        for at, port in enumerate(self.report.inputs, self.first_input):
+            for row, slot in zip(port.reads[::2], port.reads[1::2], strict=True):
+                missing = min(slot + 1, len(self.report.rows[row].inputs)) - len(reads[row])
+                reads[row] += [NO_ROW] * missing
+                if slot < len(reads[row]):
+                    reads[row][slot] = at
+                else:  # beyond the inputs: what a body hands out
+                    reads[row].append(at)
+        reads += [[] for _ in self.report.inputs]
+        for port in self.report.outputs:
+            reads.append([self.first_input + FIRST_INPUT - port.after if port.after <= FIRST_INPUT else port.after])
+        return reads
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Vertices that have a place, each after those that it reads: inputs, rows, outputs.
+
+        Constants have none, and Casts of the model between floats stand on edges, but for those that are read.
+        """
+        read = {made for reads in self.reads for made in reads}
+        rows = enumerate(self.report.rows)
+        drawn = [at for at, row in rows if row.op != "Constant" and (at in read or not _passes(row))]
+        return [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """Scopes of each vertex."""
+        paths = paths_of(self.report, self.facts.modules if self.facts is not None else ())
+        for ports, name in ((self.report.inputs, "inputs"), (self.report.outputs, "outputs")):
+            paths += [(name,) if len(ports) > _FEW_PORTS else ()] * len(ports)
+        return paths
+
+    def edges(self) -> Iterator[tuple[int, int]]:
+        """Yield the edges: a vertex, and one that reads it."""
+        return ((made, at) for at, reads in enumerate(self.reads) for made in reads if made != NO_ROW)
+
+    def data(self, errors: Mapping[int, float]) -> dict[str, object]:
+        """Return everything that the graph shows, in columns: docs/how-to/look.md names them."""
+        words = _Words()
+        tree = tree_of(self.paths, self.order)
+        places = layers_of(tree, self.edges(), self.order)
+        ends = 2 * self.number
+        rules = dict.fromkeys(row.rule for row in self.report.rows if row.rule)
+        data: dict[str, object] = {
+            "rows": len(self.report.rows),
+            "inputs": len(self.report.inputs),
+            "outputs": len(self.report.outputs),
+            "ops": self._columns(words)
+            | {
+                "side": [*map(side_of, self.report.rows), *(self._port_side(port.dtype) for port in self._all_ports)],
+                "scope": tree.home,
+                "place": places[:ends],
+                "reads": self.reads,
+            },
+            "scopes": {"name": [plain(name) for name in tree.names], "parent": tree.parents, "place": places[ends:]},
+            "casts": self._casts(words),
+            "rules": {plain(rule): _rule(rule) for rule in rules},
+        }
+        if self.facts is not None:
+            data["flops"] = [round(count) for count in self.facts.flops]
+        if errors:
+            shares = (errors.get(at) for at in range(len(self.report.rows)))
+            data["errors"] = [share if share is not None and isfinite(share) else None for share in shares]
+        return data | {"words": list(words.known)}
+
+    def _columns(self, words: _Words) -> dict[str, list[int] | list[str]]:
+        """Return the columns of the vertices. A name is a prefix, by its number, and the rest."""
+        prefixes, rests, kinds, dtypes, rules, notes = [], [], [], [], [], []
+        because, entries, inputs, outputs, variables = [], [], [], [], []
+        number = words.number
+        for row in self.report.rows:
+            prefix, slash, rest = plain(row.path).rpartition("/")
+            prefixes.append(number(prefix + slash))
+            rests.append(rest)
+            kinds.append(number(row.op))
+            dtypes.append(number(row.dtype))
+            rules.append(number(row.rule or ""))
+            notes.append(number(row.note))
+            because.append(row.because_row)
+            entry = f"{row.color}: {row.source}{': ' + row.reason if row.reason else ''}" if row.color else ""
+            entries.append(number(entry))
+            inputs.append(number(", ".join(row.inputs)))
+            outputs.append(number(", ".join(row.outputs)))
+            mixed = len(set(row.variables.values())) > 1
+            variables.append(
+                number(plain(", ".join(f"{name} {dtype}" for name, dtype in row.variables.items()))) if mixed else 0
+            )
+        for kind, ports in (("Input", self.report.inputs), ("Output", self.report.outputs)):
+            for port in ports:
+                dtype = number(port.dtype)
+                for column in (prefixes, rules, notes, entries, variables):
+                    column.append(0)
+                rests.append(plain(port.name))
+                kinds.append(number(kind))
+                dtypes.append(dtype)
+                because.append(NO_ROW)
+                inputs.append(dtype if kind == "Output" else 0)
+                outputs.append(dtype if kind == "Input" else 0)
+        return {
+            "prefix": prefixes,
+            "name": rests,
+            "op": kinds,
+            "dtype": dtypes,
+            "rule": rules,
+            "note": notes,
+            "because": because,
+            "entry": entries,
+            "inputs": inputs,
+            "outputs": outputs,
+            "variables": variables,
+        }
+
+    @property
+    def _all_ports(self) -> tuple[PortRow, ...]:
+        return (*self.report.inputs, *self.report.outputs)
+
+    def _port_side(self, dtype: str) -> int:
+        return LOW if dtype in _LOW else HIGH if dtype in _FLOATING else OTHER
+
+    # -- casts -------------------------------------------------------------------------------------
+
+    def _casts(self, words: _Words) -> list[dict[str, object]]:
+        """Return the Casts in the result, each with the edges that it stands on: vertex and reader, in turn."""
+        result: list[dict[str, object]] = []
+        for cast in self.report.casts:
+            if cast.origin == "folded" or not {cast.from_, cast.to} <= _FLOATING:
+                continue
+            moved = _stated_bytes(cast)
+            if moved is None and self.facts is not None:
+                moved = self.facts.cast_bytes(cast)
+            made = self._made(cast)
+            edges = [end for reader in self._readers_behind(made, cast) for end in (made, reader)]
+            shown: dict[str, object] = {
+                "value": plain(cast.scope + cast.value),
+                "from": plain(cast.from_),
+                "to": plain(cast.to),
+                "origin": plain(cast.origin),
+                "why": words.number(plain(cast.reason)),
+                "readers": cast.readers,
+                "edges": edges,
+            }
+            result.append(shown | ({"bytes": moved} if moved is not None else {}))
+        return result
+
+    def _made(self, cast: CastRow) -> int:
+        """Return the vertex that computes what a Cast reads; NO_ROW for a weight."""
+        return cast.after if cast.after != NO_ROW else self._ports.get(cast.value, NO_ROW)
+
+    @cached_property
+    def _ports(self) -> Mapping[str, int]:
+        return {port.name: at for at, port in enumerate(self.report.inputs, self.first_input)}
+
+    @cached_property
+    def _readers(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Readers of each vertex: vertex, and position in its reads."""
+        readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for at, reads in enumerate(self.reads):
+            for slot, made in enumerate(reads):
+                if made != NO_ROW:
+                    readers[made].append((at, slot))
+        return readers
+
+    def _readers_behind(self, made: int, cast: CastRow) -> list[int]:
+        """Return the readers that read a vertex through a Cast: in its type, or through it in another one."""
+        if made == NO_ROW:
+            return []
+        written = self._written(made, cast.slot)
+        readers = self._readers.get(made, ())
+        return list(dict.fromkeys(at for at, slot in readers if self._passes_through(cast, written, at, slot)))
+
+    def _passes_through(self, cast: CastRow, written: str, at: int, slot: int) -> bool:
+        """True if a vertex reads a value that is written in a type through a Cast, as the last one or one before."""
+        read, via = self._read(at, slot)
+        passed = via.split(", ")
+        if cast.to in passed:
+            return True
+        if at < self.first_input and slot >= len(self.report.rows[at].inputs):  # what a body hands out
+            return cast.to != written and cast.to in self.report.rows[at].outputs
+        return read == cast.to and (read != written or cast.from_ in passed)
+
+    def _read(self, at: int, slot: int) -> tuple[str, str]:
+        """Return the type in which a vertex reads one of its inputs, and those that round it on the way."""
+        if at >= self.first_output:
+            port = self.report.outputs[at - self.first_output]
+            return port.dtype, port.via
+        row = self.report.rows[at]
+        return row.inputs[slot] if slot < len(row.inputs) else "", row.via.get(str(slot), "")
+
+    def _written(self, made: int, slot: int) -> str:
+        if made >= self.first_input:
+            return self.report.inputs[made - self.first_input].dtype
+        outputs = self.report.rows[made].outputs
+        return outputs[slot] if slot < len(outputs) else ""
+
+
+def _stated_bytes(cast: CastRow) -> int | None:
+    """Return the bytes that a Cast reads and writes, by the size in its report; None where that is unknown."""
+    if cast.size is None or cast.from_ not in _DTYPES or cast.to not in _DTYPES:
+        return None
+    written, read = _DTYPES[cast.to].nbytes(1), _DTYPES[cast.from_].nbytes(1)
+    return cast.size + cast.size * read // written if written else None
+
+
+def _passes(row: Row) -> bool:
+    """True for a Cast between floats: a value passes through it to its readers."""
+    return row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= _FLOATING
+
+
+def _rule(rule: str) -> dict[str, object]:
+    """Return the words of a rule, and whether it has a page."""
+    known = reasons.REASONS.get(rule)
+    return {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}

@@ -1,0 +1,100 @@
+"""One self-contained HTML file: figures, their style, script and numbers."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from itertools import islice
+from xml.etree.ElementTree import Element
+
+from amp_rewrite.reports.page.figure import Figure
+from amp_rewrite.reports.page.markup import element, written
+from amp_rewrite.reports.render import plain
+
+_RECORDS = 100
+"""Records on the page of a result that has no figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A title and figures.
+
+    Attributes:
+        title: name of the model and what the page shows.
+        figures: in reading order.
+    """
+
+    title: str
+    figures: Sequence[Figure]
+
+    def data(self) -> dict[str, object]:
+        """Return everything that is drawn, by name of the figure."""
+        return {figure.name: figure.data for figure in self.figures}
+
+    def within(self, json_text: str) -> str:
+        """Return the JSON of a result with everything that is drawn as one more member, "figures"."""
+        figures = json.dumps(self.data(), allow_nan=False)
+        return f'{json_text.rstrip().removesuffix("}").rstrip()},\n  "figures": {figures}\n}}\n'
+
+    def to_html(self) -> str:
+        """Return the page as one HTML text, without references to other files."""
+        script = _resource("page.js")
+        head = element(
+            "head",
+            element("meta", charset="utf-8"),
+            element("meta", **{"http-equiv": "Content-Security-Policy", "content": _policy(script)}),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("title", self.title),
+        )
+        sections = (_section(figure) for figure in self.figures)
+        main = element("main", element("h1", self.title), *sections, class_="amp-rewrite")
+        style = _style() + _resource("page.css")
+        numbers = json.dumps(self.data(), allow_nan=False).replace("<", "\\u003c")
+        return (
+            f'<!doctype html>\n<html lang="en">{written(head)}<style>{style}</style><body>{written(main)}'
+            f'<script type="application/json" id="data">{numbers}</script>'
+            f"<script>{script}</script></body></html>\n"
+        )
+
+
+def _policy(script: str) -> str:
+    """Return the policy that lets a page run its own script alone, and ask for nothing."""
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def fragment(figures: Iterable[Figure]) -> str:
+    """Return figures as HTML for a notebook: without script, with a style that holds in the fragment alone."""
+    drawings = "".join(written(figure.drawing) for figure in figures)
+    return f'<div class="amp-rewrite"><style>{_style()}</style>{drawings}</div>'
+
+
+def written_out(text: str, records: Iterable[Mapping[str, object]]) -> Figure:
+    """Return the text and the first records of a result as a figure: the page of a result without drawings."""
+    rows = list(islice(records, _RECORDS))
+    lines = element("pre")
+    lines.text = "\n".join(plain(line) for line in text.rstrip("\n").split("\n"))
+    head = element("tr", *(element("th", name, scope="col") for name in (rows[0] if rows else ())))
+    body = (element("tr", *(element("td", str(cell)) for cell in row.values())) for row in rows)
+    table = element("table", element("thead", head), element("tbody", *body), class_="table")
+    drawing = element("div", lines, *([element("div", table, class_="scroll", tabindex=0)] if rows else []))
+    lead = f"The result in words, and its first records (at most {_RECORDS})."
+    return Figure("text", "Text", lead, drawing, {"text": text})
+
+
+def _section(figure: Figure) -> Element:
+    heading = element("h2", figure.title, id=f"{figure.name}-title")
+    lead = element("p", figure.lead, class_="lead")
+    return element("section", heading, lead, figure.drawing, id=figure.name, aria_labelledby=f"{figure.name}-title")
+
+
+def _style() -> str:
+    return _resource("figures.css") + _resource("chart.css")
+
+
+def _resource(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")

@@ -1,0 +1,222 @@
+"""Figure of ranges: magnitudes of each value along the depth, against the bands of float16 and bfloat16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.errors import count
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.reports.page.axis import Axis, finite, number_text
+from amp_rewrite.reports.page.bars import backdrop, stretch
+from amp_rewrite.reports.page.bins import MOST_POINTS, binned
+from amp_rewrite.reports.page.chart import Line, numbers, plot, rows, sample
+from amp_rewrite.reports.page.figure import Figure
+from amp_rewrite.reports.page.marks import band, caption, envelope, limit, pins, spans
+from amp_rewrite.reports.page.markup import element, short
+
+_NAMED = 12
+"""Values that the second chart names."""
+_PINS = 3
+_LEAST, _MOST = 1e-12, 1e12
+"""Magnitudes that an axis for float16 holds at most; the least one for bfloat16, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value that is drawn: its place in depth, its name and its range."""
+
+    place: int
+    name: str
+    fit: Fit
+    to: DType
+
+    @property
+    def infinite(self) -> bool:
+        return self.fit.nonfinite > 0
+
+    @property
+    def beyond(self) -> bool:
+        return self.infinite or self.fit.overflow > 0
+
+    @property
+    def headroom(self) -> float:
+        return self.to.max / self.fit.absmax if self.fit.absmax else math.inf
+
+    @property
+    def words(self) -> str:
+        if self.infinite:
+            return f"{_percent(self.fit.nonfinite, self.fit.count)} infinite or NaN"
+        if self.fit.overflow:
+            return f"{_percent(self.fit.overflow, self.fit.count)} overflow"
+        return f"{number_text(self.headroom)}× to spare"
+
+    @property
+    def row(self) -> dict[str, object]:
+        fit = self.fit
+        return {
+            "value": self.name,
+            "place": self.place,
+            "absmin": finite(fit.absmin),
+            "absmax": finite(fit.absmax),
+            "headroom": finite(self.headroom),
+            **{name: getattr(fit, name) for name in ("count", "overflow", "subnormal", "flushed", "nonfinite")},
+        }
+
+
+def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
+    """Return the ranges of values as a figure.
+
+    Args:
+        values: range of each value by its name, in topological order.
+        to: the low type that they must fit.
+        data: where the data come from.
+    """
+    seen = [_Value(i, name, fit, to) for i, (name, fit) in enumerate(values.items()) if fit.absmax or fit.nonfinite]
+    tight = sorted(seen, key=lambda value: (not value.infinite, value.headroom, value.place))[:_NAMED]
+    lows = [value.fit.absmin for value in seen]
+    y = _axis("magnitude, smallest to largest that is not zero", seen, to)
+    x = Axis.linear("value, by depth", [0, max(len(seen), 1)], zero=True, whole=True)
+    marks = _bands(y, to)
+    whole = len(seen) <= MOST_POINTS
+    bins = [] if whole else binned(lows, [value.fit.absmax for value in seen])
+    if whole:
+        for kind in ("low", "high"):
+            chosen = (
+                (i, v.fit.absmin, v.fit.absmax, f"{v.name}: {_ends(v.fit)}, {v.words}")
+                for i, v in enumerate(seen)
+                if v.beyond is (kind == "high")
+            )
+            marks += spans(x, y, chosen, kind)
+    marks += [] if whole else envelope(x, y, bins, "low")
+    at = {value.place: i for i, value in enumerate(seen)}
+    marks += [*_others(y, to), *_captions(y, to)]
+    marks += pins(x, y, [(at[v.place] + 0.5, v.fit.absmax, str(i)) for i, v in enumerate(tight[:_PINS], 1)])
+    lead = _lead(seen, tight, to, data, left_out=len(values) - len(seen), bins=len(bins))
+    legend = [
+        sample("low", f"normal in {to.spelling}", "band"),
+        sample("cast", "subnormal: fewer digits", "band"),
+        sample("high", "overflow", "band"),
+        *([sample("high", "value that overflows, or is infinite or NaN")] if any(v.beyond for v in seen) else []),
+    ]
+    shown = [value.row for value in (seen if whole else tight)]
+    drawing = element(
+        "div",
+        plot(x, y, marks, name=lead, legend=legend),
+        element("h3", "Tightest values", class_="part"),
+        _named(tight, to),
+        _table(seen if whole else tight, whole=whole),
+    )
+    drawn: dict[str, object] = {
+        "to": to.spelling,
+        "bands": {dtype.spelling: _band(dtype) for dtype in LOW_TYPES},
+        "values": shown,
+        "tightest": [value.name for value in tight],
+        "seen": len(seen),
+        "left_out": len(values) - len(seen),
+        "bins": [{"first": b.first, "last": b.last, "low": finite(b.low), "high": finite(b.high)} for b in bins],
+    }
+    return Figure("ranges", "Ranges", lead, drawing, drawn, notebook=True)
+
+
+def _lead(seen: Sequence[_Value], tight: Sequence[_Value], to: DType, data: str, *, left_out: int, bins: int) -> str:
+    if not seen:
+        return f"No value other than zero was seen ({short(data)})."
+    beyond = sum(value.beyond for value in seen)
+    words = [
+        f"Magnitudes of {count(len(seen), 'value')} on {short(data)}, by depth, against the range of {to.spelling}."
+    ]
+    if beyond:
+        verb = "does" if beyond == 1 else "do"
+        words.append(f"{count(beyond, 'value')} {verb} not fit it.")
+    first = tight[0]
+    words.append(f"The tightest is {short(first.name)}: {_ends(first.fit)}, {first.words}.")
+    if any((v.fit.absmax > _MOST and to is DType.FLOAT16) or 0 < v.fit.absmin < _LEAST for v in seen):
+        words.append("Magnitudes beyond the axis stand at its ends.")
+    if bins:
+        words.append(f"Too many to draw one by one: {bins} bins of neighbours show their smallest and largest.")
+    if left_out:
+        words.append(
+            f"{count(left_out, 'value')} that {'is' if left_out == 1 else 'are'} zero or not seen are left out."
+        )
+    return " ".join(words)
+
+
+def _ends(fit: Fit) -> str:
+    return f"{number_text(fit.absmin)} to {number_text(fit.absmax)}" if fit.absmax else "no finite number"
+
+
+def _bands(y: Axis, to: DType) -> list[Element]:
+    return [
+        *band(y, to.tiny, to.max, "low"),
+        *band(y, to.smallest_subnormal, to.tiny, "cast"),
+        *band(y, to.max, math.inf, "high"),
+    ]
+
+
+def _captions(y: Axis, to: DType) -> list[Element]:
+    return [
+        *caption(y, to.tiny, to.max, f"{to.spelling} normal"),
+        *caption(y, to.smallest_subnormal, to.tiny, "subnormal"),
+        *caption(y, to.max, math.inf, "overflow"),
+    ]
+
+
+def _others(y: Axis, to: DType) -> list[Element]:
+    """Return the bounds of the other low type."""
+    other = next(dtype for dtype in LOW_TYPES if dtype is not to)
+    return [
+        *limit(y, other.max, f"largest {other.spelling}", "reference"),
+        *limit(y, other.tiny, f"smallest normal {other.spelling}", "reference"),
+    ]
+
+
+def _named(tight: Sequence[_Value], to: DType) -> Element:
+    axis = _axis("magnitude", tight, to)
+    lines = []
+    for i, value in enumerate(tight, 1):
+        marks = [
+            *backdrop(axis, to.tiny, to.max, "low"),
+            *backdrop(axis, to.smallest_subnormal, to.tiny, "cast"),
+            *backdrop(axis, to.max, math.inf, "high"),
+            *stretch(axis, value.fit.absmin, value.fit.absmax, "high" if value.beyond else "low", _ends(value.fit)),
+        ]
+        lines.append(Line(f"{i} · {value.name}", marks, value.words))
+    return rows(axis, lines, name=f"Values with the least headroom in {to.spelling}")
+
+
+def _table(values: Iterable[_Value], *, whole: bool) -> Element:
+    head = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "flushed to zero", "infinite or NaN")
+    cells = (
+        (
+            v.name,
+            number_text(v.fit.absmin),
+            number_text(v.fit.absmax),
+            number_text(v.headroom),
+            *(
+                _percent(part, v.fit.count)
+                for part in (v.fit.overflow, v.fit.subnormal, v.fit.flushed, v.fit.nonfinite)
+            ),
+        )
+        for v in values
+    )
+    return numbers(head, cells, right=7, note="" if whole else "The tightest values; the file of ranges holds all.")
+
+
+def _axis(label: str, values: Iterable[_Value], to: DType) -> Axis:
+    """Return the axis of the magnitudes; those far beyond float16 stand at its ends, not to squeeze the others."""
+    sizes = [number for value in values for number in (value.fit.absmin, value.fit.absmax) if number]
+    least, most = _LEAST, (_MOST if to is DType.FLOAT16 else math.inf)
+    float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
+    return Axis.logarithmic(label, [*(min(max(size, least), most) for size in sizes), *float16])
+
+
+def _band(dtype: DType) -> dict[str, float]:
+    return {"subnormal": dtype.smallest_subnormal, "normal": dtype.tiny, "largest": dtype.max}
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if part and whole else "–"

@@ -1,0 +1,408 @@
+"""The page of a report in a browser: it opens, shows what the JSON holds, is operable by keyboard, and runs no name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from amp_rewrite import Report, convert
+from amp_rewrite.errors import Finding
+from amp_rewrite.pipeline.convert import Converted
+from amp_rewrite.reports.page.drawn import drawn
+from amp_rewrite.reports.page.graph import graph
+from amp_rewrite.reports.page.page import Page
+from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.sources import report_in
+from support.browser import NARROW, WIDE, Visit, Visiting
+from support.corpus import exported, text_model
+
+pytestmark = pytest.mark.browser
+
+BERT = "tests/models/bert_ts13.onnx"
+
+
+@cache
+def bert() -> Converted:
+    return convert(exported(BERT))
+
+
+@cache
+def bert_page() -> str:
+    return bert().to_html()
+
+
+def legend(visit: Visit) -> dict[str, int]:
+    """The counts beside the colors of the graph."""
+    keys = visit.page.locator("#graph .legend .key")
+    return {key.get_attribute("data-class"): int(key.get_attribute("data-count")) for key in keys.all()}
+
+
+def find(visit: Visit, text: str) -> None:
+    visit.page.get_by_label("Search ops by name or type").fill(text)
+    visit.page.keyboard.press("Enter")
+
+
+def details(visit: Visit) -> str:
+    text: str = visit.page.locator(".details").inner_text()
+    return text
+
+
+# -- kinds of pages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize(
+    "name", ["conversion", "inventory", "in_file", "empty", "if_in_loop", "local_function", "sequences"]
+)
+def test_a_page_opens_without_errors_and_requests_and_fits(visit: Visiting, name: str, width: int) -> None:
+    pages = {
+        "conversion": bert_page,
+        "inventory": lambda: report_in(exported(BERT)).to_html(),
+        "in_file": lambda: Report.from_json(bert().report.to_json(), "r.json").to_html(),
+        "empty": lambda: Report(Header("empty", 8, {}), Totals(), ()).to_html(),
+    }
+    visited = visit(pages[name]() if name in pages else convert(text_model(name)).to_html(), width=width)
+    assert visited.quiet, (visited.errors, visited.requests)
+    assert visited.page.locator("main h1").count() == 1
+    assert visited.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_page_counts_what_the_json_counts(visit: Visiting) -> None:
+    data = bert().page().data()
+    visited = visit(bert_page())
+    barcode = data["barcode"]
+    shown = {
+        "low": barcode["low"],
+        "high": barcode["high"],
+        "muted": barcode["other"],
+        "cast": len(data["graph"]["casts"]),
+    }
+    assert legend(visited) == shown
+    in_page = visited.page.evaluate("JSON.parse(document.getElementById('data').textContent)")
+    assert in_page == data
+    visited.page.select_option("select", "rule")
+    words, ops = data["graph"]["words"], data["graph"]["ops"]
+    drawn_rows = [v for v in range(data["graph"]["rows"]) if ops["place"][2 * v] >= 0]
+    by_rule = legend(visited)
+    assert sum(by_rule.values()) - by_rule["cast"] == len(drawn_rows)
+    text = visited.page.locator("#graph .legend").inner_text()
+    assert f"allow_root ({sum(words[ops['rule'][v]] == 'allow_root' for v in drawn_rows)})" in text
+
+
+def test_ops_are_colored_by_error_where_errors_are_given(visit: Visiting) -> None:
+    report = bert().report
+    at = next(i for i, row in enumerate(report.rows) if row.op == "MatMul")
+    visited = visit(Page("errors", (graph(report, errors={at: 0.3, at + 1: 0.001}),)).to_html())
+    visited.page.select_option("select", "error")
+    counts = legend(visited)
+    assert (counts["error0"], counts["error3"]) == (1, 1)
+    find(visited, report.rows[at].path)
+    assert "30.0 %" in details(visited)
+    assert "error3" in visited.page.locator(f"[data-part='{at}']").get_attribute("class")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colors_follow_the_scheme(visit: Visiting, dark: bool) -> None:
+    visited = visit(bert_page(), dark=dark)
+    background = visited.page.evaluate("getComputedStyle(document.querySelector('main')).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is not dark
+
+
+# -- reasons, Casts, search ------------------------------------------------------------------------------
+
+
+def test_a_click_on_an_op_shows_its_chain_of_reasons_and_its_list_entry(visit: Visiting) -> None:
+    report = bert().report
+    at = next(i for i, row in enumerate(report.rows) if row.because_row >= 0 and row.rule and row.op != "Constant")
+    row = report.rows[at]
+    visited = visit(bert_page())
+    find(visited, row.path)  # unfolds the scopes around it
+    visited.page.locator(".details .close").click()
+    visited.page.locator(f"[data-part='{at}']").click()
+    text = details(visited)
+    assert row.path in text and str(row.rule) in text and report.rows[row.because_row].path in text
+    assert row.source in text and row.outputs[0] in text
+    assert visited.quiet, visited.errors
+
+
+def test_casts_stand_on_edges_with_bytes_and_are_visited_in_turn(visit: Visiting) -> None:
+    casts = bert().page().data()["graph"]["casts"]
+    visited = visit(bert_page())
+    for cast in (*casts, casts[0]):
+        visited.page.get_by_role("button", name="Go to the next Cast").click()
+        assert cast["value"] in details(visited) and "moved" in details(visited)
+        edge = visited.page.locator(".edge.withcast.near")
+        assert edge.count() >= 1
+    assert visited.page.locator(".castmark").count() > 1
+
+
+def test_the_search_finds_names_and_types(visit: Visiting) -> None:
+    visited = visit(bert_page())
+    wanted = [row.path for row in bert().report.rows if "softmax" in (row.op + row.path).lower()]
+    find(visited, "softmax")
+    assert visited.page.locator(".found").inner_text() == f"1 of {len(wanted)}"
+    assert wanted[0] in details(visited)
+    visited.page.keyboard.press("Enter")
+    assert wanted[1] in details(visited)
+    visited.page.locator("summary", has_text="Ops as a table").click()
+    rows = visited.page.locator(".alternative tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == len(wanted)
+
+
+def test_a_table_of_all_ops_stands_beside_the_drawing(visit: Visiting) -> None:
+    visited = visit(bert_page())
+    visited.page.locator("summary", has_text="Ops as a table").click()
+    rows = visited.page.locator(".alternative tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == 100
+    visited.page.get_by_role("button", name="Next rows").click()
+    assert rows.first.locator("td").first.inner_text() == "100"
+    rows.first.get_by_role("button").click()
+    assert bert().report.rows[100].path in details(visited)
+
+
+# -- keyboard, print, no script --------------------------------------------------------------------------
+
+
+def test_the_graph_is_operable_by_keyboard_alone(visit: Visiting) -> None:
+    visited = visit(bert_page())
+    page = visited.page
+    page.get_by_role("button", name="Fit the graph").focus()
+    page.keyboard.press("Tab")
+    focused = "document.activeElement.getAttribute('data-part')"
+    first = page.evaluate(focused)
+    assert first is not None
+    page.keyboard.press("ArrowDown")
+    second = page.evaluate(focused)
+    assert second not in (None, first)
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) not in (None, second)
+
+    find(visited, "Softmax")
+    page.keyboard.press("Escape")  # out of the search, into the graph
+    page.keyboard.press("Enter")
+    assert "Softmax" in details(visited)
+    page.keyboard.press("Escape")
+    assert "Choose an op" in details(visited)
+    before = page.locator("[data-part]").count()
+    page.keyboard.press("Escape")  # folds the scope around it
+    assert page.locator("[data-part]").count() < before
+    assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+    page.keyboard.press("Enter")
+    assert page.locator("[data-part]").count() == before
+    page.keyboard.press("c")
+    assert "Cast" in details(visited)
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    assert visited.quiet, visited.errors
+
+
+def test_every_node_has_a_name_for_screen_readers(visit: Visiting) -> None:
+    visited = visit(bert_page())
+    nodes = visited.page.locator("[data-part]").all()
+    assert len(nodes) > 10
+    assert all(node.get_attribute("role") == "button" and node.get_attribute("aria-label") for node in nodes)
+    assert visited.page.locator("svg[role=img] title").count() >= 1
+
+
+def test_a_print_shows_the_whole_graph_and_no_tools(visit: Visiting) -> None:
+    visited = visit(bert_page())
+    visited.page.emulate_media(media="print")
+    assert not visited.page.locator(".toolbar").is_visible()
+    visited.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert visited.page.locator(".canvas").get_attribute("viewBox")
+    visited.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert not visited.page.locator(".canvas").get_attribute("viewBox")
+
+
+def test_summary_and_barcode_need_no_script(visit: Visiting, chromium: object) -> None:
+    context = chromium.new_context(java_script_enabled=False)  # type: ignore[attr-defined]
+    page = context.new_page()
+    page.set_content(bert_page())
+    assert page.locator("#summary .card").count() > 5
+    assert page.locator("#barcode rect").count() > 10
+    assert "needs JavaScript" in page.locator("#graph").inner_text()
+    context.close()
+
+
+# -- hostile and large -----------------------------------------------------------------------------------
+
+EVIL = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    "]]><!--",
+    "\"'><img src=x onerror=alert(3)>",
+    "a\u202eb\u2066c\u200f",
+    "line\nbreak\x00\x1b[2J",
+    "lone\ud800surrogate",
+    "javascript:alert(4)",
+    "{{7*7}}${alert(5)}`",
+    "__proto__",
+    "/" * 300,
+    "x" * 5000,
+)
+
+
+def hostile() -> Report:
+    """A report in which every text comes from an attacker."""
+    rows = tuple(
+        Row(
+            f"{evil}/{evil}{i}",
+            evil,
+            "float16" if i % 2 else evil,
+            evil if i % 3 == 0 else "",
+            variables={evil: "float16", "U": "float32"},
+            color=evil,
+            rule=evil,
+            because=evil,
+            because_row=i - 1,
+            note=evil,
+            source=evil,
+            reason=evil,
+            inputs=(evil, "float16"),
+            outputs=("float32",),
+            reads=(i - 1, i - 2) if i > 1 else (),
+        )
+        for i, evil in enumerate(EVIL)
+    )
+    casts = tuple(
+        CastRow(evil, "float32", "float16", reason=evil, readers=1, after=i) for i, evil in enumerate(EVIL[:-1])
+    )
+    findings = tuple(Finding(evil, evil, f"{evil} · {evil} · {evil}") for evil in EVIL)
+    ports = (PortRow(EVIL[0], EVIL[1], reads=(0, 0)),), (PortRow(EVIL[2], "float32", len(rows) - 1),)
+    header = Header(EVIL[1], 8, {EVIL[0]: 1}, to="float16")
+    return Report(header, Totals(ops=len(rows)), rows, casts, (), findings, *ports, {EVIL[0]: 12})
+
+
+@pytest.mark.parametrize("mode", ["type", "rule"])
+def test_hostile_names_run_nothing_and_break_nothing(visit: Visiting, mode: str) -> None:
+    report = hostile()
+    visited = visit(report.to_html())
+    page = visited.page
+    page.get_by_role("button", name="Unfold all scopes").click()
+    page.select_option("select", mode)
+    for v in range(len(EVIL)):
+        node = page.locator(f"[data-part='{v}']")
+        node.focus()
+        page.keyboard.press("Enter")
+        assert details(visited)
+    for _ in report.casts:
+        page.keyboard.press("c")
+    for table in page.locator("summary").all():
+        table.click()
+    assert page.locator("img, iframe, script:not(#data):not(:last-of-type), a").count() == 0
+    assert page.locator("[onerror], [onclick]").count() == 0
+    text = page.inner_text("body")
+    assert not set(text) & set("\u202e\u2066\u200f\x00\x1b\ud800")
+    assert page.evaluate("document.documentElement.scrollWidth") <= WIDE
+    assert visited.quiet, (visited.errors, visited.dialogs, visited.requests)
+
+
+def test_a_page_runs_no_script_but_its_own_and_loads_nothing(visit: Visiting) -> None:
+    page = visit(bert_page()).page
+    page.evaluate(
+        """() => {
+            document.body.append(Object.assign(document.createElement("script"), {textContent: "window.ran = 1"}));
+            document.body.insertAdjacentHTML("beforeend", "<img src='//example.org/a' onerror='window.ran = 2'>");
+        }"""
+    )
+    assert page.evaluate("window.ran") is None
+
+
+def test_hostile_names_in_a_notebook_run_nothing(visit: Visiting) -> None:
+    visited = visit(f"<!doctype html><meta charset=utf-8>{hostile()._repr_html_()}")
+    assert visited.quiet, visited.errors
+    assert visited.page.locator("img, script, iframe, a").count() == 0
+
+
+def large(rows: int, named: bool) -> Report:
+    """A report of a chain with a skip over two ops."""
+    made = tuple(
+        Row(
+            f"/net/stage.{i // 1000}/layer.{i // 10}/Op_{i}" if named else f"op_{i}",
+            "Tanh" if i % 10 == 9 else "MatMul",
+            "float32" if i % 10 == 9 else "float16",
+            rule="deny" if i % 10 == 9 else "allow_root",
+            inputs=("float16",),
+            outputs=("float16",),
+            reads=(i - 1, i - 3) if i > 2 else (i - 1,),
+        )
+        for i in range(rows)
+    )
+    return replace(hostile(), model=Header("net", 8, {}, to="float16"), rows=made, casts=(), outputs=())
+
+
+@pytest.mark.parametrize(("rows", "named"), [(100_000, True), (20_000, False)])
+def test_a_graph_of_a_hundred_thousand_ops_stays_small_on_screen(visit: Visiting, rows: int, named: bool) -> None:
+    report = large(rows, named)
+    visited = visit(Page("large", drawn(report)[2:]).to_html())
+    page = visited.page
+    assert 0 < page.locator("[data-part]").count() <= 200
+    assert legend(visited)["high"] == rows // 10
+    page.get_by_role("button", name="Unfold all scopes").click()
+    assert page.locator("[data-part]").count() < 3000
+    page.get_by_role("button", name="Fold all scopes", exact=True).click()
+    find(visited, "op_17777")
+    assert report.rows[17_777].path in details(visited)
+    assert page.locator("[data-part='17777']").count() == 1
+    assert visited.quiet, visited.errors
+
+
+# -- focus and turns -------------------------------------------------------------------------------------
+
+
+def test_enter_opens_what_has_the_focus_however_it_came_there(visit: Visiting) -> None:
+    visited = visit(hostile().to_html())
+    page = visited.page
+    page.get_by_role("button", name="Unfold all scopes").click()
+    for v in (7, 3):
+        page.locator(f"[data-part='{v}']").focus()
+        page.keyboard.press("Enter")
+        assert details(visited).startswith(f"×\n{page.locator('.details h3').inner_text()}")
+        assert page.locator(".chosen").get_attribute("data-part") == str(v)
+    page.locator(".castmark").first.focus()
+    page.keyboard.press("Enter")
+    assert "Cast" in page.locator(".details h3").inner_text()
+
+
+def test_turns_backward_begin_with_the_last(visit: Visiting) -> None:
+    visited = visit(bert_page())
+    page = visited.page
+    page.locator("[data-part][tabindex='0']").focus()
+    page.keyboard.press("C")
+    number = page.locator(".legend [data-class='cast']").last.get_attribute("data-count")
+    assert f"({number} of {number})" in page.locator(".said").inner_text()
+    search = page.get_by_role("searchbox")
+    search.fill("Softmax")
+    search.press("Shift+Enter")
+    last, _, of = page.locator(".found").inner_text().partition(" of ")
+    assert last == of
+
+
+def test_the_key_of_types_names_types_alone(visit: Visiting) -> None:
+    row = Row("a", "float8Op", "float16", inputs=("float16", "float32"), outputs=("float16",), reads=(-1, -1))
+    visited = visit(Report(Header("m", 8, {"": 17}, to="float16"), Totals(ops=1), (row,), (), ()).to_html())
+    assert visited.page.locator(".key[data-class='low']").inner_text().strip() == "float16 (1)"
+
+
+def test_an_op_with_a_blank_name_has_a_link(visit: Visiting) -> None:
+    row = Row("  ", "Exp", "float32", inputs=("float32",), outputs=("float32",), reads=(-1,))
+    visited = visit(Report(Header("m", 8, {"": 17}), Totals(ops=1), (row,), (), ()).to_html())
+    visited.page.get_by_text("Ops as a table").click()
+    assert visited.page.locator(".alternative button.link").all_inner_texts() == ["Exp"]
+
+
+def test_wide_names_stay_in_their_boxes_and_whole_characters_alone_are_cut(visit: Visiting) -> None:
+    row = Row("\U0001f600" * 99, "\u6a21" * 99, "float32", inputs=("float32",), outputs=("float32",), reads=(-1,))
+    page = visit(Report(Header("m", 8, {"": 17}), Totals(ops=1), (row,), (), ()).to_html()).page
+    texts = page.locator("[data-part='0'] text")
+    assert "\ufffd" not in "".join(texts.all_text_contents())
+    assert page.evaluate("""() => {
+        const node = document.querySelector("[data-part='0']");
+        const right = node.querySelector("rect").getBoundingClientRect().right;
+        return [...node.querySelectorAll("text")].every((text) => text.getBoundingClientRect().right <= right);
+    }""")
+    assert all(text.isprintable() and text.encode("utf-8") for text in texts.all_text_contents())

@@ -1,0 +1,156 @@
+"""`--html` of the commands that measure and compare: the page, its numbers, and what is refused before the work."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+from amp_rewrite.cli import program
+from amp_rewrite.runtime.runner import CPU
+
+HEAD = '<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y)'
+MODELS = {
+    "full.onnx": HEAD + " <float a = {300}, float b = {0.00390625}> { [up] p = Mul (x, a) [down] y = Mul (p, b) }",
+    "half.onnx": HEAD + " <float16 a = {23728}, float16 b = {7168}>"
+    " { h = Cast <to = 10> (x) [up] p = Mul (h, a) [down] q = Mul (p, b) y = Cast <to = 1> (q) }",
+}
+QUICK = ("--provider", CPU, "--rounds", "2", "--runs", "1", "--warm-up", "1", "--no-memory", "--no-profile")
+COMMANDS = {
+    "verify": ("verify", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
+    "locate": ("locate", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
+    "diff": ("diff", "full.onnx", "half.onnx"),
+    "calibrate": ("calibrate", "full.onnx", "--data", "large.npz", "-o", "-"),
+    "show": ("ranges", "show", "r.json"),
+    "merge": ("ranges", "merge", "r.json", "s.json"),
+    "bench": ("bench", "full.onnx", "half.onnx", "--data", "large.npz", *QUICK),
+}
+FIGURES = {
+    "verify": {"outputs"},
+    "locate": {"errors"},
+    "diff": {"strips", "changes"},
+    **{name: {"ranges"} for name in ("calibrate", "show", "merge")},
+    "bench": {"latency"},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder with models, data and two files of ranges."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in MODELS.items():
+        onnx.save(onnx.parser.parse_model(text), name)
+    np.savez("large.npz", x=np.float32([1, 300, 1000]))
+    np.savez("small.npz", x=np.float32([1, 2, 3]))
+    for data, file in (("large.npz", "r.json"), ("small.npz", "s.json")):
+        outcome("calibrate", "full.onnx", "--data", data, "-o", file)
+
+
+def outcome(*words: str) -> tuple[int, str, str]:
+    # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
+    separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    result = CliRunner(**separate).invoke(program, words)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def drawn(file: str = "page.html") -> Any:
+    html = Path(file).read_text("utf-8")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert html.startswith("<!doctype html>") and found is not None
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_writes_its_page_and_prints_the_same(name: str) -> None:
+    words = COMMANDS[name]
+    code, stdout, _ = outcome(*words)
+    also, same, stderr = outcome(*words, "--html", "deep/page.html")
+    assert also == code == {"verify": 1, "diff": 1}.get(name, 0)
+    assert stderr.splitlines()[-1].endswith("wrote deep/page.html".replace("/", os.sep))
+    assert name == "bench" or same == stdout
+    assert drawn("deep/page.html").keys() == FIGURES[name]
+
+
+def test_json_holds_what_is_drawn() -> None:
+    for name, words in COMMANDS.items():
+        more = {"diff": ("--format", "json"), "calibrate": (), "show": (), "merge": ()}.get(name, ("--json",))
+        _, stdout, _ = outcome(*words, *more, "--html", "page.html", "--overwrite")
+        data = drawn()
+        if name == "verify":
+            told = [row["score"] for row in json.loads(stdout)["rows"]]
+            assert [row["score"] for row in data["outputs"]["rows"]] == told
+        elif name == "locate":
+            assert data["errors"]["first_beyond"] == json.loads(stdout)["first_beyond"]["op"] == "up"
+        elif name == "diff":
+            assert data["strips"]["runs"] == json.loads(stdout)["runs"]
+        elif name in ("calibrate", "merge"):
+            values = json.loads(stdout)["values"]
+            assert {row["value"]: row["absmax"] for row in data["ranges"]["values"]} == {
+                value: range_["absmax"] for value, range_ in values.items()
+            }
+        elif name == "bench":
+            told = [entry["latency"]["median"] for entry in json.loads(stdout)["entries"]]
+            assert [row["median"] for row in data["latency"]["models"]] == told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_that_exists_is_kept_unless_it_may_be_overwritten(name: str) -> None:
+    Path("page.html").write_text("mine")
+    code, stdout, stderr = outcome(*COMMANDS[name], "--html", "page.html")
+    assert (code, stdout) == (2, "")
+    assert "error: page.html exists; name another page, or replace it with --overwrite" in stderr
+    assert Path("page.html").read_text() == "mine"
+    outcome(*COMMANDS[name], "--html", "page.html", "--overwrite")
+    assert drawn().keys() == FIGURES[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("half.onnx", "cannot write a page to half.onnx: browsers know pages by their suffix; name an .html file"),
+        ("folder.html", "cannot write a page to folder.html: browsers know pages by their suffix; name an .html file"),
+        ("model.html", "cannot write a page to model.html: it would replace what is read; name another file"),
+        ("-", "cannot write a page to -: browsers know pages by their suffix; name an .html file"),
+    ],
+)
+def test_a_page_never_replaces_what_is_read_or_lacks_its_suffix(file: str, said: str) -> None:
+    Path("folder.html").mkdir()
+    Path("model.html").symlink_to("full.onnx")
+    before = Path("full.onnx").read_bytes()
+    code, _, stderr = outcome(*COMMANDS["diff"], "--html", file, "--overwrite")
+    assert (code, stderr) == (2, f"error: {said}\n")
+    assert Path("full.onnx").read_bytes() == before
+
+
+def test_the_suffix_of_another_output_asks_for_a_page() -> None:
+    assert outcome("calibrate", "full.onnx", "--data", "large.npz", "-o", "page.html")[0] == 0
+    assert drawn().keys() == {"ranges"}
+    assert "page.html exists" in outcome("calibrate", "full.onnx", "--data", "large.npz", "-o", "page.html")[2]
+    assert outcome("ranges", "merge", "r.json", "s.json", "-o", "both.html")[0] == 0
+    assert drawn("both.html")["ranges"]["seen"] == 5
+    assert outcome(*COMMANDS["bench"], "--plot", "times.html")[0] == 0
+    assert drawn("times.html").keys() == {"latency"}
+
+
+def test_quiet_still_writes_a_page_and_a_device_takes_one() -> None:
+    assert outcome(*COMMANDS["locate"], "-q", "--html", "page.html") == (0, "", "")
+    assert drawn().keys() == {"errors"}
+    assert outcome(*COMMANDS["locate"], "-q", "--html", os.devnull) == (0, "", "")
+
+
+def test_the_tolerance_of_locate_names_an_op_and_is_checked() -> None:
+    _, stdout, _ = outcome(*COMMANDS["locate"])
+    assert "the first op off by more than 0.01\n  op" in stdout
+    _, stdout, _ = outcome("locate", "full.onnx", "half.onnx", "--data", "small.npz", "--tolerance", "0.5")
+    assert "no op is off by more than 0.5" in stdout
+    code, _, stderr = outcome("locate", "full.onnx", "half.onnx", "--data", "small.npz", "--tolerance", "nan")
+    assert (code, stderr) == (2, "error: --tolerance nan: use a finite number, 0 or more\n")

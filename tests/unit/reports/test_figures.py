@@ -1,0 +1,250 @@
+"""Figures of results: what each draws, names and holds as data, for any numbers and for many of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_rewrite import DType
+from amp_rewrite.files.rounding import Fit
+from amp_rewrite.reports.page import timings
+from amp_rewrite.reports.page.figure import Figure
+from amp_rewrite.reports.page.markup import written
+from amp_rewrite.reports.page.outputs import Allowed, Scored, outputs_figure
+from amp_rewrite.reports.page.page import Page
+from amp_rewrite.reports.page.ranges import ranges_figure
+from amp_rewrite.reports.page.strips import changes_figure, strips_figure
+from amp_rewrite.reports.page.trials import Tried, trials_figure
+from amp_rewrite.reports.page.waterfall import Errors, Marked, waterfall
+from amp_rewrite.reports.runs import Run, runs_of
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+SIZE = st.floats(0.0, allow_infinity=False)
+MAYBE = st.one_of(st.none(), ANY)
+COUNT = st.integers(0, 5)
+NAME = st.text(max_size=4)
+
+
+def checked(figure: Figure) -> Any:
+    """Return the data of a figure, once its page is written and every mark stands near its area."""
+    Page("t", [figure]).to_html().encode()
+    shares = [
+        float(share)
+        for share in re.findall(r'(?:[xy]|[xy][12]|c[xy]|width|height)="([^"%]*)%"', written(figure.drawing))
+    ]
+    assert all(-5.0 <= share <= 105.0 for share in shares)
+    assert figure.title and figure.lead and figure.notebook is (figure.name != "changes")
+    return json.loads(json.dumps(figure.data, allow_nan=False))
+
+
+# -- any numbers ---------------------------------------------------------------------------------------
+
+FITS = st.builds(
+    lambda ends, rest: Fit(20, rest[0], max(ends), min(ends), *rest[1:]), st.tuples(SIZE, SIZE), st.tuples(*[COUNT] * 4)
+)
+ERRORS = st.builds(Errors, NAME, NAME, st.just("float16"), MAYBE, ANY, st.booleans())
+SCORES = st.builds(Scored, NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
+LIMITS = st.builds(Allowed, NAME, NAME, st.floats(0.0), st.booleans())
+TRIED = st.builds(Tried, COUNT, st.integers(0, 10**6), MAYBE, st.booleans())
+RUNS = st.builds(Run, st.integers(1, 9), *[st.sampled_from(["float16", "float32", "int64", ""])] * 2, st.booleans())
+SECONDS = st.floats(1e-9, 1e3)
+TIMED = st.builds(timings.Timed, NAME, *[SECONDS] * 4, st.one_of(st.none(), st.integers(0, 10**12)))
+MOVED = st.builds(timings.Moved, NAME, NAME, *[st.one_of(st.none(), SECONDS)] * 2)
+
+
+@given(st.dictionaries(NAME, FITS, max_size=6), st.sampled_from([DType.FLOAT16, DType.BFLOAT16]))
+def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
+    data = checked(ranges_figure(values, to, "1 batch"))
+    assert data["seen"] + data["left_out"] == len(values)
+    assert {row["value"]: row["absmax"] for row in data["values"]}.items() <= {
+        k: f.absmax for k, f in values.items()
+    }.items()
+
+
+@given(st.lists(ERRORS, max_size=6), st.one_of(st.none(), st.floats(1e-300, 1e300)))
+def test_any_errors_are_drawn(rows: list[Errors], tolerance: float | None) -> None:
+    marked = Marked(tolerance, 0 if rows and tolerance else None, len(rows) - 1 if rows else None)
+    data = checked(waterfall(rows, marked, "float16", "1 batch"))
+    finite = [row.accumulated if math.isfinite(row.accumulated) else None for row in rows]
+    assert [row["accumulated"] for row in data["rows"]] == finite
+    assert data["first_jump"] == (rows[-1].op if rows else None)
+
+
+@given(st.lists(SCORES, max_size=6), LIMITS)
+def test_any_scores_are_drawn(scores: list[Scored], allowed: Allowed) -> None:
+    data = checked(outputs_figure(scores, allowed, "ok"))
+    assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
+
+
+@given(st.lists(TRIED, max_size=6), TRIED, LIMITS, st.booleans())
+def test_any_trials_are_drawn(trials: list[Tried], chosen: Tried, allowed: Allowed, solved: bool) -> None:
+    data = checked(trials_figure(trials, chosen, allowed, solved=solved))
+    assert [trial["float32_ops"] for trial in data["trials"]] == [trial.float32_ops for trial in trials]
+    assert data["chosen"]["float32_ops"] == chosen.float32_ops
+
+
+@settings(max_examples=40)
+@given(st.lists(TIMED, min_size=1, max_size=4), st.lists(MOVED, max_size=30))
+def test_any_times_are_drawn(timed: list[timings.Timed], moved: list[timings.Moved]) -> None:
+    assert [row["median"] for row in checked(timings.latency_figure(timed, "a CPU"))["models"]] == [
+        t.median for t in timed
+    ]
+    memory = timings.memory_figure(timed)
+    assert memory is None or [row["memory"] for row in checked(memory)["models"]] == [t.memory for t in timed]
+    ops = checked(timings.ops_figure("b", moved, 1))
+    assert ops["compared"] == len(moved) and len(ops["ops"]) <= 24
+    swept = [timings.Swept(t.model, 1 + i, t.median) for i, t in enumerate(timed)]
+    throughput = timings.throughput_figure(swept)
+    assert throughput is not None and len(checked(throughput)["rows"]) == len(timed)
+
+
+@given(st.lists(RUNS, max_size=8))
+def test_any_runs_are_drawn(runs: list[Run]) -> None:
+    data = checked(strips_figure("a", "b", runs, "no difference"))
+    assert data["ops"] == sum(run.ops for run in runs)
+    assert data["changed"] == sum(run.ops for run in runs if run.changed)
+
+
+# -- many numbers --------------------------------------------------------------------------------------
+
+MANY = 20_000
+
+
+def test_many_ranges_become_bins_that_say_so_and_keep_the_extremes() -> None:
+    values = {f"v{i}": Fit(9, 0, 2.0 + i % 7, 0.5 / (1 + i % 5)) for i in range(MANY)} | {"big": Fit(9, 0, 7e4, 1.0, 3)}
+    figure = ranges_figure(values, DType.FLOAT16, "1 batch")
+    data = checked(figure)
+    assert max(b["high"] for b in data["bins"]) == 7e4 and min(b["low"] for b in data["bins"]) == 0.1
+    assert data["tightest"][0] == "big" and f"{len(data['bins'])} bins" in figure.lead
+    assert len(written(figure.drawing)) < 60_000
+
+
+def test_many_errors_become_bins_and_the_named_ops_stay() -> None:
+    rows = [Errors(f"op{i}", "Add", "float16", 1e-4, 1e-3 * (1 + i % 3), False) for i in range(MANY)]
+    rows[777] = Errors("bad", "Exp", "float16", 0.5, math.inf, True)
+    figure = waterfall(rows, Marked(1e-2, 777, 777), "float16", "1 batch")
+    data = checked(figure)
+    assert (data["first_beyond"], data["first_jump"], data["adding"][0]) == ("bad", "bad", "bad")
+    assert [row["op"] for row in data["rows"]][:1] == ["op0"] and "bad" in [row["op"] for row in data["rows"]]
+    assert [b["high"] for b in data["bins"]].count(None) == 1  # infinity
+    assert f"{len(data['bins'])} bins" in figure.lead and len(written(figure.drawing)) < 60_000
+
+
+def test_many_outputs_leave_the_worst() -> None:
+    scores = [Scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
+    figure = outputs_figure(scores, Allowed("error ≤ 0.009", "error", 0.009, False), "failed")
+    shown = {row["output"] for row in checked(figure)["rows"]}
+    assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
+
+
+def test_many_runs_become_shares_that_lose_no_op() -> None:
+    types = ["float16", "float32", "int64"]
+    runs = runs_of((types[i % 3], types[(i // 2) % 3], i == 555) for i in range(MANY))
+    data = checked(strips_figure("a", "b", runs, "1 lowered"))
+    sums = [sum(part["a"].get(kind, 0) for part in data["bins"]) for kind in ("low", "high", "muted")]
+    assert sum(sums) == MANY and max(sums) - min(sums) <= 1
+    assert data["changed"] == 1 and len(data["bins"]) <= 500
+
+
+def test_many_changes_are_counted_and_the_first_listed() -> None:
+    change = {"kind": "lowered", "title": "a", "op": "Add", "types": "float32 → float16", "why": ""}
+    figure = changes_figure([change] * 2000, {"lowered": 2000})
+    data = checked(figure)
+    assert (data["in_all"], len(data["changes"])) == (2000, 500) and "first 500" in figure.lead
+
+
+# -- what is said --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fit", "words"),
+    [
+        (Fit(100, 0, 6.4e4, 1.0), "1.02× to spare"),
+        (Fit(100, 0, 7e4, 1.0, 3), "3 % overflow"),
+        (Fit(100, 5, 7e4, 1.0, 3), "5 % infinite or NaN"),
+    ],
+)
+def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> None:
+    figure = ranges_figure({"wide": Fit(9, 0, 2.0, 1.0), "tight": fit}, DType.FLOAT16, "1 batch")
+    assert f"The tightest is tight: 1 to {fit.absmax:.0f}, {words}." in figure.lead
+    assert checked(figure)["tightest"] == ["tight", "wide"]
+
+
+def test_a_waterfall_names_the_first_op_beyond_the_tolerance() -> None:
+    rows = [Errors(f"op{i}", "Add", "float16", error, error, False) for i, error in enumerate((1e-5, 1e-3, 0.5))]
+    figure = waterfall(rows, Marked(1e-2, 2, None), "float16", "1 batch")
+    assert "The first op off by more than 0.01 is op2." in figure.lead
+    calm = waterfall(rows[:2], Marked(1e-2, None, None), "float16", "1 batch")
+    assert "No op is off by more than 0.01." in calm.lead
+    text = written(figure.drawing)
+    assert "tolerance 0.01" in text and "first beyond the tolerance: op2" in text
+
+
+def test_caveats_and_settings_stand_below_their_figures() -> None:
+    notes = ("random data show little", "<i>NaN</i>")
+    timed = [timings.Timed("a", 1.0, 1.0, 1.0, 1.0, None)]
+    for figure in (
+        outputs_figure([], Allowed("error", "error", 1.0, False), "ok", notes),
+        waterfall([], Marked(None, None, None), "float16", "random", notes),
+        timings.latency_figure(timed, "a CPU", notes),
+    ):
+        assert checked(figure)["notes"] == list(notes)
+        assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
+    figure = changes_figure([], {}, [("to", "float16", "bfloat16")])
+    assert checked(figure)["settings"] == {"to": ["float16", "bfloat16"]}
+    assert "Settings" in written(figure.drawing)
+
+
+def marks(figure: Figure, kind: str) -> int:
+    return sum(
+        kind in (mark.get("class") or "").split() for mark in figure.drawing.iter() if mark.get("cx", "").endswith("%")
+    )
+
+
+def test_a_repair_marks_each_trial_and_the_chosen_one() -> None:
+    allowed = Allowed("error ≤ 0.01", "error", 0.01, False)
+    trials = [Tried(0, 3, 0.5, False), Tried(4, 9, 1e-3, True), Tried(1, 5, 5e-3, True)]
+    figure = trials_figure(trials, Tried(1, 5, 6e-3, True), allowed, solved=True)
+    assert [marks(figure, kind) for kind in ("hollow", "low", "ring")] == [1, 2, 1]
+    assert "3 trials" in figure.lead and "5 ops in float32 passes (0.006)" in figure.lead
+
+
+def strip(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    figure = strips_figure("a", "b", runs, "1 lowered")
+    marked = [mark for mark in figure.drawing.iter("rect") if (mark.get("class") or "").startswith(("span", "changed"))]
+    return [(mark.get("class") or "", mark.get("width") or "") for mark in marked if "%" in (mark.get("width") or "")]
+
+
+def test_strips_align_both_models_and_mark_what_changed() -> None:
+    runs = runs_of(
+        [("float32", "float32", False), ("float32", "float16", True), ("", "int64", True), ("int64", "", True)]
+    )
+    assert [run.ops for run in runs] == [1, 1, 1, 1]
+    drawn = strip(runs)
+    assert drawn[:3] == [("span high", "50%"), ("span absent", "25%"), ("span muted", "25%")]
+    assert drawn[3:7] == [(f"span {kind}", "25%") for kind in ("high", "low", "muted", "absent")]
+    assert drawn[7:] == [("changed", "25%")] * 3
+
+
+def test_names_of_any_length_leave_sentences_readable() -> None:
+    name = "<b>\u202e" + "n" * 100_000
+    fit, allowed = Fit(9, 0, 2.0, 1.0), Allowed("error", "error", 1.0, False)
+    for figure in (
+        ranges_figure({name: fit}, DType.FLOAT16, name),
+        waterfall([Errors(name, name, name, 1.0, 1.0, True)], Marked(0.1, 0, 0), "float16", name, [name]),
+        outputs_figure([Scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
+        timings.latency_figure([timings.Timed(name, 1.0, 1.0, 1.0, 1.0, 1)], name, [name]),
+        timings.throughput_figure([timings.Swept(name, 1, 1.0)]),
+        timings.ops_figure(name, [timings.Moved(name, name, 1.0, 2.0)], 1),
+        strips_figure(name, name, [], name),
+        changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
+    ):
+        assert figure is not None
+        assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000

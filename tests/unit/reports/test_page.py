@@ -1,0 +1,245 @@
+"""Pages of reports, without a browser: scopes, layers, Casts on edges, counts, and the barcode."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import onnx
+import pytest
+from onnx import ModelProto, helper
+
+from amp_rewrite import Report, convert
+from amp_rewrite.reports.page.barcode import barcode_lines, bars_of
+from amp_rewrite.reports.page.drawn import drawn
+from amp_rewrite.reports.page.facts import Facts, module_of
+from amp_rewrite.reports.page.graph import graph
+from amp_rewrite.reports.page.layout import layers_of
+from amp_rewrite.reports.page.scopes import MOST, paths_of, tree_of
+from amp_rewrite.reports.page.summary_cards import summary_cards
+from amp_rewrite.reports.render import WIDTH
+from amp_rewrite.reports.rows import Header, PortRow, Row, Totals
+from amp_rewrite.reports.sources import report_and_view
+from support.corpus import EXPORTED, TEXT_MODELS, exported, text_model
+
+BERT = "tests/models/bert_ts13.onnx"
+FLOATS = {"float16", "float32", "float64", "double", "bfloat16"}
+
+
+def report_of_rows(*rows: Row) -> Report:
+    return Report(Header("net", 8, {"ai.onnx": 17}), Totals(ops=len(rows)), rows)
+
+
+def noted(**metadata: str) -> onnx.NodeProto:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    for key, value in metadata.items():
+        node.metadata_props.add(key=key.replace("__", "."), value=value)
+    return node
+
+
+# -- modules and scopes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scopes", "module"),
+    [
+        ("['', 'encoder', 'encoder.layer.0', 'encoder.layer.0.attention', 'relu']", "encoder/layer.0/attention"),
+        ("['', 'relu']", ""),
+        ("[1, 'a', None]", ""),
+        ("__import__('os').abort()", ""),
+        ("[" * 4000, ""),
+        ("[{[]}, 'a']", ""),
+        ("[{'a': 1, []: 2}, 'a']", ""),
+        ("[1is 1, 'a']", ""),
+        (r"['\d', 'a']", r"\d"),
+        ("""["it's", 'a',]""", "it's"),
+        ("", ""),
+    ],
+)
+def test_a_module_is_read_from_the_metadata_of_an_exporter(scopes: str, module: str) -> None:
+    assert module_of(noted(pkg__torch__onnx__name_scopes=scopes)) == module
+
+
+def test_a_module_is_read_from_a_namespace_where_there_are_no_scopes() -> None:
+    text = ": a.Model/encoder: a.Encoder/encoder.layers.0: a.Layer/relu: aten.relu.default"
+    assert module_of(noted(namespace=text)) == "encoder/layers.0"
+    assert module_of(noted(namespace="words")) == ""
+
+
+def test_scopes_come_from_names_and_bodies_and_else_from_the_first_input() -> None:
+    rows = (
+        Row("copy_of_a_weight", "Identity", "float32"),
+        Row("/a/b/MatMul", "MatMul", "float32", reads=(0,)),
+        Row("fused", "Gelu", "float32", reads=(1,)),
+        Row("loop/body/Add_3", "Add", "float32", scope="loop/body/", named=False),
+    )
+    assert paths_of(report_of_rows(*rows)) == [("a", "b"), ("a", "b"), ("a", "b"), ("loop", "body")]
+
+
+def test_a_name_of_many_slashes_is_not_as_many_scopes() -> None:
+    (path,) = paths_of(report_of_rows(Row("/".join("abcd" * 5000), "Add", "float32")))
+    assert len(path) == 16
+
+
+def test_scopes_of_one_part_give_way_and_large_ones_are_split() -> None:
+    lean = tree_of([("a", "b"), ("a", "b"), ("c",)], range(3))
+    assert lean.names == ["", "a/b"]
+    assert lean.home == [1, 1, 0]
+
+    flat = tree_of([()] * 20_000, range(20_000))
+    assert max(len(parts) for parts in flat.parts(range(20_000)).values()) <= MOST
+    assert all(parent < scope for scope, parent in enumerate(flat.parents))
+
+
+# -- layers ----------------------------------------------------------------------------------------------
+
+
+def layers(paths: list[tuple[str, ...]], edges: list[tuple[int, int]]) -> list[int]:
+    places = layers_of(tree_of(paths, range(len(paths))), edges, range(len(paths)))
+    return places[::2]
+
+
+def test_a_part_lies_below_what_it_reads_and_a_source_above_its_readers() -> None:
+    assert layers([()] * 4, [(0, 1), (1, 2), (3, 2)])[:4] == [0, 1, 2, 1]
+
+
+def test_scopes_that_read_each_other_have_layers_too() -> None:
+    assert sorted(layers([("a",), ("b",), ("a",), ("b",)], [(0, 1), (1, 2), (2, 3)])[-2:]) == [0, 1]
+
+
+# -- the graph -------------------------------------------------------------------------------------------
+
+
+def source(name: str) -> ModelProto:
+    return text_model(name) if name in TEXT_MODELS else exported(name)
+
+
+@pytest.mark.parametrize(
+    "name", [BERT, *(name for name in EXPORTED if "dynamo21" in name or "t5" in name), *TEXT_MODELS]
+)
+def test_a_page_counts_what_the_report_counts(name: str) -> None:
+    converted = convert(source(name))
+    report, data = converted.report, converted.page().data()
+    graph, barcode, summary = data["graph"], data["barcode"], data["summary"]
+    assert graph["rows"] == len(report.rows) == summary["totals"]["ops"]
+    sides = [side for at, side in enumerate(graph["ops"]["side"][: graph["rows"]]) if report.rows[at].op != "Constant"]
+    assert [barcode["low"], barcode["high"], barcode["other"]] == [sides.count(side) for side in (0, 1, 2)]
+    casts = [c for c in report.casts if c.origin != "folded" and {c.from_, c.to} <= FLOATS]
+    assert len(graph["casts"]) == len(casts) == barcode["to_low"] + barcode["to_high"]
+    assert [sum(bar) for bar in zip(*barcode["bars"], strict=True)] == [
+        barcode[name] for name in ("low", "high", "other", "to_low", "to_high")
+    ]
+    for row, shown in zip(casts, graph["casts"], strict=True):
+        assert 0 <= len(shown["edges"]) // 2 <= max(row.readers, 2)
+        assert shown["edges"] or row.after == -1, row  # only what no op makes has no edge: a body's own input
+    assert data == json.loads(json.dumps(data))
+
+
+def test_names_are_whole_and_every_drawn_vertex_has_a_place_of_its_own() -> None:
+    report = convert(exported(BERT)).report
+    data = graph(report).data
+    ops, words = data["ops"], data["words"]
+    names = [words[prefix] + name for prefix, name in zip(ops["prefix"], ops["name"], strict=True)]
+    assert names[: len(report.rows)] == [row.path for row in report.rows]
+    places = [
+        (scope, *ops["place"][2 * v : 2 * v + 2]) for v, scope in enumerate(ops["scope"]) if ops["place"][2 * v] >= 0
+    ]
+    taken = [
+        (parent, *data["scopes"]["place"][2 * s : 2 * s + 2]) for s, parent in enumerate(data["scopes"]["parent"]) if s
+    ]
+    assert len({*places, *taken}) == len(places) + len(taken)
+    hidden = {report.rows[v].op for v in range(len(report.rows)) if ops["place"][2 * v] < 0}
+    assert hidden == {"Constant"}
+
+
+def test_a_page_of_a_report_in_a_file_lacks_what_the_model_tells() -> None:
+    converted = convert(exported(BERT))
+    whole, alone = converted.page().data(), converted.report.page().data()
+    assert whole["summary"]["work"]["flops"] > whole["summary"]["work"]["flops_low"] * 0.9 > 0
+    assert "work" not in alone["summary"] and "flops" not in alone["graph"]
+    assert all("bytes" in cast for cast in whole["graph"]["casts"])
+    read = Report.from_json(converted.report.to_json(), "report.json")
+    assert read.page().data() == alone
+
+
+def test_json_with_figures_is_read_as_the_report() -> None:
+    converted = convert(exported(BERT))
+    text = converted.page().within(converted.report.to_json())
+    assert json.loads(text)["figures"] == converted.page().data()
+    assert Report.from_json(text, "report.json") == converted.report
+
+
+def test_ops_are_colored_by_error_where_there_are_errors() -> None:
+    report = convert(exported(BERT)).report
+    assert graph(report, None, {3: 0.25}).data["errors"][2:4] == [None, 0.25]
+    assert "errors" not in graph(report).data
+
+
+def test_numbers_that_are_none_and_positions_that_do_not_exist_break_nothing() -> None:
+    report = report_of_rows(Row("a", "If", "float32", inputs=("bool",)))
+    report = replace(report, inputs=(PortRow("x", "bool", reads=(0, 10**9)), PortRow("y", "bool", reads=(0, 0))))
+    data = graph(report, None, {0: math.nan}).data
+    assert data["ops"]["reads"][0] in ([1, 2], [2, 1])
+    assert data["errors"] == [None]
+
+
+def test_dimensions_beyond_all_numbers_are_drawn() -> None:
+    dims = f"{2**50}, {2**50}"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[{dims}] x) => (float[{dims}] y) {{ y = Exp (x) }}'
+    report, view = report_and_view(onnx.parser.parse_model(text))
+    assert 0 < json.loads(json.dumps(drawn(report, view)[0].data))["work"]["bytes"] <= 8 * 10**18
+
+
+def test_a_report_without_ops_is_a_page() -> None:
+    assert "<h2" in report_of_rows().to_html()
+    assert report_of_rows()._repr_html_()
+
+
+def test_findings_are_cards_with_what_to_do() -> None:
+    card = summary_cards(convert(exported(BERT)).report).data["findings"][0]
+    assert (card["kind"], card["fact"], card["means"]) == ("saturated", False, "harmless in a mask, an error elsewhere")
+    assert card["do"].startswith("--keep")
+
+
+def test_an_inventory_of_a_model_has_modules() -> None:
+    model = text_model("tied_weights")
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'part', 'part.{node.op_type}', 'x']")
+    report, view = report_and_view(model)
+    assert view is not None
+    assert Facts(view, report).modules == tuple(f"part/{row.op}" for row in report.rows)
+
+
+# -- the barcode -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_barcode_fits_a_terminal_and_tells_types_by_letters(width: int) -> None:
+    report = convert(exported(BERT)).report
+    token = WIDTH.set(width)
+    try:
+        heading, strip, casts, *key = barcode_lines(report)
+    finally:
+        WIDTH.reset(token)
+    assert heading == "depth"
+    assert all(len(line) <= width for line in (strip, casts, *key))
+    assert set(strip.strip()) == {"#", "-", "."} and set(casts) <= set(" v^x")
+    assert len(strip) > 0.75 * min(width, 160)
+    assert "# float16" in " ".join(key)
+
+
+def test_bars_hold_every_op_once() -> None:
+    report = convert(exported(BERT)).report
+    for most in (1, 7, 1000):
+        bars = bars_of(report, most)
+        assert len(bars) <= most
+        assert sum(bar.low + bar.high + bar.other for bar in bars) == sum(row.op != "Constant" for row in report.rows)
+
+
+def test_a_drawing_is_no_larger_for_larger_models() -> None:
+    rows = tuple(Row(f"op_{i}", "MatMul", "float16", reads=(i - 1,)) for i in range(5000))
+    report = replace(report_of_rows(*rows), model=Header("net", 8, {}, to="float16"))
+    fragment = report._repr_html_()
+    assert len(re.findall("<rect", fragment)) < 600
