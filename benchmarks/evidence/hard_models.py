@@ -56,9 +56,9 @@ def measured(name: str, to: str) -> Row:
     hard = HARD[name]()
     near = {"rtol": NEAR[to], "atol": NEAR[to]}
     plain = amp_rewrite.convert(hard.model, to=to).result
-    found = amp_rewrite.repair(hard.model, hard.batch, to=to, **near)  # type: ignore[arg-type]
+    found = amp_rewrite.repair(hard.model, hard.batch, to=to, shift="none", **near)  # type: ignore[arg-type]
     half = halved(hard.model, to, clipped=True)
-    again = amp_rewrite.repair(half, hard.batch, to=to, **near)  # type: ignore[arg-type]
+    again = amp_rewrite.repair(half, hard.batch, to=to, shift="none", **near)  # type: ignore[arg-type]
     jump = amp_rewrite.locate(half, half, hard.batch).first_jump
     twin = amp_rewrite.emulate(half, rounding=False, io="float32")
     return Row(
@@ -101,7 +101,7 @@ def outlier(name: str) -> Outlier:
     hard = planted(name)
     plain = amp_rewrite.convert(hard.model).result
     verdict = amp_rewrite.verify(hard.model, plain, hard.batch, metric="scaled", at_most=SCALED, emulate=True)
-    found = amp_rewrite.repair(hard.model, hard.batch, metric="scaled", at_most=SCALED)
+    found = amp_rewrite.repair(hard.model, hard.batch, shift="none", metric="scaled", at_most=SCALED)
     totals = found.converted.report.totals
     return Outlier(
         name,
@@ -228,12 +228,14 @@ This page shows seven small models with the numerical problems of large ones. Ea
 [tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
 op lists and constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
 ([emulation.md](../concepts/emulation.md)), and not yet measured on a GPU. `tests/suites/models/test_hard_models.py`
-checks the results."""
+checks the results. Nothing is shifted here (`--shift none`), so that guard and search show alone; what
+[range shifting](../concepts/shift.md) does by default is measured with
+[its own models](../../benchmarks/results/shift.md)."""
 
 _READING = {
     "float16": """\
 *All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx`. *With data*:
-`amp-rewrite model.onnx --data batch.npz --rtol 1e-2 --atol 1e-2` (outputs are of the size of 1; those of
+`amp-rewrite model.onnx --data batch.npz --rtol 1e-2 --atol 1e-2 --shift none` (outputs are of the size of 1; those of
 `large_logits` are probabilities). A number is the largest error in units of the allowed error: up to 1 is ok. *Pinned*
 lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of them is necessary. For
 `large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
@@ -261,6 +263,7 @@ the largest output, and 0.01 is allowed: `--metric scaled --at-most 1e-2`."""
 _MORE = """\
 ## Try one
 
+<!-- not run: needs a checkout -->
 ```console
 $ python tests/support/hard_models.py hard        # writes NAME.onnx and NAME.npz of each
 $ python examples/repair.py               # repairs one of them, command by command

@@ -1,24 +1,21 @@
-"""Every measurement that needs a GPU, in one run.
+"""Every measurement that needs a GPU, in one run: first what the headline table needs.
 
-    python benchmarks/run.py gpu --out DIR [--minutes 25] [--peers PYTHON] [--autocast PYTHON] [--models NAME …]
-    python benchmarks/run.py gpu --out DIR --provider cpu --tiny     # the same road without a GPU, on small models
+    python benchmarks/run.py gpu --models FOLDER --out DIR [--minutes 24] [--kinds KIND …] [--only NAME …]
+    python benchmarks/run.py gpu --models FOLDER --out DIR --provider cpu --tiny     # the same road without a GPU
 
-Each row runs in a process of its own and is written to DIR as soon as it is there, so that a run that is cut keeps
-what it has. A second run with the same DIR goes on where the first one ended: what was measured in the same way, on the
-same device and by the same versions is not repeated. DIR/gpu.json holds everything, DIR/gpu.md the tables. What goes
-first matters most: float16 of all models, then the other ways.
+FOLDER holds models that `gpu_grow` wrote of the skeletons of `gpu_make`. Each row runs in a process of its own and is
+written to DIR as soon as it is there, so that a run that is cut keeps what it has. A second run with the same DIR goes
+on where the first one ended: what was measured of the same models, on the same device and by the same versions is not
+repeated. DIR/gpu.json holds everything, DIR/gpu.md the tables.
 
-- latency of float32, float32 with TF32, and of each way of making a model half, in turns: amp-rewrite to float16 and to
-  bfloat16, `module.half()` exported by PyTorch, onnxruntime.transformers' float16 (`--peers`: an interpreter that has
-  it; default: this one), NVIDIA's AutoCast (`--autocast`: an interpreter with nvidia-modelopt[onnx]); with the error,
-  and for the first way peak memory and the ops that got slower;
-- the dense network 784-4096-4096-10 of TensorFlow's guide of 2020 at a batch of 8192, inference and a training step:
-  the guide states 12 → 4 µs for a sample on a Titan V;
-- the largest batch within a gigabyte;
-- what the provider computes in half against `amp_rewrite.emulate` on the CPU, for the digit classifiers and all
-  exported models of the tests, worst ratio first.
-
-The models of the zoo need torch, transformers and onnxscript; where they are missing, their rows say so.
+ceilings   what the GPU does at best: large products in each type, and a copy
+latency    all ways of a model in one process, in turns: times, paired ratios, errors, memory
+training   a step of the dense network of TensorFlow's guide of 2020, in each policy
+variants   CUDA graphs, NHWC, runs that are queued, and energy
+kernels    names of the kernels of each way
+emulation  what the provider computes in half against `amp_rewrite.emulate` on the CPU
+fit        the largest batch within a gigabyte
+anchor     PyTorch itself, eager and compiled
 """
 
 from __future__ import annotations
@@ -36,69 +33,85 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import gpu_models, gpu_tables
+from benchmarks.gpu import gpu_models, gpu_tables, skeleton
 from benchmarks.shared import measure
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-LIMITS = {"export": 300, "latency": 240, "emulation": 90, "training": 240, "fit": 300}
-"""Seconds after which a row is given up."""
+LIMITS = {
+    "ceilings": 60,
+    "latency": 240,
+    "training": 120,
+    "variants": 240,
+    "kernels": 200,
+    "emulation": 60,
+    "fit": 200,
+    "anchor": 200,
+}
+"""Seconds after which a row is given up; rows are measured in the order of their kinds."""
+OF_MODELS = ("latency", "variants", "kernels", "anchor")
 DEPENDS = ("device", "driver", "cuda", "versions")
 """What else a row depends on, beside its job; as `about` names it."""
 PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
-EXPORTS_NEED = ("torch", "transformers", "onnxscript")
+LIBRARIES = ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cuda-runtime")
+DIGITS = ("digits_cnn", "digits_vit")
 FITTED = {"dense": (512, 2048, 8192), "digits_vit": (32, 256, 2048)}
 FIT_LIMIT = 10**9
+PACKED = "AMP_REWRITE_GPU_PACKED"
+"""Environment variable by which `gpu_remote` says what of onnxruntime was left out."""
+LEAST_SECONDS = 10.0
+"""Seconds that have to be left for another row to begin."""
 
 Job = dict[str, Any]
 
 
 def jobs(given: argparse.Namespace) -> Iterator[Job]:
-    """What is to be measured, what matters most first. Each has a name of its own."""
-    shared = {
-        "cache": str(given.cache),
-        "provider": PROVIDERS[given.provider],
-        "tiny": given.tiny,
-        "rounds": given.rounds,
-        "warm": given.warm,
-        "peers": given.peers,
-        "autocast": given.autocast,
-    }
-    models = given.models or list(gpu_models.MODELS)
-    ways = list(gpu_models.WAYS)
-    for model in models:
-        yield {**shared, "name": f"export {model}", "kind": "export", "model": model}
-        yield {**shared, **_latency(model, ways[0])}
-    if "dense" in models:
-        for policy in ("mixed_float16", "mixed_bfloat16"):
-            yield {**shared, "name": f"training {policy}", "kind": "training", "policy": policy}
-    for to in ("float16", "bfloat16"):
-        yield from ({**shared, **job} for job in _emulations(to, models, given.tiny))
-    for way in ways[1:]:
-        if way == "modelopt AutoCast" and given.autocast is None:
-            continue
-        able = [m for m in models if way != "torch half" or gpu_models.has_module(m, tiny=given.tiny)]
-        yield from ({**shared, **_latency(model, way)} for model in able)
-    for model in (m for m in FITTED if m in models):
-        sizes = [1, 2] if given.tiny else list(FITTED[model])
-        limit = 1 if given.tiny else FIT_LIMIT
-        yield {**shared, "name": f"fit {model}", "kind": "fit", "model": model, "sizes": sizes, "limit": limit}
+    """Yield what is to be measured, what matters most first. Each has a name of its own."""
+    shared = {"scratch": str(given.out / "scratch"), "provider": PROVIDERS[given.provider], "tiny": given.tiny}
+    shared |= {"rounds": given.rounds, "warm": given.warm, "queued": given.queued}
+    models = models_in(given.models)
+    names = [name for name in models if not given.only or name in given.only]
+    for kind in LIMITS:
+        if kind in OF_MODELS:
+            for name in names:
+                yield {**shared, "name": f"{kind} {name}", "kind": kind, "model": name, **models[name]}
+        else:
+            yield from ({**shared, "kind": kind, **job} for job in _others(kind, given.tiny))
 
 
-def _latency(model: str, way: str) -> Job:
-    return {"name": f"latency {model} {way}", "kind": "latency", "model": model, "way": way}
+def models_in(folder: Path) -> dict[str, Job]:
+    """Return the grown models of a folder in the order of measurement: where they lie, and of what code they are."""
+    found = {}
+    for name in sorted((path.stem for path in folder.glob("*.json")), key=gpu_models.place):
+        about = skeleton.about(folder, name)
+        found[name] = {"models": str(folder), "made_by": about["tree"]}
+        found[name] |= {"flops": about["flops"], "missing": about["missing"]}
+    return found
 
 
-def _emulations(to: str, models: Sequence[str], tiny: bool) -> Iterator[Job]:
-    """The digit classifiers on held-out digits, and the exported models of the tests on their own batches."""
-    for model in (m for m in models if m.startswith("digits")):
-        yield {"name": f"emulation {model} {to}", "kind": "emulation", "model": model, "file": None, "to": to}
+def _others(kind: str, tiny: bool) -> Iterator[Job]:
+    """Yield the rows of a kind that needs no grown model."""
+    if kind == "ceilings":
+        yield {"name": kind}
+    elif kind == "training":
+        yield from ({"name": f"training {p}", "policy": p} for p in ("mixed_float16", "mixed_bfloat16"))
+    elif kind == "fit":
+        for model, sizes in list(FITTED.items())[: 1 if tiny else None]:
+            chosen = {"sizes": [1, 2], "limit": 1} if tiny else {"sizes": list(sizes), "limit": FIT_LIMIT}
+            yield {"name": f"fit {model}", "model": model, **chosen}
+    else:
+        for to in ("float16", "bfloat16"):
+            yield from _emulations(to, tiny)
+
+
+def _emulations(to: str, tiny: bool) -> Iterator[Job]:
+    """Yield the digit classifiers on held-out digits, and the exported models of the tests on their own batches."""
+    for model in () if tiny else DIGITS:
+        yield {"name": f"emulation {model} {to}", "model": model, "file": None, "to": to}
     for file in sorted(gpu_models.EXPORTED.glob("*.onnx"))[: 1 if tiny else None]:
-        name = f"emulation {file.stem} {to}"
-        yield {"name": name, "kind": "emulation", "model": file.stem, "file": str(file), "to": to}
+        yield {"name": f"emulation {file.stem} {to}", "model": file.stem, "file": str(file), "to": to}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +122,15 @@ class Suite:
     about: dict[str, Any]
     deadline: float
 
-    def run(self, todo: Sequence[Job]) -> None:
-        """Every job whose row is not there yet, as long as there is time."""
+    def run(self, todo: Sequence[Job], every: Sequence[Job] | None = None) -> None:
+        """Measure every job whose row is not there yet, as long as there is time; `every` are those of the page."""
         for number, job in enumerate(todo, 1):
-            if self.row(job) is None and time.monotonic() < self.deadline:
+            if self.row(job) is None and self.deadline - time.monotonic() > LEAST_SECONDS:
                 start = time.perf_counter()
                 row = self._measured(job)
                 told = row.get("fault") or "done"
                 print(f"{number}/{len(todo)}  {job['name']}: {told}  {time.perf_counter() - start:.0f} s", flush=True)
-            self.write(todo)
+            self.write(every or todo)
 
     def row(self, job: Job) -> dict[str, Any] | None:
         """What was measured, or why not; None: not yet, or of another machine, other versions or settings."""
@@ -137,14 +150,15 @@ class Suite:
     def _measured(self, job: Job) -> dict[str, Any]:
         """The row of a process of its own, which may fail, die or take too long without any other row's loss."""
         file = self._file(job, ".json")
-        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (file.parent, Path(job["scratch"])):
+            folder.mkdir(parents=True, exist_ok=True)
         self._file(job, ".row.json").unlink(missing_ok=True)
         file.write_text(json.dumps(self._asked(job)), encoding="utf-8")
         left = max(self.deadline - time.monotonic(), 1)
         limit = min(LIMITS[job["kind"]], left)
         command = [*map(str, measure.script("gpu_rows")), str(file)]
         code, said = ended(command, limit)
-        for scratch in Path(job["cache"]).glob(f"amp-rewrite-{os.getpid()}-*"):  # of a process that was stopped
+        for scratch in Path(job["scratch"]).glob(f"amp-rewrite-{os.getpid()}-*"):  # of a process that was stopped
             shutil.rmtree(scratch, ignore_errors=True)
         if code is None and limit == left:
             return {"fault": "the time was up"}  # no row is left, so that the next run tries again
@@ -179,12 +193,13 @@ def ended(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 
 def about(provider: str, tiny: bool) -> dict[str, Any]:
-    """GPU, driver, machine, versions and date."""
+    """Return GPU, driver, machine, versions and date; `packed` says what of onnxruntime was left out, if any."""
     from amp_rewrite.deploy.bench.device import device_name
     from amp_rewrite.runtime.gpu import hardware
+    from benchmarks.gpu.gpu_session import Card
 
     installed = []
-    for package in PACKAGES:
+    for package in (*PACKAGES, *LIBRARIES):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(package)
             installed.append(package)
@@ -194,7 +209,9 @@ def about(provider: str, tiny: bool) -> dict[str, Any]:
         "device": device_name(PROVIDERS[provider]),
         "driver": found.driver,
         "cuda": None if found.cuda is None else ".".join(map(str, found.cuda)),
+        "card": Card().about(),
         "provider": PROVIDERS[provider],
+        "packed": os.environ.get(PACKED, ""),
         "tiny": tiny,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -202,22 +219,21 @@ def about(provider: str, tiny: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True, help="what gpu_grow wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--provider", choices=list(PROVIDERS), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small models in place of the real ones, one round")
+    parser.add_argument("--tiny", action="store_true", help="one round, and small rows beside the models")
     parser.add_argument("--minutes", type=float, default=24.0, help="after which no row begins (default 24)")
-    parser.add_argument("--models", nargs="+", choices=list(gpu_models.MODELS))
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the models, only these")
     parser.add_argument("--kinds", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="only these rows")
-    parser.add_argument("--rounds", type=int, help="default 10; tiny: 1")
-    parser.add_argument("--warm", type=int, help="runs before any counts; default 10; tiny: 1")
-    parser.add_argument("--cache", type=Path, help="where models are exported to (default: OUT/models)")
-    parser.add_argument("--peers", default=sys.executable, help="Python with onnxruntime.transformers")
-    parser.add_argument("--autocast", help="Python with nvidia-modelopt[onnx]")
+    parser.add_argument("--rounds", type=int, help="default 12; tiny: 1")
+    parser.add_argument("--warm", type=int, help="runs before any counts; default 5; tiny: 1")
+    parser.add_argument("--queued", type=float, help="seconds of runs that do not wait; default 1; tiny: 0")
     given = parser.parse_args()
-    given.rounds, given.warm = given.rounds or (1 if given.tiny else 10), given.warm or (1 if given.tiny else 10)
-    given.cache = (given.cache or given.out / "models").resolve()
-    given.cache = given.cache / "tiny" if given.tiny else given.cache  # small models bear the names of the real ones
-    given.cache.mkdir(parents=True, exist_ok=True)
+    for key, usual, tiny in (("rounds", 12, 1), ("warm", 5, 1), ("queued", 1.0, 0.0)):
+        if getattr(given, key) is None:
+            setattr(given, key, tiny if given.tiny else usual)
+    given.models, given.out = given.models.resolve(), given.out.resolve()
     from amp_rewrite.runtime.runner import cuda_opens
 
     if given.provider == "cuda" and not cuda_opens():
@@ -225,13 +241,12 @@ def main() -> None:
             "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
             " --provider cpu --tiny goes the same road"
         )
-    if given.autocast is None:
-        print("AutoCast is left out: --autocast PYTHON names an interpreter with nvidia-modelopt[onnx]")
-    if not given.tiny and any(find_spec(name) is None for name in EXPORTS_NEED):
-        print(f"the large models cannot be made: they need {', '.join(EXPORTS_NEED)}; `make extras` brings them")
+    if unknown := [name for name in given.only or () if name not in models_in(given.models)]:
+        sys.exit(f"no model {unknown[0]!r} in {given.models}; there are {', '.join(models_in(given.models))}")
+    given.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(given.out, about(given.provider, given.tiny), time.monotonic() + 60 * given.minutes)
     try:
-        suite.run([job for job in jobs(given) if job["kind"] in given.kinds])
+        suite.run([job for job in jobs(given) if job["kind"] in given.kinds], list(jobs(given)))
     except KeyboardInterrupt:
         print(f"interrupted; what was measured by now stays in {given.out}, and the same command goes on", flush=True)
         sys.exit(130)  # as shells report death by SIGINT

@@ -1,8 +1,7 @@
-"""One row of the GPU suite, in a process of its own: `gpu_rows JOB.json` writes the row beside the job.
+"""One row of the GPU measurement, in a process of its own: `gpu_rows JOB.json` writes the row beside the job.
 
-Kinds: `latency` (a model and a way of making it half, beside float32 without and with TF32), `emulation` (what the
-provider computes in half against its emulation on the CPU), `training` (a whole training step), `fit` (the largest
-batch within some memory).
+Kinds, beside those of `gpu_latency`, `gpu_kernels` and `gpu_anchor`: `emulation` (what the provider computes in half
+against its emulation on the CPU), `training` (a whole training step), `fit` (the largest batch within some memory).
 """
 
 from __future__ import annotations
@@ -17,50 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import gpu_models
+from benchmarks.gpu import gpu_anchor, gpu_kernels, gpu_latency, gpu_models
+from benchmarks.gpu.gpu_turns import error
 
 Row = dict[str, Any]
 # The guide's optimizer. A step is timed from one and the same state, so its learning rate does not matter.
 OPTIMIZER, LOSS = "rmsprop", "cross_entropy(logits, label)"
+DENSE = {False: gpu_models.Dense(8192, 784, 4096), True: gpu_models.Dense(16, 16, 32)}
+ROWS = 256
 
 
-def latency(job: Mapping[str, Any], folder: Path) -> Row:
-    """Speed, memory and error of one model made half in one way. The first way also measures memory and ops."""
-    import amp_rewrite
-    from amp_rewrite import Feed, Model
-
-    source = gpu_models.made(job["model"], Path(job["cache"]), tiny=job["tiny"])
-    half = gpu_models.WAYS[job["way"]](job["model"], source, folder, job)
-    feed = Feed.of(source.with_suffix(".npz"), Model.load(source), allow_nonfinite=True)
-    full = job["way"] == next(iter(gpu_models.WAYS))
-    found = amp_rewrite.bench(
-        [source, half],
-        feed,
-        names=["float32", job["way"]],
-        provider=job["provider"],
-        rounds=job["rounds"],
-        warm=job["warm"],
-        memory=full,
-        profile=full,
-        allow_nonfinite=True,
-    )
-    batch = next(iter(feed))
-    wanted, got = (_outputs(path, batch, job["provider"]) for path in (source, half))
-    items = int(next(iter(batch.values())).shape[0])
-    return {"batch": items, "bench": json.loads(found.to_json()), "error": error(wanted, got), "low": low_share(half)}
-
-
-def low_share(file: Path) -> list[int]:
-    """How many MatMul, Gemm and Conv ops read a low type, and how many there are."""
-    from amp_rewrite import Model, View
-
-    view = View.of(Model.load(file))
-    compute = [op for op in view.ops if op.kind in ("MatMul", "Conv", "Gemm")]
-    low = 0
-    for op in compute:
-        dtype = view.dtype(op.inputs[0]) if op.inputs[0] is not None else None
-        low += dtype is not None and dtype.low
-    return [low, len(compute)]
+def small(name: str, folder: Path, *, tiny: bool) -> Path:
+    """Write a model that ships here or needs no framework, with its batch beside it; return its path."""
+    if name != "dense":
+        return gpu_models.digits(name, 8 if tiny else ROWS, folder)
+    path = folder / "dense.onnx"
+    DENSE[tiny].write(path)
+    np.savez(path.with_suffix(".npz"), **DENSE[tiny].inputs)
+    return path
 
 
 def _outputs(file: Path, batch: Mapping[str, Any], provider: str) -> list[Any]:
@@ -77,23 +50,6 @@ def _outputs(file: Path, batch: Mapping[str, Any], provider: str) -> list[Any]:
     return [value.astype(np.float64) for value in found if isinstance(value, np.ndarray) and value.dtype.kind != "O"]
 
 
-def error(wanted: list[Any], got: list[Any]) -> dict[str, Any]:
-    """Over all outputs: the distance relative to the reference (L2), and the largest relative to the largest."""
-    a, b = (np.concatenate([array.ravel() for array in side]) for side in (wanted, got))
-    if a.shape != b.shape:
-        return {"l2": None, "largest": None, "nonfinite": None}
-    finite = np.isfinite(a) & np.isfinite(b)
-    nonfinite = int(np.count_nonzero(np.isfinite(a) & ~np.isfinite(b)))
-    a, b = a[finite], b[finite]
-    norm, largest = float(np.linalg.norm(a)), float(np.abs(a).max(initial=0))
-    apart = np.abs(a - b)
-    return {
-        "l2": float(np.linalg.norm(apart)) / norm if norm else None,
-        "largest": float(apart.max(initial=0)) / largest if largest else None,
-        "nonfinite": nonfinite,
-    }
-
-
 def emulation(job: Mapping[str, Any], folder: Path) -> Row:
     """The error of a low type on the provider, that of its emulation on the CPU, and their ratio; and the distance
     of the two from each other."""
@@ -101,7 +57,7 @@ def emulation(job: Mapping[str, Any], folder: Path) -> Row:
     from amp_rewrite.runtime.runner import CPU
 
     given = job["file"]
-    source = Path(given) if given else gpu_models.made(job["model"], Path(job["cache"]), tiny=job["tiny"])
+    source = Path(given) if given else small(job["model"], folder, tiny=job["tiny"])
     batch = gpu_models.batch_of(source.with_suffix(".npz"))
     converted = folder / "half.onnx"
     amp_rewrite.convert(source, to=job["to"]).save(converted)
@@ -118,7 +74,7 @@ def training(job: Mapping[str, Any], folder: Path) -> Row:
     import amp_rewrite
     from amp_rewrite.train.step.step_file import save_step
 
-    source = gpu_models.made("dense", Path(job["cache"]), tiny=job["tiny"])
+    source = small("dense", folder, tiny=job["tiny"])
     with np.load(source.with_suffix(".npz")) as stored:
         batch = {"image": stored["image"]}
     batch["label"] = np.random.default_rng(gpu_models.SEED).integers(0, 10, len(batch["image"]))
@@ -145,8 +101,9 @@ def fit(job: Mapping[str, Any], folder: Path) -> Row:
     """The largest batch within some memory, in float32 and in float16, and the throughput on the way there."""
     import amp_rewrite
 
-    source = gpu_models.made(job["model"], Path(job["cache"]), tiny=job["tiny"])
-    half = gpu_models.WAYS["amp-rewrite float16"](job["model"], source, folder, job)
+    source = small(job["model"], folder, tiny=job["tiny"])
+    half = folder / "half.onnx"
+    amp_rewrite.convert(source).save(half)
     found = amp_rewrite.bench(
         [source, half],
         source.with_suffix(".npz"),
@@ -162,19 +119,15 @@ def fit(job: Mapping[str, Any], folder: Path) -> Row:
     return {"bench": json.loads(found.to_json())}
 
 
-def export(job: Mapping[str, Any], folder: Path) -> Row:
-    """Make the float32 file that the other rows of a model want."""
-    file = gpu_models.made(job["model"], Path(job["cache"]), tiny=job["tiny"])
-    beside = file.with_name(file.name + ".data")
-    return {"bytes": file.stat().st_size + (beside.stat().st_size if beside.exists() else 0)}
-
-
 KINDS: Mapping[str, Callable[[Mapping[str, Any], Path], Row]] = {
-    "export": export,
-    "latency": latency,
-    "emulation": emulation,
+    "ceilings": lambda job, _: gpu_kernels.ceilings(job),
+    "latency": lambda job, _: gpu_latency.latency(job),
     "training": training,
+    "variants": lambda job, _: gpu_latency.variants(job),
+    "kernels": lambda job, _: gpu_kernels.kernels(job),
+    "emulation": emulation,
     "fit": fit,
+    "anchor": lambda job, _: gpu_anchor.anchor(job),
 }
 
 
@@ -184,7 +137,7 @@ def main(path: Path) -> None:
 
     job = json.loads(path.read_text("utf-8"))
     # whoever stops this process knows the folder by its own number
-    with tempfile.TemporaryDirectory(prefix=f"amp-rewrite-{os.getppid()}-", dir=job["cache"]) as name:
+    with tempfile.TemporaryDirectory(prefix=f"amp-rewrite-{os.getppid()}-", dir=job["scratch"]) as name:
         try:
             row = KINDS[job["kind"]](job, Path(name))
         except (AmpRewriteError, LookupError, ImportError) as fault:

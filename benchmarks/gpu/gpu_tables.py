@@ -1,19 +1,22 @@
-"""The page of the GPU suite: what was measured by now, as Markdown."""
+"""The page of the GPU measurement: what was measured by now, as Markdown."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu.gpu_ways import BASELINES, WAYS
 from benchmarks.shared import measure
 
 Rows = Sequence[Mapping[str, Any]]
+Pairs = Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 GUIDE = "TensorFlow's guide of 2020 states 12 → 4 µs for a sample (3×) on a Titan V, in training."
 
 
 def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
-    """The lines of the page: the machine, then a table of each kind, then what is missing."""
+    """Return the lines of the page: the machine, then a table of each kind, then what is missing."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     head = [
         "# Measured on " + about["device"],
@@ -21,64 +24,131 @@ def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
         f"{about['date']}, driver {about['driver']}, CUDA {about['cuda']}, {about['provider']}, {about['cpu']},"
         f" {about['cores']} cores, {about['system']}, Python {about['python']}, {versions}.",
     ]
+    head += ["", f"{about['packed']}."] if about.get("packed") else []
     if about["tiny"]:
         head += ["", "**Small models, one round: this shows that everything runs, and no time means anything.**"]
     if about["provider"].startswith("CPU"):
         head += ["", "CPU: half precision is slower here, and onnxruntime computes most of it in float32."]
-    parts = [_latencies(rows), _slower(rows), _training(rows), _fitted(rows), _emulated(rows), _missing(rows)]
+    elif not about.get("card"):
+        head += ["", "**NVIDIA's management library saw no GPU: no time here means anything.**"]
+    parts = [_means(rows), _latencies(rows), _ceilings(rows), _variants(rows), _kernels(rows), _training(rows)]
+    parts += [_fitted(rows), _emulated(rows), _anchors(rows), _missing(rows)]
     return [*head, *(line for part in parts if part for line in ("", *part))]
 
 
-def _done(rows: Rows, kind: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _done(rows: Rows, kind: str) -> Pairs:
     for job in rows:
         row = job["row"]
         if job["kind"] == kind and row is not None and "fault" not in row:
             yield job, row
 
 
+def _means(rows: Rows) -> list[str]:
+    """Return the headline: how many times as fast each way is, over all models that have both."""
+    factors: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
+    for _, row in _done(rows, "latency"):
+        for way, ratios in row["ratio"].items():
+            for base, (factor, _, _) in ratios.items():
+                factors[way].setdefault(base, []).append(factor)
+    table = [
+        (WAYS[way].name, *(_mean(found[base]) if base in found else "–" for base in BASELINES))
+        for way, found in factors.items()
+        if found
+    ]
+    head = ("way", *(f"vs {WAYS[base].name}" for base in BASELINES))
+    notes = ["Geometric means over models, in brackets the least and the number of models."]
+    return ["## Speed-ups", "", *notes, "", *measure.markdown(head, table)] if table else []
+
+
+def _mean(factors: Sequence[float]) -> str:
+    mean = math.exp(sum(map(math.log, factors)) / len(factors))
+    return f"{mean:.2f}× ({min(factors):.2f}, {len(factors)})"
+
+
 def _latencies(rows: Rows) -> list[str]:
-    order = list(dict.fromkeys(job["model"] for job in rows if job["kind"] == "latency"))
-    done = sorted(_done(rows, "latency"), key=lambda pair: order.index(pair[0]["model"]))  # ways in the order they ran
-    table = [_latency(job["model"], job["way"], row) for job, row in done]
-    head = ("model", "batch", "way", "low", "ms", "µs a sample", "vs float32", "vs TF32", "with copies, ms")
-    more = ("float32, ms", "TF32, ms", "memory", "error L2", "error max", "not finite")
+    peak = next((row["float16"] for _, row in _done(rows, "ceilings")), None)
+    table: list[tuple[str, ...]] = []
+    for job, row in _done(rows, "latency"):
+        table += [_latency(job, row, way, peak) for way in row["time"]]
+        table += [(job["model"], WAYS[way].name, _cell(why), *["–"] * 12) for way, why in row["faults"].items()]
+    head = ("model", "way", "ms", "p5–p95", *(f"vs {WAYS[base].name}" for base in BASELINES), "TFLOP/s", "of the best")
+    more = ("MB", "error L2", "error max", "not finite", "same argmax", "MHz, W, °C")
     notes = [
-        "`low`: MatMul, Gemm and Conv ops that read a half type. `memory`: peak, of float32's. Speed-ups with their",
-        "95 % interval, from rounds in which all take turns; latencies without copies between host and device.",
+        "All ways of a model in one process, in turns; speed-ups with their 95 % interval from rounds. Inputs and",
+        "outputs stay on the device, and each run is waited for. Errors are those against float32. `of the best`: of",
+        "the product in float16 that PyTorch reaches here. `MB`: memory beyond that of the ways opened before.",
     ]
     return ["## Inference", "", *notes, "", *measure.markdown((*head, *more), table)] if table else []
 
 
-def _latency(model: str, way: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    entries = row["bench"]["entries"]
-    float32, half = entries[0], entries[-1]
-    tf32 = entries[1] if len(entries) > 2 else None
-    seconds, memory = half["latency"]["median"], (half["memory"], float32["memory"])
-    share = f"{100 * memory[0] / memory[1]:.0f} %" if all(memory) else "–"
+def _latency(job: Mapping[str, Any], row: Mapping[str, Any], way: str, peak: float | None) -> tuple[str, ...]:
+    timing, error, ratios = row["time"][way], row["error"][way], row["ratio"][way]
+    rate = job["flops"] / timing["median"] / 1e12
+    card = ", ".join(f"{x:.0f}" for x in timing["card"]) if timing["card"] else "–"
+    memory = row["memory"].get(way)
     return (
-        *(model, str(row["batch"]), way, "{} of {}".format(*row["low"]), _ms(seconds)),
-        f"{1e6 * seconds / row['batch']:.3g}",
-        *(_factor(half["speed_ups"].get(entry["name"])) if entry else "–" for entry in (float32, tf32)),
-        _ms(half["copies"]["median"]),
-        *(_ms(entry["latency"]["median"]) if entry else "–" for entry in (float32, tf32)),
-        share,
-        *(_error(row["error"][kind]) for kind in ("l2", "largest")),
-        str(row["error"]["nonfinite"]),
+        *(job["model"], WAYS[way].name, _ms(timing["median"]), f"{_ms(timing['p5'])}–{_ms(timing['p95'])}"),
+        *(_ratio(ratios.get(base)) for base in BASELINES),
+        f"{rate:.3g}",
+        "–" if peak is None else f"{100 * rate / peak:.0f} %",
+        "–" if memory is None else f"{memory / 1e6:.0f}",
+        *(_error(error[kind]) for kind in ("l2", "largest")),
+        "–" if error["nonfinite"] is None else str(error["nonfinite"]),
+        "–" if error["argmax"] is None else f"{error['argmax']:.3f}",
+        card,
     )
 
 
-def _slower(rows: Rows) -> list[str]:
-    """The three ops of each model that got slower most under the first way, if any did."""
+def _cell(text: str) -> str:
+    """Return a text as a table's cell holds it."""
+    return text.replace("|", "\\|")
+
+
+def _ratio(found: Sequence[float] | None) -> str:
+    return "–" if found is None else f"{found[0]:.2f}× ({found[1]:.2f}–{found[2]:.2f})"
+
+
+def _ceilings(rows: Rows) -> list[str]:
+    for _, row in _done(rows, "ceilings"):
+        products = ", ".join(f"{word} {rate:.0f}" for word, rate in row.items() if word != "copy")
+        return ["## The best that this GPU does", "", f"Products, TFLOP/s: {products}. A copy: {row['copy']:.2f} TB/s."]
+    return []
+
+
+def _variants(rows: Rows) -> list[str]:
     table = []
-    for job, row in _done(rows, "latency"):
-        for changed in row["bench"]["changed"]:
-            for op in changed["ops"][:3]:
-                before, after = op["before"], op["after"]
-                if after is not None and _seconds(after) > _seconds(before):
-                    numbers = ("–" if before is None else _us(before), _us(after))
-                    table.append((job["model"], f"`{after['name']}`", after["op"], *numbers, after["provider"]))
-    head = ("model", "op", "type", "before, µs", "after, µs", "ran on")
-    return ["## Ops that got slower in amp-rewrite's float16", "", *measure.markdown(head, table)] if table else []
+    for job, row in _done(rows, "variants"):
+        for key, timing in row["time"].items():
+            way, _, word = key.rpartition(" ")
+            rate, plain = row["rate"][key], row["time"].get(f"{way} plain")
+            factor = "–" if plain is None else f"{plain['median'] / timing['median']:.2f}×"
+            joules = "–" if rate["joules"] is None else f"{rate['joules']:.3g}"
+            cells = (_ms(timing["median"]), factor, _ms(rate["seconds"]), joules)
+            table.append((job["model"], WAYS[way].name, word, *cells))
+        table += [(job["model"], key, _cell(why), *["–"] * 4) for key, why in row["faults"].items()]
+    head = ("model", "way", "setting", "ms", "vs plain", "queued, ms", "J a run")
+    return ["## CUDA graphs, NHWC, queued runs", "", *measure.markdown(head, table)] if table else []
+
+
+def _kernels(rows: Rows) -> list[str]:
+    table = []
+    for job, row in _done(rows, "kernels"):
+        for way, found in row["kernels"].items():
+            groups = sorted(found["groups"].items(), key=lambda pair: -pair[1][1])
+            told = ", ".join(f"{group} {launches:.0f}: {us:.0f}" for group, (launches, us) in groups)
+            numbers = (f"{found['wall_us']:.0f}", f"{found['busy_us']:.0f}", f"{found['launches']:.0f}")
+            table.append((job["model"], WAYS[way].name, *numbers, told or "–"))
+    head = ("model", "way", "run, µs", "kernels, µs", "launches", "groups by name, launches: µs")
+    return ["## Kernels", "", *measure.markdown(head, table)] if table else []
+
+
+def _anchors(rows: Rows) -> list[str]:
+    table = [
+        (job["model"], way, _ms(timing["median"]), f"{row['warm'][way]:.1f}")
+        for job, row in _done(rows, "anchor")
+        for way, timing in row["time"].items()
+    ]
+    return ["## PyTorch itself", "", *measure.markdown(("model", "in", "ms", "first run, s"), table)] if table else []
 
 
 def _training(rows: Rows) -> list[str]:
@@ -126,17 +196,12 @@ def _off(ratio: float | None) -> float:
 
 def _missing(rows: Rows) -> list[str]:
     lines = [f"- {job['name']}: {job['row']['fault']}" for job in rows if job["row"] and "fault" in job["row"]]
+    for kind in ("kernels", "anchor"):
+        for job, row in _done(rows, kind):
+            lines += [f"- {job['name']}, {way}: {why}" for way, why in row["faults"].items()]
     late = [job["name"] for job in rows if job["row"] is None]
     lines += [f"- not yet measured: {', '.join(late)}"] if late else []
     return ["## What is missing", "", *lines] if lines else []
-
-
-def _seconds(op: Mapping[str, Any] | None) -> float:
-    return 0.0 if op is None else float(op["seconds"])
-
-
-def _us(op: Mapping[str, Any]) -> str:
-    return f"{1e6 * op['seconds']:.1f}"
 
 
 def _ms(seconds: float) -> str:

@@ -51,6 +51,16 @@ def onnxruntime_onnxmodel(source: str, target: str) -> None:
     _save(model.model, target)
 
 
+def onnxruntime_optimizer(source: str, target: str, kind: str) -> None:
+    """The road that onnxruntime's documentation names: its fusions for a type of model, then float16."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    model = optimize_model(source, model_type=kind, num_heads=0, hidden_size=0, opt_level=0, use_gpu=True)
+    model.convert_float_to_float16(keep_io_types=True)
+    model.topological_sort()
+    _save(model.model, target)
+
+
 def modelopt_autocast(source: str, target: str, data: str | None = None) -> None:
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
@@ -79,7 +89,7 @@ def _save(model: Any, target: str) -> None:
 
 TOOLS = (
     *(onnxconverter_common, onnxconverter_common_auto),
-    *(onnxruntime_float16, onnxruntime_onnxmodel, modelopt_autocast),
+    *(onnxruntime_float16, onnxruntime_onnxmodel, onnxruntime_optimizer, modelopt_autocast),
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""Machine code for other GPUs in a CUDA library, replaced by zeros, so that the file packs small.
+
+    python benchmarks/run.py fatbin SOURCE TARGET [--keep 90]
+
+Payloads (ELF and PTX) for other architectures in `.nv_fatbin` become zeros; headers, offsets and every other byte of
+the file stay. A driver picks the entry that fits its device best and never reads the payload of the others, so code for
+the architectures that are kept is byte for byte the vendor's. What exists for one architecture alone is blanked too: in
+onnxruntime-gpu 1.31.1 and sm_90 those are products of mixtures of experts and of float8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import mmap
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = 0xBA55ED50
+PTX, ELF = 1, 2
+KINDS = (PTX, ELF, 16, 64)
+SECTION = b".nv_fatbin"
+LARGEST_HEADER = 4096
+
+
+class FormatError(ValueError):
+    """The file is not a CUDA library as nvcc 13 writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Code for one architecture: `sm` is 90 for compute capability 9.0. `lone`: no other architecture has its like."""
+
+    kind: int
+    sm: int
+    at: int
+    size: int
+    lone: bool
+
+    @property
+    def word(self) -> str:
+        """Return kind and architecture in words."""
+        return f"{'ptx' if self.kind == PTX else 'elf'} sm_{self.sm}"
+
+
+def section(data: mmap.mmap | bytes, wanted: bytes) -> tuple[int, int]:
+    """Return offset and size of a section of a 64-bit ELF file; FormatError if there is none."""
+    if len(data) < 64 or data[:5] != b"\x7fELF\x02":
+        raise FormatError("the file is not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count, names = struct.unpack_from("<HHH", data, 58)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
+    base = headers[names][4] if names < count else 0
+    for header in headers:
+        start = base + header[0]
+        if data[start : data.find(b"\0", start)] == wanted:
+            return header[4], header[5]
+    raise FormatError(f"the file has no section {wanted.decode()}: it holds no code for a GPU")
+
+
+def entries(data: mmap.mmap | bytes, start: int, size: int) -> Iterator[Entry]:
+    """Yield the entries of all fat binaries in a part of a file; FormatError for one of an unknown form."""
+    at, end = start, start + size
+    while at + 16 <= end:
+        magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
+        if magic != MAGIC:
+            at += 8
+            continue
+        inner, stop, found = at + header, at + header + length, list[tuple[int, int, int, int]]()
+        while inner < stop:
+            kind, _, own, padded = struct.unpack_from("<HHIQ", data, inner)
+            (sm,) = struct.unpack_from("<I", data, inner + 28)
+            if kind not in KINDS or not 48 <= own <= LARGEST_HEADER or inner + own + padded > stop:
+                raise FormatError(f"unknown entry at {inner:#x}: kind {kind}, header {own}, payload {padded}")
+            found.append((kind, sm, inner + own, padded))
+            inner += own + padded
+        yield from (Entry(*entry, len(found) == 1) for entry in found)
+        at = stop
+
+
+def blanked(source: Path, target: Path, keep: Collection[int] = (90,)) -> dict[str, object]:
+    """Copy a library and blank code for other architectures; return bytes by kind, and a digest of what is kept."""
+    shutil.copy(source, target)
+    there: Counter[str] = Counter()
+    kept, count = hashlib.sha256(), 0
+    with target.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        for entry in list(entries(data, *section(data, SECTION))):
+            there[entry.word] += entry.size
+            if entry.sm in keep and entry.kind != PTX and not entry.lone:
+                kept.update(data[entry.at : entry.at + entry.size])
+                count += entry.size
+            else:
+                data[entry.at : entry.at + entry.size] = bytes(entry.size)
+    if not count:
+        raise FormatError(
+            f"the file has no code for sm_{', sm_'.join(map(str, keep))}, only {', '.join(sorted(there))}"
+        )
+    return {"bytes": dict(sorted(there.items())), "kept": count, "sha256": kept.hexdigest()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--keep", type=int, nargs="+", default=[90])
+    given = parser.parse_args()
+    print(blanked(given.source, given.target, given.keep))
+
+
+if __name__ == "__main__":
+    main()

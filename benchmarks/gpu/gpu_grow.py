@@ -1,0 +1,51 @@
+"""Models of skeletons again: the weights are drawn, the same bits as where the skeletons were made.
+
+    python benchmarks/run.py gpu_grow SKELETONS FOLDER [--only NAME …] [--workers 8]
+
+Writes NAME.WAY.onnx with one file of weights for all ways of a model, and NAME.npz with its batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks.gpu import gpu_models, skeleton
+from benchmarks.gpu.gpu_make import tree
+
+
+def grow(skeletons: Path, folder: Path, name: str) -> str:
+    """Write the ways of one model, and last of all what was noted when they were made; return a line about it."""
+    start = time.perf_counter()
+    nbytes = skeleton.regrow(skeletons, folder, name)
+    shutil.copy(skeletons / f"{name}.json", folder / f"{name}.json")
+    return f"{name}: {nbytes / 1e6:.0f} MB, {time.perf_counter() - start:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("skeletons", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--workers", type=int, default=8, help="models at a time; each takes some gigabytes")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(given.only or skeleton.names_in(given.skeletons), key=gpu_models.place)
+    if not names:
+        sys.exit(f"{given.skeletons} holds no skeletons; `gpu_make` writes them")
+    here = tree()
+    old = [name for name in names if skeleton.about(given.skeletons, name)["tree"] != here]
+    if old:
+        print(f"made by other code than this: {', '.join(old)}; their rows measure that code", flush=True)
+    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
+        for done in [pool.submit(grow, given.skeletons, given.folder, name) for name in names]:
+            print(done.result(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Models of the GPU measurement in every way, as skeletons without weights.
+
+    python benchmarks/run.py gpu_make SKELETONS [NAME …] [--peers PYTHON] [--autocast PYTHON] [--limit 300]
+
+Needs torch, transformers and onnxscript here, and nothing of them where the models are measured. Each model is made in
+a process of its own. A way that fails, or takes longer than `--limit` seconds or more than `--memory` gigabytes, is
+noted with its reason. What the same code has made or tried before is left alone; ways that failed are tried again if
+`--ways` names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import lzma
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.gpu import gpu_models, skeleton
+from benchmarks.gpu.gpu_ways import WAYS, by_amp, by_peer
+from benchmarks.gpu.gpu_work import work_of
+from benchmarks.shared import measure
+
+SOURCES = ("amp_rewrite", "lists")
+"""Folders whose code makes the converted models."""
+Array = np.ndarray[Any, Any]
+
+
+def tree() -> str:
+    """Return a digest of the code that converts models: skeletons of other code are not those of this one."""
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((measure.ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix in (".py", ".yaml", ".json"):
+                digest.update(f"{path.relative_to(measure.ROOT)}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def commit() -> str:
+    """Return the commit of this checkout, with "+" behind it if files differ; "unknown" outside of one."""
+    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
+    try:
+        said = subprocess.run(words, cwd=measure.ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return said.stdout.strip() or "unknown"
+
+
+def split_batch(inputs: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the inputs that are drawn by name, as their shapes and spread, and those that a file holds."""
+    large, small = {}, {}
+    for key, array in inputs.items():
+        if array.dtype.kind == "f" and array.size > skeleton.LEAST:
+            large[key] = {"shape": list(array.shape), "mean": 0.0, "std": 1.0}
+        else:
+            small[key] = array
+    return large, small
+
+
+class Making:
+    """The ways of one model, one file after the other. Each way that was made stays in the folder as a skeleton."""
+
+    def __init__(self, name: str, out: Path, given: Mapping[str, Any]) -> None:
+        self.name, self.out, self.given = name, out, given
+        self.work = out / "work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.model = gpu_models.source(name)
+        self.source = self.work / f"{name}.float32.onnx"
+        self.sources = skeleton.Sources(self.model.drawn)
+        inputs, self.kept = split_batch(self.model.inputs)
+        self.about: dict[str, Any] = {"name": name, "tree": tree(), "commit": commit(), "ways": {}, "missing": {}}
+        self.about["inputs"] = {key: list(array.shape) for key, array in self.model.inputs.items()}
+        self.recipes: dict[str, Any] = {"sources": dict(self.model.drawn), "inputs": inputs, "scales": [], "ways": {}}
+
+    def run(self) -> None:
+        """Make every way that is not there yet, and leave no model behind."""
+        self._resume()
+        np.savez_compressed(self.out / f"{self.name}.npz", **self.kept)
+        for way in self._made():
+            self._strip(way)
+            self._write()
+        self._write()  # of ways that could not be made, too
+        for path in self.work.glob(f"{self.name}.*"):
+            path.unlink()
+
+    def _resume(self) -> None:
+        """Take over the ways that the same code has made before; remove those of other code."""
+        if of_this_code(self.out, self.name):
+            self.about = skeleton.about(self.out, self.name)
+            self.recipes = skeleton.recipes(self.out, self.name)
+            self.sources.recall(self.recipes)
+            return
+        for path in self.out.glob(f"{self.name}.*"):
+            path.unlink()
+
+    def _write(self) -> None:
+        """Write what was made by now; the file that names a way is written last."""
+        self.recipes["scales"] = self.sources.scales
+        (self.out / f"{self.name}.recipes.xz").write_bytes(skeleton.packed(self.recipes))
+        (self.out / f"{self.name}.json").write_text(json.dumps(self.about) + "\n", encoding="utf-8")
+
+    def _made(self) -> Iterator[str]:
+        """Yield each way whose file could be made; float32 comes first, for the others are made of it."""
+        wanted = open_ways(self.about, self.given.get("ways"))
+        for key in dict.fromkeys(["float32", *wanted]):
+            target, start = self.work / f"{self.name}.{key}.onnx", time.perf_counter()
+            try:
+                self._make(key, target)
+            except Exception as fault:  # exporters and converters raise whatever their code raises
+                if key == "float32":
+                    raise
+                self.about["missing"][key] = " ".join(str(fault).split())[:200] or type(fault).__name__
+                print(f"  {key}: not made: {self.about['missing'][key]}", flush=True)
+                continue
+            self.about["missing"].pop(key, None)
+            if key in wanted:
+                self.about["ways"][key] = {"seconds": round(time.perf_counter() - start, 1)}
+                yield key
+
+    def _make(self, key: str, target: Path) -> None:
+        way = WAYS[key]
+        if way.options is not None:
+            by_amp(way, self.source, target)
+        elif way.tool:
+            by_peer(way, self.name, self.source, target, self.given)
+        elif key == "torch_half":
+            self.model.write_half(target)
+        else:
+            self.model.write(target)
+
+    def _strip(self, key: str) -> None:
+        """Write the skeleton of a way, and delete its file."""
+        path = self.work / f"{self.name}.{key}.onnx"
+        model = onnx.load(path)
+        found = skeleton.strip(model, self.sources)
+        packed = lzma.compress(model.SerializeToString(), preset=6)
+        self.recipes["ways"][key] = found.recipes
+        (self.out / f"{self.name}.{key}.onnx.xz").write_bytes(packed)
+        said = self.about["ways"][key]
+        said |= {"nodes": len(model.graph.node), "left": found.left, "packed": len(packed)}
+        if key == "float32":
+            self.about["flops"] = sum(kernel.flops * kernel.times for kernel in work_of(model, self.about["inputs"]))
+        print(
+            f"  {key}: {said['seconds']:.0f} s, {said['nodes']} nodes, {len(found.recipes)} tensors drawn,"
+            f" {found.left / 1e6:.2f} MB stay, {len(packed) / 1e6:.2f} MB packed",
+            flush=True,
+        )
+        if key != "float32":
+            for file in (path, path.with_name(path.name + ".data")):
+                file.unlink(missing_ok=True)
+
+
+def of_this_code(out: Path, name: str) -> bool:
+    """True if a folder holds skeletons of a model that the code of this checkout made."""
+    there = (out / f"{name}.json").exists() and (out / f"{name}.recipes.xz").exists()
+    return there and bool(skeleton.about(out, name)["tree"] == tree())
+
+
+def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str]:
+    """Return the ways that are to be made: those that were not tried, and of those that failed the named ones."""
+    tried = about["ways"].keys() | (set() if named else about["missing"].keys())
+    chosen = ["float32", *named] if named else list(WAYS)
+    return [key for key, way in WAYS.items() if not way.file and key not in tried and key in chosen]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", help="default: all of them, in the order in which they are measured")
+    parser.add_argument("--ways", nargs="+", choices=[key for key, way in WAYS.items() if not way.file])
+    parser.add_argument("--peers", help="Python with onnxconverter-common, onnxruntime and sympy")
+    parser.add_argument("--autocast", help="Python with nvidia-modelopt[onnx]")
+    parser.add_argument("--limit", type=float, default=300, help="seconds that another tool may take for one model")
+    parser.add_argument("--memory", type=float, default=16, help="gigabytes that it may take")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    if given.one:
+        limits = {"limit": given.limit, "memory": given.memory * 1e9, "ways": given.ways}
+        try:
+            Making(given.names[0], given.out, {**limits, "peers": given.peers, "autocast": given.autocast}).run()
+        except ImportError as missing:
+            sys.exit(f"{given.names[0]} needs {missing.name}; `make extras` brings it")
+        return
+    known = [*gpu_models.REAL, *gpu_models.TINY]
+    names = given.names or list(gpu_models.REAL)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        sys.exit(f"no model {unknown[0]!r}; there are {', '.join(known)}")
+    failed = []
+    for name in names:
+        if of_this_code(given.out, name) and not open_ways(skeleton.about(given.out, name), given.ways):
+            print(f"{name}: is there", flush=True)
+            continue
+        print(f"{name}:", flush=True)
+        words = [given.out, name, "--one", "--limit", given.limit, "--memory", given.memory]
+        words += ["--ways", *given.ways] if given.ways else []
+        for word in ("peers", "autocast"):
+            words += [f"--{word}", getattr(given, word)] if getattr(given, word) else []
+        done = subprocess.run([str(word) for word in (*measure.script("gpu_make"), *words)], check=False)
+        failed += [name] if done.returncode else []
+    if failed:
+        sys.exit(f"not made: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""One folder with all that a machine without a network needs beside this checkout to measure.
+
+    python benchmarks/run.py gpu_pack SKELETONS [--out .gpu] [--megabytes 62]     # `make gpu-pack` makes both
+
+The folder holds onnxruntime-gpu for the machine's Python with the code of one GPU architecture alone, small wheels that
+may be missing there, and the skeletons of `gpu_make`. It refuses to be larger than `--megabytes` together with the
+files of the checkout, and names the largest files. `gpu_remote` unpacks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import lzma
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import fatbin, skeleton
+from benchmarks.gpu.gpu_make import commit, tree
+from benchmarks.shared import measure
+
+RUNTIME = "ort.tar.xz"
+ABOUT = "pack.json"
+PROVIDER = "libonnxruntime_providers_cuda.so"
+LEFT_OUT = ("capi/libonnxruntime.so*", "capi/libonnxruntime_providers_tensorrt.so")
+LEFT_OUT += ("datasets", "quantization", "tools", "transformers")
+"""Parts of onnxruntime that Python does not load, or that no row uses."""
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+WHEELS = ("click>=8.2", "networkx>=3.3,<4", "rich>=13.7", "flatbuffers", "nvidia-ml-py")
+FILTERS = [
+    {"id": lzma.FILTER_X86},
+    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 64 << 20},
+]
+NAMED = 8
+"""Files that a refusal names."""
+
+
+def download(requirements: Sequence[str], folder: Path, python: str) -> None:
+    """Get the wheels of some packages, without what they depend on, for another Python on Linux."""
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    words += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "-d", str(folder)]
+    for platform in PLATFORMS:
+        words += ["--platform", platform]
+    done = subprocess.run([*words, *requirements], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["without a word"])[-1]
+        raise LookupError(f"pip gave no wheel of {', '.join(requirements)} for Python {python}: {said}")
+
+
+def pack_runtime(wheel: Path, others: Sequence[Path], target: Path, keep: Sequence[int]) -> dict[str, object]:
+    """Write an archive: onnxruntime-gpu with code for some architectures alone, and other wheels; say what is kept."""
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=target.parent) as scratch:
+        root = Path(scratch) / "root"
+        for path in (wheel, *others):
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(root / ("site" if path == wheel else f"wheels/{path.name.partition('-')[0]}"))
+        for path in list((root / "wheels").glob("*/*/**/tests")):
+            shutil.rmtree(path)
+        libraries = root / "site" / "onnxruntime" / "capi"
+        whole = Path(scratch) / PROVIDER
+        (libraries / PROVIDER).rename(whole)
+        kept = fatbin.blanked(whole, libraries / PROVIDER, keep)
+        for pattern in LEFT_OUT:
+            for path in (root / "site" / "onnxruntime").glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with lzma.open(target, "wb", filters=FILTERS) as packed, tarfile.open(fileobj=packed, mode="w") as out:
+            out.add(root, ".")
+    return kept
+
+
+def runtime(given: argparse.Namespace, old: dict[str, Any]) -> dict[str, Any]:
+    """Pack onnxruntime-gpu, unless the folder holds it already; return what was packed."""
+    wanted = {"version": importlib.metadata.version("onnxruntime-gpu"), "python": given.python, "keep": given.keep}
+    target = given.out / RUNTIME
+    if target.exists() and {key: old.get("runtime", {}).get(key) for key in wanted} == wanted:
+        return dict(old["runtime"])
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as scratch:
+        wheel, others = given.wheel, Path(scratch) / "others"
+        if wheel is None:
+            download([f"onnxruntime-gpu=={wanted['version']}"], Path(scratch), given.python)
+            wheel = next(Path(scratch).glob("*.whl"))
+        download(WHEELS, others, given.python)
+        return {**wanted, **pack_runtime(wheel, sorted(others.glob("*.whl")), target, given.keep)}
+
+
+def skeletons(source: Path, target: Path) -> dict[str, Any]:
+    """Copy the skeletons into the pack; return for each model its ways, and those that could not be made."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    found = {}
+    for name in skeleton.names_in(source):
+        for path in source.glob(f"{name}.*"):
+            if path.is_file():
+                shutil.copy(path, target)
+        about = skeleton.about(source, name)
+        found[name] = {"tree": about["tree"], "ways": list(about["ways"]), "missing": about["missing"]}
+    return found
+
+
+def tree_files() -> list[Path]:
+    """Return the files of the checkout that travel: those that git tracks, and new ones that it does not ignore."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(words, cwd=measure.ROOT, capture_output=True, check=False)
+    if done.returncode:
+        sys.exit(f"the files that travel are those that git knows, and {measure.ROOT} is not a checkout")
+    said = done.stdout
+    paths = (measure.ROOT / name for name in said.decode("utf-8", "surrogateescape").split("\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def refusal(files: Sequence[Path], most: float) -> str:
+    """Return why files are too large, with the largest by name; "" if they are not."""
+    sizes = {path: path.stat().st_size for path in files}
+    total = sum(sizes.values()) / 1e6
+    if total <= most:
+        return ""
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:NAMED]
+    named = "\n".join(f"  {sizes[path] / 1e6:6.1f} MB  {path}" for path in largest)
+    return f"{total:.1f} MB are more than {most:g}; leave out some of these, for example skeletons of a model:\n{named}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("skeletons", type=Path)
+    parser.add_argument("--out", type=Path, default=measure.ROOT / ".gpu")
+    parser.add_argument("--megabytes", type=float, default=62.0, help="with the files of the checkout (default 62)")
+    parser.add_argument("--python", default="3.12", help="of the machine (default 3.12)")
+    parser.add_argument(
+        "--keep", type=int, nargs="+", default=[90], help="architectures of GPUs (default 90: H100, H200)"
+    )
+    parser.add_argument("--wheel", type=Path, help="onnxruntime-gpu for that Python, instead of a download")
+    parser.add_argument("--no-runtime", action="store_true", help="leave onnxruntime-gpu out: the machine has it")
+    given = parser.parse_args()
+    if not skeleton.names_in(given.skeletons):
+        sys.exit(f"{given.skeletons} holds no skeletons; `gpu_make` writes them")
+    given.out.mkdir(parents=True, exist_ok=True)
+    about = given.out / ABOUT
+    old = json.loads(about.read_text("utf-8")) if about.exists() else {}
+    packed: dict[str, Any] = {"tree": tree(), "commit": commit()}
+    try:
+        packed["runtime"] = {} if given.no_runtime else runtime(given, old)
+    except (LookupError, fatbin.FormatError) as fault:
+        sys.exit(str(fault))
+    packed["skeletons"] = skeletons(given.skeletons, given.out / "skeletons")
+    files = [path for path in sorted(given.out.rglob("*")) if path.is_file() and path != about]
+    packed["sha256"] = {str(p.relative_to(given.out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    about.write_text(json.dumps(packed, indent=1) + "\n", encoding="utf-8")
+    for name, found in packed["skeletons"].items():
+        stale = "" if found["tree"] == packed["tree"] else "; made by other code than this"
+        print(f"{name}: {', '.join(found['ways'])}{stale}")
+        for way, why in found["missing"].items():
+            print(f"  not made: {way}: {why}")
+    if said := refusal([*files, about, *tree_files()], given.megabytes):
+        sys.exit(said)
+    own = sum(path.stat().st_size for path in (*files, about)) / 1e6
+    whole = own + sum(path.stat().st_size for path in tree_files()) / 1e6
+    print(f"{given.out}: {own:.1f} MB, with the checkout {whole:.1f} of {given.megabytes:g} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Predictions for every model and way on a GPU, by the package's cost model, before anything is measured.
+
+    python benchmarks/run.py gpu_predicted SKELETONS [--gpu H200] [--write]
+
+Prints a table; `--write` writes results/gpu-predicted.md and .json, whose rows `gpu_fit` joins with measured ones by
+model and way. A kernel takes its operations at the peak of its type or its bytes at full bandwidth, whichever takes
+longer, and a start; nothing stays in a cache. Peaks are those of the data sheet, so real times are longer: what counts
+are ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from amp_rewrite import AmpRewriteError
+from amp_rewrite.runtime.roofline import ROOFS, START, Roof
+from benchmarks.gpu import gpu_models, skeleton
+from benchmarks.gpu.gpu_ways import BASELINES, WAYS
+from benchmarks.gpu.gpu_work import Kernel, work_of
+from benchmarks.shared import measure
+
+NAME = "gpu-predicted"
+PACKAGES = ("onnx", "numpy", "onnxruntime-gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the cost model assumes beside the data sheet: seconds to start a kernel, and shares of each peak."""
+
+    start: float = START
+    low: float = 1.0
+    tf32: float = 1.0
+    float32: float = 1.0
+    bandwidth: float = 1.0
+
+
+SHEET = Constants()
+
+
+def seconds(work: Iterable[Kernel], way: str, roof: Roof, of: Constants = SHEET) -> float:
+    """Return the time of a model's kernels, one after the other."""
+    rates = {True: roof.low * of.low, False: roof.float32 * of.float32}
+    if way == "tf32" and roof.tf32 is not None:
+        rates[False] = roof.tf32 * of.tf32
+    bandwidth = roof.bandwidth * of.bandwidth
+    return sum(k.times * (of.start + max(k.flops / rates[k.low], k.nbytes / bandwidth)) for k in work)
+
+
+def predicted(folder: Path, roof: Roof) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model and way: its kernels and their time, or why there is none."""
+    for name in sorted(skeleton.names_in(folder), key=gpu_models.place):
+        about = skeleton.about(folder, name)
+        shared = {"model": name, "tree": about["tree"], "commit": about["commit"], "inputs": about["inputs"]}
+        for way, settings in WAYS.items():
+            key = {**shared, "way": way}
+            if way in about["missing"]:
+                yield {**key, "fault": f"not made: {about['missing'][way]}"}
+                continue
+            file = folder / f"{name}.{settings.file or way}.onnx.xz"
+            if not file.exists():
+                yield {**key, "fault": "not made yet"}
+                continue
+            try:
+                work = work_of(onnx.load_from_string(lzma.decompress(file.read_bytes())), about["inputs"])
+            except AmpRewriteError as fault:
+                yield {**key, "fault": " ".join(str(fault).split())}
+                continue
+            yield {**key, **_row(work, way, roof)}
+
+
+def _row(work: Sequence[Kernel], way: str, roof: Roof) -> dict[str, Any]:
+    return {
+        "seconds": seconds(work, way, roof),
+        "kernels": sum(k.times for k in work),
+        "flops": sum(k.times * k.flops for k in work),
+        "low": sum(k.times * k.flops for k in work if k.low),
+        "bytes": sum(k.times * k.nbytes for k in work),
+        "work": " ".join(map(str, work)),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]], roof: Roof) -> list[str]:
+    """Return the lines of the page: what is assumed, a table, and what could not be predicted."""
+    found = {(row["model"], row["way"]): row for row in rows if "fault" not in row}
+    cells = []
+    for (model, way), row in found.items():
+        bases = (found.get((model, base)) for base in BASELINES)
+        ratios = ("–" if base is None else f"{base['seconds'] / row['seconds']:.2f}×" for base in bases)
+        share = f"{100 * row['low'] / row['flops']:.0f} %" if row["flops"] else "–"
+        starts = f"{100 * START * row['kernels'] / row['seconds']:.0f} %"
+        numbers = (f"{row['flops'] / 1e12:.4g}", share, f"{row['bytes'] / 1e9:.3g}", row["kernels"], starts)
+        cells.append((model, WAYS[way].name, f"{1e3 * row['seconds']:.3g}", *ratios, *numbers))
+    head = ("model", "way", "ms", *(f"vs {WAYS[base].name}" for base in BASELINES), "TFLOP", "low", "GB", "kernels")
+    tf32 = "" if roof.tf32 is None else f", {roof.tf32 / 1e12:g} in TF32"
+    lines = [
+        f"**Predicted, not measured: no GPU was lent.** An {roof.gpu} as its data sheet has it ({roof.source}):",
+        f"{roof.low / 1e12:g} TFLOP/s in float16 and bfloat16{tf32}, {roof.float32 / 1e12:g} in float32, dense,",
+        f"{roof.bandwidth / 1e12:g} TB/s; {1e6 * START:g} µs to start a kernel. Graphs are those of the files: what",
+        "the runtime fuses when it opens them is not in these numbers. `starts`: the share of time that starts take.",
+        "",
+        *measure.markdown((*head, "starts"), cells),
+    ]
+    shapes = {row["model"]: row["inputs"] for row in rows}
+    lines += ["", "Batches: " + "; ".join(f"{model}: {_shapes(inputs)}" for model, inputs in shapes.items()) + "."]
+    faults = [f"- {row['model']}, {WAYS[row['way']].name}: {row['fault']}" for row in rows if "fault" in row]
+    return [*lines, "", "Not predicted:", "", *faults] if faults else lines
+
+
+def _shapes(inputs: Mapping[str, Sequence[int]]) -> str:
+    """Return the shapes of inputs, alike ones once."""
+    counted: dict[str, list[str]] = {}
+    for name, shape in inputs.items():
+        counted.setdefault("×".join(map(str, shape)), []).append(name)
+    return ", ".join(
+        f"{names[0]} {shape}" + (f" and {len(names) - 1} like it" if len(names) > 1 else "")
+        for shape, names in counted.items()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("skeletons", type=Path)
+    parser.add_argument("--gpu", choices=list(ROOFS), default="H200")
+    parser.add_argument("--write", action="store_true", help="write results/gpu-predicted.md and .json")
+    given = parser.parse_args()
+    rows = list(predicted(given.skeletons, ROOFS[given.gpu]))
+    lines = table(rows, ROOFS[given.gpu])
+    print("\n".join(lines))
+    if given.write:
+        measure.write(NAME, {**measure.machine(PACKAGES), "gpu": given.gpu}, rows, lines)
+
+
+if __name__ == "__main__":
+    main()

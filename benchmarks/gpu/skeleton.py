@@ -1,0 +1,381 @@
+"""Models without their weights, and the weights drawn again: gigabytes travel as kilobytes.
+
+The weights of a model are numbers that a counter gives (Philox, whose stream numpy keeps stable), by the name of the
+parameter. Any tensor of any conversion of the model that is such a source, cast, transposed, scaled or joined with
+others, leaves its file; a recipe says how to make it again. Elements in which the recipe errs are noted one by one, so
+that a regrown tensor is the same bit for bit. What no recipe makes stays in the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+LEAST = 2048
+"""Elements; smaller tensors stay in the file."""
+MOST_NOTED = 0.02
+"""Share of elements that a recipe may note one by one."""
+SAMPLE = 1024
+SHORTEST = 8
+"""Elements of a channel below which it gets no number of its own."""
+PERMS: Mapping[int, Sequence[tuple[int, ...]]] = {
+    1: ((0,),),
+    2: ((0, 1), (1, 0)),
+    3: ((0, 1, 2),),
+    4: ((0, 1, 2, 3), (0, 2, 3, 1)),
+}
+"""Orders of axes: as drawn; transposed; channels last."""
+GROUPS = (1, 2, 4, 5, 8, 10, 12, 16, 20, 32)
+"""Numbers of heads by which columns of weights are joined."""
+TYPES = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    onnx.TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+RAW = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+Array = np.ndarray[Any, Any]
+Recipe = dict[str, Any]
+
+
+def drawn(key: str, shape: Sequence[int], mean: float, std: float) -> Array:
+    """Return float32 numbers, even around `mean` with that standard deviation; the same for a key on every machine."""
+    count = int(np.prod(shape))
+    raw = np.random.Philox(key=zlib.crc32(key.encode())).random_raw((count + 1) // 2)
+    bits = raw.view(np.uint32)[:count] >> np.uint32(8)  # 24 bits are exact in float32
+    unit = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
+    return (unit * np.float32(std * 3**0.5) + np.float32(mean)).reshape(shape)
+
+
+def bits_of(array: Array) -> Array:
+    """Return the bits of a float array, flat, as integers that compare exactly."""
+    return np.ascontiguousarray(array).reshape(-1).view(RAW[array.itemsize])
+
+
+def encoded(numbers: Array) -> str:
+    """Return the bytes of an array as text for JSON."""
+    return base64.b85encode(zlib.compress(np.ascontiguousarray(numbers).tobytes(), 9)).decode("ascii")
+
+
+def decoded(text: str, dtype: Any) -> Array:
+    """Return the flat array of a text that `encoded` made."""
+    return np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype)
+
+
+# -- from tensors to recipes ---------------------------------------------------------------------------
+
+
+@dataclass
+class Sources:
+    """The drawn parameters of a model: `drawn` arguments by key. They are made once and compared by size."""
+
+    given: Mapping[str, Mapping[str, Any]]
+    arrays: dict[str, Array] = field(init=False)
+    scales: list[str] = field(default_factory=list)
+    known: dict[str, dict[int, Array]] = field(default_factory=dict)
+    by_size: dict[int, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.arrays = {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in self.given.items()}
+        for key, array in self.arrays.items():
+            self.by_size.setdefault(array.size, []).append(key)
+
+    def recall(self, recipes: Mapping[str, Any]) -> None:
+        """Take over the scales of ways that were made before."""
+        self.scales = list(recipes["scales"])
+        for recipe in (recipe for of_way in recipes["ways"].values() for recipe in of_way.values()):
+            for part in recipe.get("parts", [recipe]):
+                if "scale" in part:
+                    number = part["scale"]
+                    self.known.setdefault(part["key"], {})[number] = decoded(self.scales[number], np.float64)
+
+    def recipe(self, array: Array) -> Recipe | None:
+        """Return how to make an array of the sources; None if there is no way."""
+        return self._one(array) or self._joined(array)
+
+    def _one(self, array: Array) -> Recipe | None:
+        """Find a source that an array is: cast, with its axes in another order, or with channels times numbers."""
+        places = np.linspace(0, array.size - 1, min(array.size, SAMPLE)).astype(np.int64)
+        index = np.unravel_index(places, array.shape)
+        sample = array[index]
+        for key in self.by_size.get(array.size, ()):
+            for perm in PERMS.get(self.arrays[key].ndim, ()):
+                view = self.arrays[key].transpose(perm)
+                if view.shape != array.shape:
+                    continue
+                base = {"key": key, "perm": list(perm)}
+                if np.mean(view[index].astype(array.dtype) != sample) <= MOST_NOTED:
+                    found = _noted(base, view.astype(array.dtype), array)
+                else:
+                    found = self._scaled(base, view, array) if _alike(view, array) else None
+                if found is not None:
+                    return found
+        return None
+
+    def _scaled(self, base: Recipe, source: Array, array: Array) -> Recipe | None:
+        """Find the numbers that the channels of a source were multiplied by, as folded norms do, or one for all."""
+        for half, scale in self._candidates(base["key"], source, array):
+            rounded = source.astype(np.float16) if half else source
+            found = _noted(base, _product(rounded, scale, array.dtype), array)
+            if found is not None:
+                number = self._kept(encoded(scale))
+                self.known.setdefault(base["key"], {})[number] = scale
+                return {**found, "scale": number, "half": half}
+        return None
+
+    def _candidates(self, key: str, source: Array, array: Array) -> Iterator[tuple[bool, Array]]:
+        """Yield whether a source is rounded to half first, and scales: those of other ways, then those of the numbers.
+
+        The other ways mostly round what float32 has, and float32 tells the scales best.
+        """
+        known = self.known.get(key, {}).values()
+        yield from ((False, scale) for scale in known if len(scale) in (1, len(array)))
+        for half in (False, True):
+            rounded = source.astype(np.float16) if half else source
+            for channels in (1, len(array)) if array.size >= SHORTEST * len(array) else (1,):
+                scale = _scale(rounded.reshape(channels, -1), array.reshape(channels, -1))
+                if scale is not None:
+                    yield half, scale
+
+    def _kept(self, text: str) -> int:
+        """Return the place of a list of scales, which ways of a model share."""
+        if text not in self.scales:
+            self.scales.append(text)
+        return self.scales.index(text)
+
+    def _joined(self, array: Array) -> Recipe | None:
+        """Find the sources that an array of two dimensions joins: one below the other, or side by side in groups.
+
+        Heads of attention are such groups: with 8 of them, columns are those of a query's first head, of a key's first
+        head, of a value's first, of the query's second, and so on.
+        """
+        for axis, parts in ((1, 3), (1, 2), (0, 3), (0, 2)) if array.ndim == 2 else ():
+            for groups in GROUPS if axis == 1 else (1,):
+                if array.shape[axis] % (parts * groups) or array.shape[axis] == parts * groups:
+                    continue
+                found: list[Recipe] = []
+                for piece in _pieces(array, axis, parts, groups):
+                    recipe = self._one(piece)
+                    if recipe is None:
+                        break
+                    found.append(recipe)
+                else:
+                    return {"axis": axis, "groups": groups, "parts": found}
+        return None
+
+
+def _pieces(array: Array, axis: int, parts: int, groups: int) -> Iterator[Array]:
+    """Yield the parts of an array that is joined in groups of columns, or of rows."""
+    if axis == 0:
+        yield from np.split(array, parts)
+        return
+    split = array.reshape(len(array), groups, parts, -1)
+    for number in range(parts):
+        yield np.ascontiguousarray(split[:, :, number]).reshape(len(array), -1)
+
+
+def _together(parts: Sequence[Array], axis: int, groups: int) -> Array:
+    """Return the array that `_pieces` took apart."""
+    if axis == 0:
+        return np.concatenate(parts)
+    rows = len(parts[0])
+    return np.stack([part.reshape(rows, groups, -1) for part in parts], axis=2).reshape(rows, -1)
+
+
+def _alike(source: Array, array: Array) -> bool:
+    """True if some rows of an array are in proportion to those of a source."""
+    chosen = np.linspace(0, len(array) - 1, min(len(array), 8)).astype(np.int64)
+    a, b = (x[chosen].reshape(len(chosen), -1)[:, :64].astype(np.float64) for x in (source, array))
+    with np.errstate(all="ignore"):
+        shared = np.abs((a * b).sum(1)) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    return bool(np.median(shared) > 0.9)
+
+
+def _noted(recipe: Recipe, made: Array, wanted: Array) -> Recipe | None:
+    """Add the elements in which a recipe errs; None if they are too many."""
+    made_bits, bits = bits_of(made), bits_of(wanted)
+    at = np.flatnonzero(made_bits != bits)
+    if len(at) > MOST_NOTED * bits.size:
+        return None
+    recipe = {**recipe, "type": wanted.dtype.name}
+    if not len(at):
+        return recipe
+    steps = np.diff(at, prepend=0)
+    width = np.dtype(np.uint16 if steps.max() < 1 << 16 else np.uint32)
+    # Neighbors of numbers differ from them in few bits, which pack small.
+    return recipe | {
+        "at": encoded(steps.astype(width)),
+        "width": width.itemsize,
+        "xor": encoded(bits[at] ^ made_bits[at]),
+    }
+
+
+def _scale(source: Array, array: Array) -> Array | None:
+    """Return a number per row by which the rows of a source give those of an array after rounding; None if none does.
+
+    Each element bounds the number to those that round to it; what lies in most intervals is in the median of both ends.
+    """
+    a, b = source.astype(np.float64), array.astype(np.float64)
+    large = np.abs(a) >= 0.25 * np.abs(a).max(axis=1, keepdims=True)  # small ones bound it less
+    ulp = np.abs(np.spacing(array).astype(np.float64)) / 2
+    with np.errstate(all="ignore"):
+        low, high = np.sort(np.stack([(b - ulp) / a, (b + ulp) / a]), axis=0)
+    low, high = np.where(large, low, -np.inf), np.where(large, high, np.inf)
+    lowest, highest = low.max(axis=1), high.min(axis=1)
+    scale = (lowest + highest) / 2
+    apart = np.abs(lowest - highest) <= 2.0**-6 * np.abs(scale)
+    return scale if np.isfinite(scale).all() and apart.all() and scale.all() else None
+
+
+def _product(source: Array, scale: Array, dtype: Any) -> Array:
+    """Return a source with its rows times the scales, rounded once."""
+    rows = source.reshape(len(scale), -1).astype(np.float64)
+    return (rows * scale[:, None]).astype(dtype).reshape(source.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """A model's recipes by initializer, the bytes that stay in its file, and how many elements are noted."""
+
+    recipes: dict[str, Recipe]
+    left: int
+
+
+def strip(model: onnx.ModelProto, sources: Sources) -> Stripped:
+    """Take the data of every initializer for which there is a recipe out of a model, in place, and all remarks."""
+    recipes: dict[str, Recipe] = {}
+    left = 0
+    for tensor in model.graph.initializer:
+        dtype = TYPES.get(tensor.data_type)
+        if dtype is None or int(np.prod(tensor.dims)) < LEAST:
+            left += len(tensor.raw_data)
+            continue
+        array = numpy_helper.to_array(tensor).astype(dtype, copy=False)
+        found = sources.recipe(array)
+        if found is None:
+            left += array.nbytes
+            continue
+        recipes[tensor.name] = found
+        for name in ("raw_data", "float_data", "int32_data", "external_data", "data_location"):
+            tensor.ClearField(name)
+    _drop_remarks(model.graph)
+    return Stripped(recipes, left)
+
+
+def _drop_remarks(graph: onnx.GraphProto) -> None:
+    """Drop what exporters and converters remark on nodes and values: no runtime reads it, and it is most of a file."""
+    for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        for name in ("metadata_props", "doc_string"):
+            part.ClearField(name)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                if body.node:
+                    _drop_remarks(body)
+
+
+# -- from recipes to tensors ---------------------------------------------------------------------------
+
+
+def grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -> Array:
+    """Return the array of a recipe."""
+    if "parts" in recipe:
+        parts = [grown(part, sources, scales) for part in recipe["parts"]]
+        return _together(parts, recipe["axis"], recipe["groups"])
+    source = sources[recipe["key"]].transpose(recipe["perm"])
+    dtype = np.dtype(recipe["type"])
+    if "scale" in recipe:
+        rounded = np.ascontiguousarray(source.astype(np.float16) if recipe["half"] else source)
+        value = _product(rounded, decoded(scales[recipe["scale"]], np.float64), dtype)
+    else:
+        value = np.ascontiguousarray(source).astype(dtype)
+    if "at" in recipe:
+        raw = bits_of(value).copy()
+        at = np.cumsum(decoded(recipe["at"], RAW[recipe["width"]]), dtype=np.int64)
+        raw[at] ^= decoded(recipe["xor"], raw.dtype)
+        value = raw.view(dtype).reshape(value.shape)
+    return value
+
+
+# -- folders of skeletons ------------------------------------------------------------------------------
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the models whose skeletons a folder holds."""
+    return sorted(path.name.removesuffix(".recipes.xz") for path in folder.glob("*.recipes.xz"))
+
+
+def about(folder: Path, name: str) -> dict[str, Any]:
+    """Return what was noted when the skeletons of a model were made."""
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def recipes(folder: Path, name: str) -> dict[str, Any]:
+    """Return how the weights of a model are made: its sources, scales, inputs, and recipes by way."""
+    found: dict[str, Any] = json.loads(lzma.decompress((folder / f"{name}.recipes.xz").read_bytes()))
+    return found
+
+
+def packed(value: object) -> bytes:
+    """Return a value as compressed JSON."""
+    return lzma.compress(json.dumps(value).encode(), preset=6)
+
+
+def regrow(folder: Path, target: Path, name: str) -> int:
+    """Write every way of a model, NAME.WAY.onnx with one file of weights for all, and its batch; return the bytes.
+
+    `target` is new or holds other models. The ways and the file of weights belong together.
+    """
+    noted = recipes(folder, name)
+    sources = {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in noted["sources"].items()}
+    weights, places = target / f"{name}.weights", dict[str, tuple[int, int]]()
+    with weights.open("wb") as out:
+        for way, of_way in noted["ways"].items():
+            packed_model = (folder / f"{name}.{way}.onnx.xz").read_bytes()
+            model = onnx.load_from_string(lzma.decompress(packed_model))
+            for tensor in model.graph.initializer:
+                recipe = of_way.get(tensor.name)
+                if recipe is None:
+                    continue
+                mark = json.dumps(recipe, sort_keys=True)
+                if mark not in places:
+                    data = bits_of(grown(recipe, sources, noted["scales"]))
+                    out.write(b"\0" * (-out.tell() % 4096))
+                    places[mark] = out.tell(), data.nbytes
+                    out.write(memoryview(data.view(np.uint8)))
+                _refer(tensor, weights.name, places[mark])
+            (target / f"{name}.{way}.onnx").write_bytes(model.SerializeToString())
+    np.savez(target / f"{name}.npz", **batch(folder, name, noted["inputs"]))
+    return weights.stat().st_size
+
+
+def batch(folder: Path, name: str, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+    """Return the batch of a model: inputs that its file holds, and large ones drawn by name."""
+    with np.load(folder / f"{name}.npz") as stored:
+        kept = {key: stored[key] for key in stored.files}
+    return kept | {k: drawn(f"input {k}", v["shape"], v["mean"], v["std"]) for k, v in inputs.items()}
+
+
+def _refer(tensor: onnx.TensorProto, file: str, place: tuple[int, int]) -> None:
+    """Make a tensor's data that of a file beside the model."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", file), ("offset", str(place[0])), ("length", str(place[1]))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
+    """Yield the initializers of a model by name, each as its own array."""
+    for tensor in model.graph.initializer:
+        yield tensor.name, numpy_helper.to_array(tensor)
