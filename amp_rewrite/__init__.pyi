@@ -29,6 +29,8 @@ from amp_rewrite.errors import PatternError as PatternError
 from amp_rewrite.errors import PolicyError as PolicyError
 from amp_rewrite.errors import ReportError as ReportError
 from amp_rewrite.errors import TrainingError as TrainingError
+from amp_rewrite.evidence.bounds import Bounds as Bounds
+from amp_rewrite.evidence.bounds import bounds as bounds
 from amp_rewrite.evidence.calibrate import calibrate as calibrate
 from amp_rewrite.evidence.data.feed import Feed as Feed
 from amp_rewrite.evidence.locate import Located as Located
@@ -44,7 +46,7 @@ from amp_rewrite.pipeline.convert import convert as convert
 from amp_rewrite.pipeline.explain import explain as explain
 from amp_rewrite.pipeline.repair import Repaired as Repaired
 from amp_rewrite.pipeline.repair import repair as repair
-from amp_rewrite.reports.diff import Delta as Delta
+from amp_rewrite.reports.delta import Delta as Delta
 from amp_rewrite.reports.diff import diff as diff
 from amp_rewrite.reports.explain import Explanation as Explanation
 from amp_rewrite.reports.report_builder import report_of as report_of

@@ -55,6 +55,12 @@ FORMATS = (
         "name the model first, and these with --data {file}",
     ),
     Foreign(
+        (".html", ".htm"),
+        lambda head: head.lstrip()[:14].lower() == b"<!doctype html",
+        "is a web page",
+        "name the model that it shows, or its JSON report",
+    ),
+    Foreign(
         (".pt", ".pth", ".pt2"),
         lambda head: head.startswith(_TORCH_PICKLE) or (head.startswith(_ZIP) and b"/data" in head),
         "is a PyTorch file",

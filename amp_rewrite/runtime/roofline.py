@@ -14,8 +14,9 @@ from dataclasses import dataclass
 class Roof:
     """Peak rates of a GPU: float32 operations outside and float16 ones inside tensor cores, per second, and bytes.
 
-    Rates are dense, without sparsity; a multiplication and an addition are two operations. Tensor cores with bfloat16
-    are as fast in it as in float16.
+    `tf32`: float32 operations inside tensor cores, which round their inputs to TF32; None if there are none. Rates are
+    dense, without sparsity; a multiplication and an addition are two operations. Tensor cores with bfloat16 are as fast
+    in it as in float16.
     """
 
     gpu: str
@@ -24,6 +25,7 @@ class Roof:
     bandwidth: float
     source: str
     bfloat16: bool = True
+    tf32: float | None = None
 
     def seconds(self, flops: float, nbytes: float, *, low: bool) -> float:
         """Return the least time for these operations and bytes, whichever takes longer."""
@@ -33,9 +35,9 @@ class Roof:
 ROOFS: Mapping[str, Roof] = {
     roof.gpu: roof
     for roof in (
-        Roof("H200", 67e12, 989e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
-        Roof("A100", 19.5e12, 312e12, 1.555e12, "NVIDIA A100 Tensor Core GPU data sheet, 40 GB"),
-        Roof("L4", 30.3e12, 121e12, 0.3e12, "NVIDIA L4 Tensor Core GPU data sheet"),
+        Roof("H200", 67e12, 989e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM", tf32=494.5e12),
+        Roof("A100", 19.5e12, 312e12, 1.555e12, "NVIDIA A100 Tensor Core GPU data sheet, 40 GB", tf32=156e12),
+        Roof("L4", 30.3e12, 121e12, 0.3e12, "NVIDIA L4 Tensor Core GPU data sheet", tf32=60e12),
         Roof("T4", 8.1e12, 65e12, 0.32e12, "NVIDIA T4 Tensor Core GPU data sheet", False),
         Roof("V100", 15.7e12, 125e12, 0.9e12, "NVIDIA V100 Tensor Core GPU data sheet, SXM2", False),
     )

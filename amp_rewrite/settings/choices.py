@@ -141,6 +141,25 @@ class Fuse(_Choice):
     CONTRIB = "contrib"
 
 
+AUTO_SHIFT, NO_SHIFT = "auto", "none"
+LARGEST_SHIFT = 24
+"""Exponent of a shift beyond which float16 keeps nothing of what float32 tells apart."""
+
+Shift = str | int
+
+
+def parse_shift(spelling: Shift) -> Shift:
+    """Return "auto", "none" or a number. PolicyError for other text, and for an exponent that leaves no digits."""
+    word = str(spelling).strip().lower()
+    if word in (AUTO_SHIFT, NO_SHIFT) and isinstance(spelling, str):
+        return word
+    number = int(word) if word.isdecimal() and not isinstance(spelling, bool) else 0
+    if not 1 <= number <= LARGEST_SHIFT:
+        hint = f"use auto, none or an exponent from 1 to {LARGEST_SHIFT}"
+        raise PolicyError(f"cannot shift by {spelling!r}; {hint}")
+    return number
+
+
 AUTO_OPSET = "auto"
 
 Opset = str | int

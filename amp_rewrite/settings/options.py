@@ -32,10 +32,12 @@ from amp_rewrite.settings.choices import (
     QuantizedName,
     Safety,
     SafetyName,
+    Shift,
     Target,
     TargetName,
     check_headroom,
     parse_opset,
+    parse_shift,
 )
 from amp_rewrite.settings.keywords import check_keyword
 from amp_rewrite.settings.policy import LowType, low_type
@@ -283,6 +285,19 @@ OPTIONS: tuple[Option, ...] = (
         integers=True,
     ),
     Option(
+        name="shift",
+        metavar="auto|none|K",
+        help="Compute what overflows times 2^-K, exactly.  [default: auto]",
+        rare=True,
+        doc="regions of values that go beyond float16 by `data` or `ranges` are computed times 2⁻ᵏ, which changes no"
+        ' digit: "auto" takes the smallest k with headroom, a number that k, also without data for residual streams;'
+        ' "none" keeps them float32; see [range shifting](../concepts/shift.md)',
+        default="auto",
+        parse=parse_shift,
+        stated=Stated.UNUSUAL,
+        integers=True,
+    ),
+    Option(
         name="placement",
         group=ADVANCED,
         metavar="auto|propagate|mincut[:GPU]",
@@ -313,6 +328,17 @@ OPTIONS: tuple[Option, ...] = (
         doc="replace an existing output; in Python an argument of `save`",
         default=False,
         keyword=False,
+        flag=True,
+    ),
+    Option(
+        name="annotate",
+        kind=Kind.SWITCH,
+        group=OUTPUT,
+        help="Write type, rule and reason of each node into its metadata, for viewers.",
+        rare=True,
+        doc="True writes type, rule and reason of each node into its `metadata_props`, where"
+        " [viewers](../how-to/viewers.md) show them",
+        default=False,
         flag=True,
     ),
     Option(
@@ -388,7 +414,9 @@ class Options(Painting, total=False):
     quantized: QuantizedName | Quantized | None
     fuse: FuseName | Fuse | None
     opset: Literal["auto"] | int | None
+    shift: Literal["auto", "none"] | int | None
     placement: PlacementName | Placement | None
+    annotate: bool | None
 
 
 KEYWORDS = {option.name: option for option in OPTIONS if option.keyword}
@@ -444,7 +472,9 @@ class Request:
     quantized: Quantized
     fuse: Fuse
     opset: Opset | None
+    shift: Shift
     placement: Placement
+    annotate: bool
     log_path: Path | None
 
     def __init__(self, values: Values) -> None:

@@ -19,7 +19,6 @@ an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,7 +86,9 @@ _CONDUITS: dict[str, tuple[int, ...] | None] = {
     "Where": (1, 2),
 }
 _KEY_VALUE = re.compile(r"\s*(\w+)\s*(~?=)(.*)", re.DOTALL)
-_TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
+TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
+_TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_TEXTS = re.compile(rf"\[\s*(?:(?:{_TEXT.pattern})\s*(?:,\s*|(?=\])))*\]")
 Selected = frozenset[OpId]
 
 
@@ -191,18 +192,16 @@ def _positions(view: View, op: Op) -> Iterator[str]:
     if body and not op.name.startswith(body):
         yield _path(body + op.name)
     for entry in op.node.metadata_props:
-        if entry.key == _TORCH_SCOPES:
-            yield from _torch_scopes(entry.value)
+        if entry.key == TORCH_SCOPES:
+            yield from map(_path, filter(None, torch_scopes(entry.value)))
 
 
-def _torch_scopes(text: str) -> Iterator[str]:
-    """Return the scopes in torch's metadata: a Python list of text, the outermost first; () for other text."""
-    try:
-        scopes = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return
-    if isinstance(scopes, list):
-        yield from (_path(scope) for scope in scopes if isinstance(scope, str) and scope)
+def torch_scopes(text: str) -> list[str]:
+    """Return the scopes in torch's metadata: a Python list of texts, the outermost first; none for other text.
+
+    Escapes stay as they stand. Python's own parser is not safe here: it warns, and fails in many ways.
+    """
+    return [name[1:-1] for name in _TEXT.findall(text)] if _TEXTS.fullmatch(text) else []
 
 
 def _kinds(view: View) -> Iterable[str]:

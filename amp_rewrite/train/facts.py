@@ -21,7 +21,7 @@ from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op, ValueId
 from amp_rewrite.ir.shapes.inference import infer_shapes
-from amp_rewrite.ir.shapes.onnx_shapes import StatedDims, stated_dims
+from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, stated_dims
 from amp_rewrite.ir.view import View
 
 Shape = StatedDims
@@ -92,14 +92,11 @@ def _same(inputs: Sequence[Shape | None]) -> int | None:
     return None if inputs[0] is None else len(inputs[0])
 
 
-_MOST_AXES = 64  # of an array of numpy 2; few bytes of a broken model declare 2^31 of them
-
-
 def _length(inputs: Sequence[Shape | None], slot: int = 1) -> int | None:
-    """The number of elements of an input that holds a shape."""
+    """The number of elements of an input that holds a shape; few bytes of a broken model declare 2^31 of them."""
     shape = inputs[slot] if slot < len(inputs) else None
     count = shape[0] if shape is not None and len(shape) == 1 else None
-    return count if isinstance(count, int) and count <= _MOST_AXES else None
+    return count if isinstance(count, int) and count <= MOST_AXES else None
 
 
 def _expanded(inputs: Sequence[Shape | None]) -> int | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
 import onnx.checker
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, ValueInfoProto
@@ -32,7 +33,8 @@ AllDims = Mapping[tuple[ScopeId, str], Dims]
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
-_MOST_AXES = 64  # numpy's bound
+MOST_AXES: int = getattr(np, "MAXDIMS", 64)
+"""Axes of an array: numpy has 64, and had 32 before version 2."""
 
 
 def elements(sizes: Sequence[int | None]) -> int | None:
@@ -105,11 +107,11 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
 
 @lru_cache(1 << 12)
 def _possible(dims: StatedDims) -> bool:
-    """True if a value can have the dimensions: at most 64, none negative, and an addressable number of elements."""
+    """True if a value can have the dimensions: MOST_AXES at most, none negative, an addressable number of elements."""
     count = 1
     for size in dims:
         if isinstance(size, int):
             count *= size or 1
             if size < 0:
                 return False
-    return count <= MOST_ELEMENTS and len(dims) <= _MOST_AXES
+    return count <= MOST_ELEMENTS and len(dims) <= MOST_AXES
