@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+SITE := $(VENV)/.installed-site
 LOWEST_VENV := .venv-lowest
 LOWEST := $(LOWEST_VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -11,17 +12,19 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 WORKERS ?= 2
 LONG ?= 60
-# Interpreters with other converters, for `make demo`: onnxconverter-common; nvidia-modelopt[onnx].
+# Interpreters with other converters, for `make demo`, `make gpu`: onnxconverter-common; nvidia-modelopt[onnx].
 PEERS ?= $(BIN)/python
 AUTOCAST ?= $(BIN)/python
 # Where `make gpu` leaves what it measured; a second run goes on from there.
 OUT ?= build/gpu
+# Where models of the GPU measurement are kept without their weights.
+SKELETONS ?= build/gpu-skeletons
 # Left out: what tests the tools around the package, what onnx and its own tests expect (it changes by version), and large
 # sweeps over models that ask nothing of a version which smaller tests do not ask.
 LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignore=tests/suites/pages/test_examples.py \
 	--ignore=tests/suites/clients --ignore=tests/suites/conformance --ignore=tests/suites/gpu \
 	--ignore=tests/suites/gate --ignore=tests/suites/hostile/test_hostile_wire.py \
-	--ignore=tests/suites/pages/test_docstring_examples.py \
+	--ignore=tests/suites/pages/test_docstring_examples.py --ignore=tests/suites/pages/test_generated_pages.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py \
 	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
 	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/train/test_vjp_*' \
@@ -30,7 +33,7 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu fuzz clean rules-docs pictures
+.PHONY: help demo test quick check conformance clients lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -58,8 +61,19 @@ clients: $(DEV) ## run other tools before and after conversion, update docs/how-
 pictures: $(DEV) ## draw docs/pictures from what commands print
 	$(BIN)/python tools/build_pictures.py
 
-rules-docs: $(DEV) ## write docs/rules/ from the records of the safety rules
-	$(BIN)/python tools/build_rules.py
+notebook: $(DEV) ## run the notebook of the examples and store its outputs
+	$(BIN)/python tools/build_notebook.py
+
+pages: $(DEV) ## write the pages of docs/ that are made from code: rules, findings, failures, options, commands, API
+	set -e; for page in rules findings failures options commands api; do $(BIN)/python tools/build_$$page.py; done
+
+docs: $(SITE) ## build the documentation into build/site, strictly; run every command that a page shows
+	$(BIN)/python tools/count_words.py
+	$(BIN)/python tools/build_site.py
+	$(BIN)/python tools/run_pages.py
+
+site: $(SITE) ## serve the documentation at http://localhost:8000 and follow changes
+	$(BIN)/python tools/build_site.py --serve
 
 lint: $(DEV) ## ruff check and ruff format --check
 	$(BIN)/ruff check .
@@ -96,14 +110,20 @@ lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml al
 
 gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
 	code=0; $(BIN)/python -m pytest -m gpu $(ARGS) || code=$$?; \
-	$(BIN)/python benchmarks/run.py gpu --out $(OUT) && exit $$code
+	$(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
+	$(BIN)/python benchmarks/run.py gpu_grow $(SKELETONS) $(OUT)/models --workers $(WORKERS) && \
+	$(BIN)/python benchmarks/run.py gpu --models $(OUT)/models --out $(OUT) && exit $$code
+
+gpu-pack: $(DEV) ## pack .gpu: what a GPU machine without a network needs beside this checkout (benchmarks/gpu/README.md)
+	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
+	$(BIN)/python benchmarks/run.py gpu_pack $(SKELETONS) && exit $$code
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
 	@set -e; for target in model emulated stepped text batches lists config report pattern; do \
 		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 
 clean: ## remove what these targets made, the environments included
-	rm -rf $(VENV) $(LOWEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -118,6 +138,10 @@ $(RUNTIME): pyproject.toml | $(BIN)/python
 $(DEV): pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(SITE): pyproject.toml $(DEV)
+	$(PIP) -e '.[site]'
+	@touch $@
 
 # The tools that run the tests come in their newest version; only the package's own needs are lowest.
 $(LOWEST): pyproject.toml $(DEV)

@@ -1,6 +1,8 @@
-"""Run commands and draw what they print: docs/pictures/*.svg.
+"""Run commands and draw what they print, docs/pictures/*.svg, and a page that one writes, docs/pictures/page.png.
 
     make pictures
+
+The page needs Chromium and Playwright (`pip install -e '.[browser]'`).
 
 Each picture shows commands of a story, run in a folder of their own, as a terminal of 100 columns shows them. Of long
 output, the first and last lines stand, with a line of "…" between them.
@@ -24,6 +26,7 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 100
+WINDOW = {"width": 1400, "height": 1300}
 DATA = "--data batches.npz --tolerance 1e-2"
 
 
@@ -42,7 +45,7 @@ STORIES = {
         Scene(f"verify model.onnx fp16.onnx {DATA}", 0, 1),
         Scene("locate model.onnx fp16.onnx --data batches.npz --top 1", 0, 7),
         Scene(f"model.onnx -o mended.onnx {DATA}", 0, 1),
-        Scene("explain model.onnx block1_down --data batches.npz"),
+        Scene("explain model.onnx block1_down --data batches.npz --shift none"),
     )
 }
 """Commands by picture, without `amp-rewrite`."""
@@ -116,10 +119,32 @@ def picture(name: str) -> str:
     return console.export_svg(title="amp-rewrite", theme=THEME, code_format=FRAME, unique_id=name)
 
 
+def photograph(target: Path) -> None:
+    """Write the picture of a page on which an op is chosen, in a window of a desktop."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        folder = Path(place)
+        shutil.copytree(ROOT / "examples" / "outlier", folder, dirs_exist_ok=True)
+        ran(f"model.onnx -o mended.onnx {DATA} --html page.html", folder)
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport=WINDOW, color_scheme="light")
+        page.goto((folder / "page.html").as_uri())
+        search = page.get_by_placeholder("name or type")
+        search.fill("block1_variance")
+        search.press("Enter")
+        page.wait_for_timeout(500)
+        page.evaluate("window.scrollTo(0, 0)")
+        page.screenshot(path=target)
+        browser.close()
+
+
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     for name in STORIES:
         (PICTURES / f"{name}.svg").write_text(picture(name), "utf-8")
+    photograph(PICTURES / "page.png")
 
 
 if __name__ == "__main__":

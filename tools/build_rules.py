@@ -40,7 +40,11 @@ def index() -> str:
     for tier in sorted(Strength, reverse=True):
         ids = [reason.id for reason in REASONS.values() if reason.strength is tier]
         lines += [f'<a name="{tier.name.lower()}"></a>\n## {tier.words.capitalize()}\n', *_table("rule", ids)]
-    lines += ["## Findings\n", *_table("kind", [kind for kind in KINDS if kind != "fused"])]
+    lines += [
+        "## Findings\n",
+        "[Findings](../reference/findings.md) lists every kind. These have a rule of their own:\n",
+    ]
+    lines += _table("kind", sorted(_names() & KINDS.keys()))
     lines += [
         "## Fusions\n",
         "Findings `fused` and `not_fused` tell of them.\n",
@@ -60,6 +64,10 @@ def _table(head: str, ids: list[str]) -> list[str]:
 
 def _records() -> dict[str, Any]:
     return {record.name: record for record in records().values()}
+
+
+def _names() -> set[str]:
+    return {record.name for record in _records().values()}
 
 
 def _rules_of(reason: str) -> list[str]:

@@ -15,7 +15,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.diff import Delta, diff
+from amp_rewrite.reports.delta import Delta
+from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import inventory
 from suites.gate.harmless import REWRITES, edges, element_types, fresh, put_before

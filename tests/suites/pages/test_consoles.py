@@ -1,73 +1,87 @@
-"""Commands shown in tutorials: each is run, and its output compared with what the page shows."""
+"""Commands and Python shown in docs/: each page runs, and its output is compared with what it shows."""
 
 from __future__ import annotations
 
 import re
-import shlex
-import shutil
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from click.testing import CliRunner
 
-from amp_rewrite.cli import program
 from support.paths import ROOT
 
-PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```(?:console|python)$", re.MULTILINE)
 
 
-def shown(page: Path) -> list[tuple[str, str]]:
-    """The commands of a page, each with the output that stands below it."""
-    blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(blocks), re.MULTILINE)
+def tool(name: str) -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "tools")
+        return import_module(name)
 
 
-def matches(expected: str, printed: str) -> bool:
-    """True if an output is as shown: a line of "…" stands for any lines, one at the end of a line for its rest."""
-    spelled = [
-        "(?:.*\n)*?" if line == "…" else f"{re.escape(line.removesuffix('…'))}{'.*' if line.endswith('…') else ''}\n"
-        for line in expected.splitlines()
-    ]
-    return not expected or re.fullmatch("".join(spelled), printed.rstrip("\n") + "\n") is not None
+pages = tool("run_pages")
+SHOWN = [page for page in pages.pages() if FENCE.search(page.read_text("utf-8"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_tutorial_print_what_it_shows(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran = 0
-    for command, expected in shown(page):
-        words = shlex.split(command)
-        if words[0] == "cp":
-            for name in words[1:-1]:
-                shutil.copy(ROOT / name, words[-1])
-        elif words[0] == "amp-rewrite":
-            outcome = CliRunner().invoke(program, words[1:])
-            assert outcome.exit_code in (0, 1), outcome.output
-            assert matches(expected, outcome.stdout), outcome.stdout
-            ran += 1
-        else:
-            assert words[:2] == ["python", "-c"] and not expected
-            exec(compile(words[2], page.name, "exec"), {})
-    assert ran > 1
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.stem)
+def test_a_page_does_what_it_shows(page: Path) -> None:
+    ran, unrun = pages.run(page, light=True)
+    assert ran + unrun == len(FENCE.findall(page.read_text("utf-8")))
 
 
-def test_pictures_show_what_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorials_run_whole() -> None:
+    assert len(SHOWN) > 20
+    for page in (DOCS / "tutorial").glob("*.md"):
+        assert not [block for block in pages.blocks(page.read_text("utf-8")) if block.unrun]
+
+
+def test_no_command_is_shown_in_a_block_that_nothing_runs() -> None:
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    command = re.compile(r"^\s*(\$ |amp-rewrite |python -m |pip |make )", re.MULTILINE)
+    shown = [(page.name, *block) for page in pages.pages() for block in fence.findall(page.read_text("utf-8"))]
+    assert [page for page, language, text in shown if language != "console" and command.search(text)] == []
+    assert {language for _, language, _ in shown} <= {"", "console", "python", "toml", "yaml", "js"}
+
+
+def test_a_mark_is_that_of_the_next_block_alone() -> None:
+    text = "<!-- not run: a -->\n```console\n$ x\n```\n\n<!-- needs: b -->\nwords\n```python\ny\n```\n```text\nz\n```\n"
+    first, second = pages.blocks(text)
+    assert (first.kind, first.unrun, second.kind, second.unrun, second.needs) == ("console", "a", "python", "", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```console\n$ amp-rewrite lists Softmax\nnothing\n```\n",
+        "```console\n$ amp-rewrite missing.onnx\n```\n",
+        "```console\n$ python missing.py | cat\n```\n",
+        "```python\nassert False\n```\n",
+        "<!-- setup\nrm -rf\n-->\n",
+    ],
+    ids=["output", "exit code", "pipe", "python", "setup"],
+)
+def test_a_page_that_does_not_do_what_it_shows_is_seen(text: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, "utf-8")
+    with pytest.raises(pages.PageError, match=r"^page\.md:1: "):
+        pages.run(page)
+
+
+def test_an_output_that_differs_is_seen() -> None:
+    assert pages.matches("a\n…\nd…\n", "a\nb\nc\nde\n")
+    assert not pages.matches("a\n…\nd\n", "a\nb\nc\nde\n")
+    assert not pages.matches("a\n", "a\nb\n")
+
+
+def test_pictures_show_what_commands_print() -> None:
     """But for the fingerprint of the lists, which each new entry changes; `make pictures` draws them."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    module = import_module("build_pictures")
+    module = tool("build_pictures")
     for name in module.STORIES:
-        shown = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text("utf-8")
+        shown = (DOCS / "pictures" / f"{name}.svg").read_text("utf-8")
         assert unmarked(shown) == unmarked(module.picture(name))
 
 
 def unmarked(text: str) -> str:
     return re.sub(r"(?<=\()[0-9a-f]{12}(?=\))|(?<=yaml:)\d+", "", text)
-
-
-def test_an_output_that_differs_is_seen() -> None:
-    assert matches("a\n…\nd…\n", "a\nb\nc\nde\n")
-    assert not matches("a\n…\nd\n", "a\nb\nc\nde\n")
-    assert not matches("a\n", "a\nb\n")

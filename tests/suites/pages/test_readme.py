@@ -66,7 +66,7 @@ def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     names: dict[str, object] = {}
     exec(compile(shown, "README.md", "exec"), names)
     assert isinstance(names["result"], Repaired)
-    assert "45 of 46" in capsys.readouterr().out
+    assert "46 of 46" in capsys.readouterr().out
     assert (folder / "model_fp16.onnx").is_file()
 
 

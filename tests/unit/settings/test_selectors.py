@@ -113,7 +113,9 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
     assert names(view, "scope=vit") == ["steps"]
 
 
-@pytest.mark.parametrize("text", ["['vit'", "vit.layers", "{'vit': 1}", "[3, None, '']", "1 +"])
+@pytest.mark.parametrize(
+    "text", ["['vit'", "vit.layers", "{'vit': 1}", "[3, None, '']", "1 +", "['vit', {[]}]", "[1is 1]", "[" * 9999]
+)
 def test_scopes_that_are_no_list_of_text_are_none(text: str) -> None:
     model = onnx.parser.parse_model(LOOP)
     model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=text)

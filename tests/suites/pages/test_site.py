@@ -1,0 +1,100 @@
+"""The documentation site: every page is listed, links hold in the stage, and faults of built pages are seen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "tools")
+        return import_module("build_site")
+
+
+@pytest.fixture
+def folder(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two pages, of which the first lists the second."""
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    monkeypatch.setattr(site, "STAGE", tmp_path / "build" / "docs")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "code.py").write_text("")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "p"\ndescription = "d"\nurls.Source = "https://x.y"\n')
+    (tmp_path / "docs" / "README.md").write_text(
+        "# Docs\n\n## Pages\n\n- [One](one.md): its words,\n  on [two](one.md)\n"
+    )
+    (tmp_path / "docs" / "one.md").write_text("# One\n\n## Part one\n")
+    return tmp_path
+
+
+def test_every_page_of_this_project_is_listed_and_every_link_leads_somewhere(
+    site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "STAGE", tmp_path)
+    sections = site.stage()
+    listed = [page for pages in sections.values() for page in pages]
+    assert {page.path for page in listed if page.children} >= {"rules/README.md", "failures/README.md"}
+    text = site.llms(sections, "https://x.y/")
+    assert all(f"](https://x.y/{page.path})" in text and page.words for page in listed)
+    assert "<!-- setup" not in (tmp_path / "tutorial" / "nan.md").read_text("utf-8")
+
+
+def test_a_page_is_staged_with_links_to_the_repository(site: ModuleType, folder: Path) -> None:
+    (folder / "docs" / "one.md").write_text(
+        "# One\n\n<!-- not run: no GPU -->\n[a](../code.py) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
+        "| `x\\|y` |\n|---|\n\n```\n[i](j)\n```\n"
+    )
+    assert {head: [page.title for page in pages] for head, pages in site.stage().items()} == {"Pages": ["One"]}
+    assert (folder / "build" / "docs" / "one.md").read_text("utf-8") == (
+        "# One\n\n*Not run for this page: no GPU.*\n\n"
+        "[a](https://x.y/blob/main/code.py) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
+        "| `x|y` |\n|---|\n\n```\n[i](j)\n```\n"
+    )
+    assert (folder / "build" / "docs" / ".nav.md").read_text("utf-8").endswith("- Pages\n    - [One](one.md)\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[x](two.md)", "docs/one.md links to two.md, which is not there"),
+        ("[x](../../outside.md)", "docs/one.md links to ../../outside.md, which is not there"),
+        ("![x](pictures/x.svg)", "docs/one.md links to pictures/x.svg, which is not there"),
+        ("[x](README.md#page)", "docs/one.md links to README.md#page, which has no such heading"),
+    ],
+    ids=["page", "outside", "image", "anchor"],
+)
+def test_a_link_to_nothing_is_an_error(site: ModuleType, folder: Path, text: str, message: str) -> None:
+    (folder / "docs" / "one.md").write_text(f"# One\n\n{text}\n")
+    with pytest.raises(site.SiteError) as caught:
+        site.stage()
+    assert str(caught.value) == message
+
+
+def test_a_page_that_no_list_names_is_an_error(site: ModuleType, folder: Path) -> None:
+    (folder / "docs" / "two.md").write_text("# Two\n")
+    with pytest.raises(site.SiteError, match=r"^docs/README.md does not list these pages: two.md$"):
+        site.stage()
+    (folder / "docs" / "README.md").write_text("## Pages\n\n- [One](one.md)\n- [Two](two.md)\n- [Again](one.md)\n")
+    with pytest.raises(site.SiteError, match=r"^docs/README.md lists these pages twice: one.md$"):
+        site.stage()
+
+
+def test_the_faults_of_a_built_site_are_seen(site: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top"></h1><a href="#top"><a href="#no"><a href="/base/a.html"><a href="b.html"><a href="https://x.y">'
+        '<img src="p.png"><img src="data:image/png;base64,"><script src="https://cdn.x/y.js"></script>'
+        '<link rel="canonical" href="https://x.y/a.html"><link rel="stylesheet" href="//fonts.x/y.css">'
+    )
+    assert site.faults(tmp_path, "/base/") == [
+        "a.html: the file p.png is not there",
+        "a.html: loads https://cdn.x/y.js from elsewhere",
+        "a.html: loads //fonts.x/y.css from elsewhere",
+        "a.html: the link #no has an anchor that is not there",
+        "a.html: the link b.html leads nowhere",
+    ]

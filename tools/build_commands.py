@@ -1,0 +1,96 @@
+"""Rebuild docs/reference/commands.md from the command line itself: `python tools/build_commands.py`."""
+
+from __future__ import annotations
+
+import textwrap
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amp_rewrite.cli import program
+from amp_rewrite.cli.examples import EXAMPLES
+from amp_rewrite.cli.group import COMMANDS
+from amp_rewrite.cli.parameters import ADVANCED, DATA, OUTPUT, PRECISION
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
+NAME = "amp-rewrite"
+ORDER = ("Options", PRECISION, DATA, OUTPUT, ADVANCED)
+FEW = 10
+"""Options that need headings."""
+HEAD = """# Commands and their options
+
+Every command with every option; `amp-rewrite help COMMAND --all` prints the same. [Command line](command-line.md) has
+what commands share: exit codes, patterns, settings, environment. `tools/build_commands.py` writes this page.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    root = click.Context(program, info_name=NAME)
+    commands = [(name, program.get_command(None, name)) for name in COMMANDS]
+    index = [f"| [`{name}`](#amp-rewrite-{name}) | {words} |" for name, words in COMMANDS.items()]
+    parts = [HEAD.strip(), "\n".join(["| command | result |", "|---|---|", *index])]
+    for name, command in commands:
+        assert command is not None
+        parts += _section(command, click.Context(command, info_name=name, parent=root), 2)
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(command: click.Command, context: click.Context, level: int) -> list[str]:
+    """Return the parts about a command, and about the commands of a group."""
+    path = context.command_path
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    parts = [f"{'#' * level} {path}", _words(command), f"```\n{usage}\n```"]
+    if examples := EXAMPLES.get(path.partition(" ")[2]):
+        parts.append("```\n" + "\n".join(f"{NAME} {example}" for example in examples) + "\n```")
+    rows = [
+        (getattr(param, "heading", "Options"), param) for param in command.get_params(context) if _shown(param, command)
+    ]
+    if len(rows) < FEW:
+        rows = [(ORDER[0], param) for _, param in rows]
+    rows.sort(key=lambda row: ORDER.index(row[0]) if row[0] in ORDER else 0)
+    groups = [(heading, [param for _, param in group]) for heading, group in groupby(rows, key=lambda row: row[0])]
+    for heading, params in groups:
+        lines = [
+            f"| {heading.lower()} | effect | default |",
+            "|---|---|---|",
+            *(_row(param, context) for param in params),
+        ]
+        parts.append("\n".join(lines))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            parts += _section(inner, click.Context(inner, info_name=name, parent=context), level + 1)
+    return parts
+
+
+def _shown(param: click.Parameter, command: click.Command) -> bool:
+    """True for options that the help shows, but for that of the help itself."""
+    own = {"--help", "--help-all"}
+    return isinstance(param, click.Option) and not param.hidden and not own & set(param.opts)
+
+
+def _words(command: click.Command) -> str:
+    """Return the help of a command as paragraphs of Markdown."""
+    text = textwrap.dedent((command.help or "").replace("\b", "")).strip()
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).replace("*", "\\*").replace("<", "\\<")
+
+
+def _row(param: Any, context: click.Context) -> str:
+    """Return the row of an option."""
+    record = param.get_help_record(context)
+    assert record is not None
+    spelled, words = record
+    words, _, rest = words.partition("[default: ")
+    default = rest.partition("]")[0] if rest else ""
+    if default.endswith("("):
+        default = rest.rpartition("]")[0]
+    cells = (f"`{spelled}`", words.strip().rstrip("."), f"`{default}`" if default else "")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

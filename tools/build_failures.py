@@ -1,0 +1,80 @@
+"""Rebuild docs/failures from failures.yaml there: `python tools/build_failures.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "failures"
+TESTS = "../../tests/suites/catalogue"
+INDEX = f"""# Failures of half-precision conversion
+
+60 ways in which a conversion to float16 or bfloat16 fails, by the error text or symptom. Each has a smallest model in
+[tests/suites/catalogue]({TESTS}). Tests convert it with default settings and with other types, targets, opsets and
+fusions: the result passes the checker, opens, lowers exactly the intended ops and computes what the float32 model
+does, every low result rounded. Another test shows that a naive whole-graph converter fails on it, in the words that its
+page quotes (it handles two more models, of rows 4 and 11). [failures.yaml](failures.yaml) holds the text of these
+pages, and `tools/build_failures.py` writes them.
+"""
+PLAIN = "Convert the float32 model: `amp-rewrite model.onnx -o model.float16.onnx`. No option is needed."
+GROUPS = {
+    "The conversion fails, or its result does not load": range(1, 37),
+    "Wrong numbers, or slow": range(37, 61),
+}
+
+
+def rows() -> dict[int, dict[str, Any]]:
+    """Return the failures by number."""
+    loaded: dict[int, dict[str, Any]] = yaml.safe_load((FOLDER / "failures.yaml").read_text("utf-8"))
+    return loaded
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by file name."""
+    return {"README.md": index(), **{f"{row['page']}.md": page(number, row) for number, row in rows().items()}}
+
+
+def index() -> str:
+    """Return the table of all failures."""
+    known = rows()
+    parts = [INDEX.rstrip()]
+    for head, numbers in GROUPS.items():
+        lines = [f"| {number} | [{_plain(known[number]['title'])}]({known[number]['page']}.md) |" for number in numbers]
+        parts += [f"## {head}", "\n".join(["| # | error or symptom |", "|---|---|", *lines])]
+    return "\n\n".join(parts) + "\n"
+
+
+def page(number: int, row: dict[str, Any]) -> str:
+    """Return the page of one failure."""
+    case, is_test = row["test"], row["test"].startswith("test_")
+    where = f"Test: `{case}`" if is_test else f"Smallest model: *{case}*"
+    rules = ", ".join(f"[`{name}`](../rules/{name}.md)" for name in row.get("rules", ()))
+    parts = [f"# {_plain(row['title'])}", f"**Cause.** {row['cause']}"]
+    if "seen" in row and number < GROUPS["Wrong numbers, or slow"].start:
+        parts.append(f"**Seen**, on a naive conversion of the smallest model:\n\n```\n{row['seen']}\n```")
+    parts += [f"**What amp-rewrite does.** {row['here']}" + (f" Rules: {rules}." if rules else "")]
+    parts += [f"**What to do.** {row['do'].replace('Nothing.', PLAIN)}"]
+    parts += [f"{where} ([catalogue]({TESTS}), row {number}). [All failures](README.md)"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(title: str) -> str:
+    """Return a title as text of Markdown."""
+    return title.replace("_", "\\_").replace("*", "\\*").replace("[", "\\[").replace("]", "\\]")
+
+
+def main() -> None:
+    """Write every page, and remove those of failures that are gone."""
+    made = pages()
+    for path in FOLDER.glob("*.md"):
+        if path.name not in made:
+            path.unlink()
+    for name, text in made.items():
+        (FOLDER / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Rebuild docs/reference/findings.md from the records of findings: `python tools/build_findings.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from amp_rewrite.cli.commands.rule import described
+from amp_rewrite.decide.reasons import KINDS, REASONS, meaning
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "findings.md"
+HEAD = """# Findings
+
+A finding is a fact in a report beside the rows: what happened, what it means, what to do. `amp-rewrite rule KIND`
+prints the same, `--verbose` all findings of a conversion; in JSON they are `findings`, each with `kind`, `subject` and
+`message`. `tools/build_findings.py` writes this page from the code.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    about = dict(sorted(KINDS.items()))
+    values = {id: reason.words for id, reason in REASONS.items() if any(meaning(id))}
+    parts = [HEAD, "## What a conversion did or met", _table(about)]
+    parts += ["## Ops that keep their type", "The kind is the [rule](../rules/README.md) of the ops.", _table(values)]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _table(kinds: dict[str, str]) -> str:
+    lines = ["| kind | what happened | what it means | what to do |", "|---|---|---|---|"]
+    for kind, words in kinds.items():
+        means, remedy = meaning(kind)
+        assert means and remedy, f"{kind} has no meaning or remedy"
+        has_page = described(kind)["promise"] and described(kind)["name"] == kind
+        shown = f"[`{kind}`](../rules/{kind}.md)" if has_page else f"`{kind}`"
+        cells = [shown, *(text.replace("|", "\\|") for text in (words, means, remedy))]
+        lines.append(f'| <a name="{kind}"></a>{" | ".join(cells)} |')
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -1,0 +1,279 @@
+"""Build the documentation site: `make docs` writes build/site, `make site` shows it and follows changes.
+
+Zensical reads build/docs, a copy of docs/ and of a few pages beside it. In the copy a link to another file of the
+repository leads to that file on GitHub. docs/README.md is the list of pages: the navigation and llms.txt are made from
+it, and a page that neither it nor the README.md of a listed folder names is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from check_site import faults
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
+NAVIGATION = ".nav.md"
+"""The file of the stage that zensical.toml names; a name with a dot is not a page."""
+BESIDE = (
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SKILL.md"),
+    *("benchmarks/README.md", "benchmarks/results/*.md"),
+)
+"""Pages outside docs/ that belong to the site."""
+LINK = re.compile(
+    r"(?P<code>(?P<tick>`+)[^`].*?(?P=tick)(?!`))|(?P<text>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<to>[^)\s]+)\)"
+)
+ENTRY = re.compile(r"- \[(?P<title>[^\]]+)\]\((?P<path>[^)#]+\.md)\)(?P<words>.*(?:\n  .*)*)")
+UNRUN = re.compile(r"<!-- not run: (.*?) -->")
+SETUP = re.compile(r"<!-- setup\n.*?-->\n*", re.DOTALL)
+
+
+class SiteError(Exception):
+    """A page that cannot be built: what is wrong, and in which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A page in the list of pages: its title, its path in the stage, and a line of words."""
+
+    title: str
+    path: str
+    words: str = ""
+    children: tuple[Entry, ...] = ()
+
+
+def sources() -> dict[str, Path]:
+    """Return the files of the stage by their path in it."""
+    own = {path.relative_to(ROOT / "docs").as_posix(): path for path in (ROOT / "docs").rglob("*") if path.is_file()}
+    beside = [path for pattern in BESIDE for path in sorted(ROOT.glob(pattern))]
+    return own | {path.relative_to(ROOT).as_posix(): path for path in beside}
+
+
+def staged(source: Path, files: dict[str, Path]) -> str:
+    """Return the text of a page with the links that hold in the stage; SiteError for a link to nothing."""
+    places = {path: name for name, path in files.items()}
+    text = UNRUN.sub(r"*Not run for this page: \1.*\n", SETUP.sub("", source.read_text("utf-8")))
+    if not re.search("^# ", text, re.MULTILINE):
+        text = f"# {source.stem.replace('_', ' ').capitalize()}\n\n{text}"
+    return unescaped(mapped(text, lambda to: moved(source, to, places)))
+
+
+def unescaped(text: str) -> str:
+    """Return tables with bare pipes in code, as Zensical reads them; GitHub wants a backslash there."""
+
+    def bare(match: re.Match[str]) -> str:
+        return match[0].replace("\\|", "|") if match["code"] else match[0]
+
+    return re.sub(r"^\|.*$", lambda row: LINK.sub(bare, row[0]), text, flags=re.MULTILINE)
+
+
+def mapped(text: str, change: Callable[[str], str]) -> str:
+    """Return Markdown with each target of a link changed, but for those in code."""
+
+    def changed(match: re.Match[str]) -> str:
+        return match[0] if match["code"] else f"{match['text']}({change(match['to'])})"
+
+    return "".join(part if fenced else LINK.sub(changed, part) for fenced, part in parts(text))
+
+
+def parts(text: str) -> Iterator[tuple[bool, str]]:
+    """Yield the text in pieces, each with True if it is a fenced block."""
+    for number, part in enumerate(re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)):
+        yield number % 2 == 1, part
+
+
+def moved(source: Path, to: str, places: dict[Path, str]) -> str:
+    """Return where a link of a page leads in the stage, or on GitHub."""
+    if re.match(r"[a-z]+:|#", to):
+        return to
+    name, mark, anchor = to.partition("#")
+    target = Path(os.path.normpath(source.parent / name))
+    if not target.is_relative_to(ROOT) or not target.exists():
+        raise SiteError(f"{source.relative_to(ROOT)} links to {to}, which is not there")
+    if anchor and target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8")):
+        raise SiteError(f"{source.relative_to(ROOT)} links to {to}, which has no such heading")
+    if target in places:
+        here = PurePosixPath(places[source]).parent
+        return os.path.relpath(places[target], here).replace(os.sep, "/") + mark + anchor
+    kind = "tree" if target.is_dir() else "blob"
+    return f"{repository()}/{kind}/main/{target.relative_to(ROOT).as_posix()}{mark}{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page, and those that it states."""
+    heads = re.findall(r"^#+ (.+)$", "".join(part for fenced, part in parts(text) if not fenced), re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
+    return slugs | set(re.findall(r'<a (?:name|id)="([^"]+)"', text))
+
+
+def repository() -> str:
+    """Return the address of the repository."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return str(project["urls"]["Source"])
+
+
+def navigation(stage: Path) -> dict[str, list[Entry]]:
+    """Return the pages of each section of the list of pages; SiteError for pages that no list names."""
+    sections: dict[str, list[Entry]] = {}
+    for section in re.split(r"^## ", (stage / "README.md").read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        head, _, body = section.partition("\n")
+        sections[head.strip()] = [entry(stage, match) for match in ENTRY.finditer(body)]
+    named = ["README.md", *(page.path for pages in sections.values() for top in pages for page in (top, *top.children))]
+    if twice := sorted({path for path in named if named.count(path) > 1}):
+        raise SiteError(f"docs/README.md lists these pages twice: {', '.join(twice)}")
+    there = {path.relative_to(stage).as_posix() for path in stage.rglob("*.md")} - {NAVIGATION}
+    if missing := sorted(there - set(named)):
+        raise SiteError(f"docs/README.md does not list these pages: {', '.join(missing)}")
+    return sections
+
+
+def entry(stage: Path, match: re.Match[str]) -> Entry:
+    """Return a listed page; those that the README.md of a folder names, below that folder, are its children."""
+    path, words = match["path"], " ".join(match["words"].removeprefix(":").split())
+    children = ()
+    if PurePosixPath(path).name == "README.md":
+        folder = PurePosixPath(path).parent
+        links = [found["to"] for found in LINK.finditer((stage / path).read_text("utf-8")) if found["to"]]
+        below = [os.path.normpath(folder / to.partition("#")[0]) for to in links if ":" not in to]
+        pages = [at for at in dict.fromkeys(below) if at.endswith(".md") and at.startswith(f"{folder}/") and at != path]
+        children = tuple(Entry(title(stage / at), at) for at in pages)
+    return Entry(match["title"], path, words, children)
+
+
+def title(page: Path) -> str:
+    """Return the first heading of a page, without marks."""
+    found = re.search(r"^# (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise SiteError(f"{page.name} has no title")
+    return re.sub(r"`|\\(?=[^a-zA-Z0-9\s])", "", found[1])
+
+
+def summary(sections: dict[str, list[Entry]]) -> str:
+    """Return the navigation as a nested list."""
+    lines = ["- [Documentation](README.md)"]
+    for head, pages in sections.items():
+        lines.append(f"- {head}")
+        for page in pages:
+            if page.children:
+                lines += [f"    - {page.title}", f"        - [All]({page.path})"]
+                lines += [f"        - [{escaped(child.title)}]({child.path})" for child in page.children]
+            else:
+                lines.append(f"    - [{escaped(page.title)}]({page.path})")
+    return "\n".join(lines) + "\n"
+
+
+def escaped(words: str) -> str:
+    """Return a title as text of Markdown."""
+    return re.sub(r"([\[\]*_<>\\])", r"\\\1", words)
+
+
+def llms(sections: dict[str, list[Entry]], address: str) -> str:
+    """Return llms.txt: what the project is, and every page with a line of words."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [f"# {project['name']}", "", f"> {project['description']}"]
+    for head, pages in sections.items():
+        lines += ["", f"## {head}", ""]
+        for page in pages:
+            words = mapped(page.words, lambda to: address + to).strip()
+            lines.append(f"- [{page.title}]({address}{page.path})" + (f": {words}" if words else ""))
+    return "\n".join(lines) + "\n"
+
+
+def stage() -> dict[str, list[Entry]]:
+    """Write build/docs, with the navigation; return the sections. Files that stay as they are are not written."""
+    files = sources()
+    for path in [path for path in STAGE.rglob("*") if path.is_file()]:
+        if path.relative_to(STAGE).as_posix() not in {*files, NAVIGATION}:
+            path.unlink()
+    for name, path in files.items():
+        put(name, staged(path, files).encode() if path.suffix == ".md" else path.read_bytes())
+    sections = navigation(STAGE)
+    put(NAVIGATION, summary(sections).encode())
+    return sections
+
+
+def put(name: str, data: bytes) -> None:
+    """Write a file of the stage, if it is new or another one."""
+    path = STAGE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_bytes() != data:
+        path.write_bytes(data)
+
+
+def build() -> list[str]:
+    """Write build/site and return what is wrong with it."""
+    sections = stage()
+    shutil.rmtree(SITE, ignore_errors=True)
+    subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=True)
+    address = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["site_url"]
+    pages = ["README.md", *(page.path for top in sections.values() for one in top for page in (one, *one.children))]
+    for path in pages:
+        (SITE / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(STAGE / path, SITE / path)
+    (SITE / "llms.txt").write_text(llms(sections, address), "utf-8")
+    whole = "\n\n".join(f"<!-- {path} -->\n\n{(STAGE / path).read_text('utf-8').strip()}" for path in pages)
+    (SITE / "llms-full.txt").write_text(whole + "\n", "utf-8")
+    return faults(SITE, urlsplit(address).path)
+
+
+def zensical(*words: str) -> list[str]:
+    """Return a command of Zensical, by the interpreter that runs this file."""
+    return [sys.executable, "-m", "zensical", *words]
+
+
+def serve(port: int) -> None:
+    """Serve the site, and stage the pages again when one changes."""
+    stage()
+    with subprocess.Popen(zensical("serve", "--dev-addr", f"localhost:{port}"), cwd=ROOT) as server:
+        seen = changed = times()
+        while server.poll() is None:
+            time.sleep(1)
+            changed = times()
+            if changed != seen:
+                seen = changed
+                try:
+                    stage()
+                except SiteError as error:
+                    print(f"error: {error}", file=sys.stderr)
+
+
+def times() -> dict[str, int]:
+    """Return when each file of the stage was written."""
+    return {name: path.stat().st_mtime_ns for name, path in sources().items()}
+
+
+def main() -> None:
+    """Build the site, or serve it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", action="store_true", help="serve the site and follow changes")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    try:
+        if options.serve:
+            serve(options.port)
+            return
+        found = build()
+    except SiteError as error:
+        sys.exit(f"error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: Zensical ended with exit code {error.returncode}")
+    for fault in found:
+        print(fault, file=sys.stderr)
+    if found:
+        sys.exit(f"error: the site has {len(found)} faults")
+    print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
