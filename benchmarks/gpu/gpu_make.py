@@ -4,8 +4,8 @@
 
 Needs torch, transformers and onnxscript here, and nothing of them where the models are measured. Each model is made in
 a process of its own. A way that fails, or takes longer than `--limit` seconds or more than `--memory` gigabytes, is
-noted with its reason. What the same code has made or tried before is left alone; ways that failed are tried again if
-`--ways` names them.
+noted with its reason. What was made or tried before is left alone, but for conversions by other code of this package
+than that of the checkout; ways that failed are tried again if `--ways` names them.
 """
 
 from __future__ import annotations
@@ -95,14 +95,18 @@ class Making:
             path.unlink()
 
     def _resume(self) -> None:
-        """Take over the ways that the same code has made before; remove those of other code."""
-        if of_this_code(self.out, self.name):
-            self.about = skeleton.about(self.out, self.name)
-            self.recipes = skeleton.recipes(self.out, self.name)
-            self.sources.recall(self.recipes)
+        """Take over the ways that were made before, but for this package's own if other code than this made them."""
+        if not is_there(self.out, self.name):
             return
-        for path in self.out.glob(f"{self.name}.*"):
-            path.unlink()
+        self.about = skeleton.about(self.out, self.name)
+        self.recipes = skeleton.recipes(self.out, self.name)
+        self.sources.recall(self.recipes)
+        if self.about["tree"] != tree():
+            self.about |= {"tree": tree(), "commit": commit()}
+            for key in (key for key, way in WAYS.items() if way.options is not None):
+                for kept in (self.about["ways"], self.about["missing"], self.recipes["ways"]):
+                    kept.pop(key, None)
+                (self.out / f"{self.name}.{key}.onnx.xz").unlink(missing_ok=True)
 
     def _write(self) -> None:
         """Write what was made by now; the file that names a way is written last."""
@@ -161,10 +165,14 @@ class Making:
                 file.unlink(missing_ok=True)
 
 
+def is_there(out: Path, name: str) -> bool:
+    """True if a folder holds skeletons of a model."""
+    return (out / f"{name}.json").exists() and (out / f"{name}.recipes.xz").exists()
+
+
 def of_this_code(out: Path, name: str) -> bool:
-    """True if a folder holds skeletons of a model that the code of this checkout made."""
-    there = (out / f"{name}.json").exists() and (out / f"{name}.recipes.xz").exists()
-    return there and bool(skeleton.about(out, name)["tree"] == tree())
+    """True if a folder holds skeletons of a model whose conversions by this package are those of this checkout."""
+    return is_there(out, name) and bool(skeleton.about(out, name)["tree"] == tree())
 
 
 def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str]:

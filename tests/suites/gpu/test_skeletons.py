@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +174,17 @@ def test_ways_that_are_named_later_join_those_that_are_there(skeletons: Path, tm
     assert (set(about["ways"]), set(about["missing"])) == ({"float32", "amp", "amp_bf16"}, {"occ"})
     alone, together = (skeleton.recipes(folder, SMALL)["ways"] for folder in (tmp_path, skeletons))
     assert alone == {way: together[way] for way in alone}
+
+
+def test_other_code_makes_the_conversions_of_this_package_again(skeletons: Path, tmp_path: Path) -> None:
+    shutil.copytree(skeletons, tmp_path, dirs_exist_ok=True)
+    about = skeleton.about(tmp_path, SMALL)
     (tmp_path / f"{SMALL}.json").write_text(json.dumps({**about, "tree": "other code"}))
-    assert "amp_bf16" not in ran("gpu_make", tmp_path, SMALL, "--ways", "amp")
-    assert set(skeleton.about(tmp_path, SMALL)["ways"]) == {"float32", "amp"}
+    made = ran("gpu_make", tmp_path, SMALL, "--ways", "amp")
+    assert [line.split(":")[0].strip() for line in made.splitlines()] == [SMALL, "amp"]
+    again = skeleton.about(tmp_path, SMALL)
+    assert (again["tree"], set(again["ways"])) == (about["tree"], {"float32", "amp"})
+    assert again["missing"] == about["missing"]
     assert not list(tmp_path.glob("*amp_bf16*"))
 
 
