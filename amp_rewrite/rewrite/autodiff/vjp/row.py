@@ -14,8 +14,8 @@ from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import attribute
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.facts import Shape, known_dims
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ operator without a row, but with a function body in onnx, is replaced by the bod
 
 from __future__ import annotations
 
-from amp_rewrite.train.vjp import (
+from amp_rewrite.rewrite.autodiff.vjp import (
     branching,
     classification,
     convolution,
@@ -37,7 +37,7 @@ from amp_rewrite.train.vjp import (
     sampling,
     shape,
 )
-from amp_rewrite.train.vjp.row import Rows
+from amp_rewrite.rewrite.autodiff.vjp.row import Rows
 
 VJPS: Rows = {
     ("", op_type): row

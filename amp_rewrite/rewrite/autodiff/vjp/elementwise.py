@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.vjp.row import Call, Family, Row, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, Row, Stop, row
 
 
 def _same(v: Call, slot: int) -> str:

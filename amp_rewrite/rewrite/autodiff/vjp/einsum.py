@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import ascii_letters
 
-from amp_rewrite.train.facts import Shape
-from amp_rewrite.train.vjp.row import Call, Family, row, sum_to
+from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, row, sum_to
 
 _ELLIPSIS = "..."
 

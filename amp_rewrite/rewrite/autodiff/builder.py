@@ -18,7 +18,7 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir import builder
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
-from amp_rewrite.train.facts import Facts, Shape, known_dims
+from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
 
 _FIRST = 12
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `Builder.constant_of` still reads

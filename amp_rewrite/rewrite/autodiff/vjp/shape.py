@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Stop, row
+from amp_rewrite.rewrite.autodiff.facts import known_dims
+from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, Stop, row
 
 _WHOLE = Stop("shapes, axes and counts are integers")
 

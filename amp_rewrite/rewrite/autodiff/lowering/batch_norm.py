@@ -8,8 +8,8 @@ from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.schema import int_attribute
 from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.vjp.row import Forward
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.vjp.row import Forward
 
 
 def spelled_out(model: Model) -> Model:

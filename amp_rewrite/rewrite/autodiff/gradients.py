@@ -11,13 +11,13 @@ from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.lowering.batch_norm import spelled_out
-from amp_rewrite.train.lowering.function_bodies import with_bodies
-from amp_rewrite.train.lowering.recurrent import recurrent, stepwise
-from amp_rewrite.train.vjp.paths import Paths, floating, nested, paths
-from amp_rewrite.train.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
-from amp_rewrite.train.vjp.table import VJPS
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.lowering.batch_norm import spelled_out
+from amp_rewrite.rewrite.autodiff.lowering.function_bodies import with_bodies
+from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
+from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
@@ -27,7 +27,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     shape of its variable. A gradient is zero where the loss does not depend on the variable.
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
-    the loss applies its row of `train.vjp.table`. The forward pass is rewritten as in `differentiable`. Works at
+    the loss applies its row of `rewrite.autodiff.vjp.table`. The forward pass is rewritten as in `differentiable`. Works at
     the model's opset, 12 or later. O(nodes + uses).
 
     Args:

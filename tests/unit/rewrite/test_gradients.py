@@ -10,9 +10,9 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite import GradientError, Model, gradients
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.gradients import backward, differentiable
-from amp_rewrite.train.vjp.table import VJPS
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
+from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from support.cases import build
 from support.train.vjp_case import run_float32
 

@@ -21,7 +21,7 @@ from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import TENSOR, attribute
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.train.facts import Facts
+from amp_rewrite.rewrite.autodiff.facts import Facts
 
 _DOMAIN = "amp_rewrite.bodies"
 

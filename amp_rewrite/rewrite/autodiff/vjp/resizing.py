@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.vjp.row import Call, Family, Refuse, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, Refuse, positive, row
 
 Places = Callable[[Array, float, int, int], Array]
 """Input coordinates of outputs, from output indices, scale, input length and output length."""

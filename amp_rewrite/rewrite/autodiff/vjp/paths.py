@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
-from amp_rewrite.train.vjp.row import Rows, Stop
+from amp_rewrite.rewrite.autodiff.vjp.row import Rows, Stop
 
 _SHOWN = 4  # ops of a path that a message names on each side
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_rewrite.train.vjp.indexing import Positions, scattered
-from amp_rewrite.train.vjp.row import Call, Family, Stop, row
-from amp_rewrite.train.vjp.window import Pads, Window, explicit_pads, halves, unpadded, window
+from amp_rewrite.rewrite.autodiff.vjp.indexing import Positions, scattered
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.window import Pads, Window, explicit_pads, halves, unpadded, window
 
 _PURPOSE = "its gradient"
 

@@ -19,9 +19,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, Op, OpId
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.vjp.row import Forward
-from amp_rewrite.train.vjp.subgraph import append_scan
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.vjp.row import Forward
+from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
 
 
 def stepwise(model: Model, ops: Collection[OpId]) -> Model:

@@ -10,8 +10,8 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
-from amp_rewrite.train.facts import known_dims
-from amp_rewrite.train.vjp.row import END, Call, Family, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.facts import known_dims
+from amp_rewrite.rewrite.autodiff.vjp.row import END, Call, Family, Stop, positive, row
 
 _EXTREMES = ("max", "min")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.train.facts import Shape, known_dims
-from amp_rewrite.train.vjp.row import Call
+from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
+from amp_rewrite.rewrite.autodiff.vjp.row import Call
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
 """Limits within which products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""

@@ -9,8 +9,8 @@ from onnx import GraphProto, NodeProto
 
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.nodes import ScopeId
-from amp_rewrite.train.vjp.row import ALL_OUTPUTS, Call, Family, Row, Stop
-from amp_rewrite.train.vjp.subgraph import arrivals, body_graph, copied, declared_like, refuse_random
+from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, Row, Stop
+from amp_rewrite.rewrite.autodiff.vjp.subgraph import arrivals, body_graph, copied, declared_like, refuse_random
 
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
