@@ -1,7 +1,6 @@
 """The adjoint model: forward pass, backward pass, and the product of both at each site, reduced to a few numbers.
 
-The loss is L = r·y with seeds r that are inputs. Every site is an Identity in front of its reader, so the gradient by
-its result counts this reader alone, whatever the reader is decomposed into.
+The loss is L = r·y with seeds r that are inputs.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.evidence.prediction.sites import Site, Vertex
+from amp_rewrite.evidence.prediction.copies import with_copies
+from amp_rewrite.evidence.prediction.sites import Site
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import declared, new_cast, new_constant, new_node
-from amp_rewrite.ir.dataflow import read_variable
+from amp_rewrite.ir.builder import declared, new_node
 from amp_rewrite.ir.names import numbered
-from amp_rewrite.ir.op_classes import ELEMENTLESS, UNREPEATABLE
+from amp_rewrite.ir.op_classes import ELEMENTLESS
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
-from amp_rewrite.ir.view import MAIN, OpId, ValueId, View
+from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import Blocked, backward, differentiable
 from amp_rewrite.rewrite.autodiff.vjp.paths import captures
@@ -85,7 +84,7 @@ def adjoint(
     rounded. GradientError before opset 12. O(nodes + uses).
     """
     taken = set(view.names)
-    copied = _with_copies(view, sites, to, saturate, taken)
+    copied = with_copies(view, sites, to, saturate, taken)
     names = copied.names
     seeded, loss, seeds = _with_loss(copied.model, view, outputs, batch, taken)
     wrt = tuple(dict.fromkeys(names))
@@ -106,82 +105,6 @@ def adjoint(
     return Adjoint(runner, seeds, len(sites), reasons, blocked)
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """A model with copies and roundings: the name that stands for each site, and pairs that give its rounding error.
-
-    `pairs`: per site a value and its rounded version. For a result these are of the *shadow* of its op, which reads
-    rounded operands: a sum with 0, or a product with a power of two, has nothing left to round.
-    """
-
-    model: Model
-    names: tuple[str, ...]
-    pairs: tuple[tuple[str, str], ...]
-
-
-def _with_copies(view: View, sites: Sequence[Site], to: DType, saturate: Collection[ValueId], taken: set[str]) -> _Copied:
-    """Return the model with an Identity in front of each reader, and roundings beside the nodes."""
-    proto = clone(view.model.proto)
-    proto.ClearField("training_info")
-    graph = proto.graph
-    at = {op: position for position, op in enumerate(view.scopes[MAIN].ops)}
-    ahead: dict[int, list[NodeProto]] = {}
-    behind: list[NodeProto] = []
-    limits = [numbered(f"lowest_{to.spelling}", taken), numbered(f"highest_{to.spelling}", taken)]
-    bounds = [new_constant(name, np.float32(bound)) for name, bound in zip(limits, (-to.max, to.max), strict=True)]
-
-    def rounded(name: str, *, clamps: bool) -> str:
-        steps = [numbered(f"{name}/{word}", taken) for word in ("clamped", "low", "rounded")]
-        if clamps:
-            behind.append(new_node("Clip", [name, *limits], steps[0], steps[0]))
-        behind.append(new_cast(steps[0] if clamps else name, steps[1], to, name=steps[1]))
-        behind.append(new_cast(steps[1], steps[2], DType.FLOAT, name=steps[2]))
-        return steps[2]
-
-    read: dict[tuple[ValueId, Vertex], str] = {}
-    lowered: dict[ValueId, str] = {}
-    for site in (site for site in sites if site.reader is not None):
-        assert site.reader is not None
-        name = view.value_name(site.value)
-        copy = read[site.value, site.reader] = numbered(f"{name}/read", taken)
-        if site.value not in lowered:
-            constant = view.constant(site.value) is not None
-            lowered[site.value] = rounded(name, clamps=constant or site.value in saturate)
-        ahead.setdefault(at[site.op], []).append(new_node("Identity", [name], copy, copy))
-    originals = [clone(node) for node in graph.node]
-    for (value, (op_id, variable)), copy in read.items():
-        for slot, operand in enumerate(view.ops[op_id].inputs):
-            if operand == value and read_variable(view.ops[op_id], slot) == variable:
-                graph.node[at[op_id]].input[slot] = copy
-    names, pairs = [], []
-    shadows: dict[OpId, dict[str, str]] = {}
-    for site in sites:
-        name = view.value_name(site.value)
-        if site.reader is not None:
-            names.append(read[site.value, site.reader])
-            pairs.append((name, lowered[site.value]))
-            continue
-        op = view.ops[site.op]
-        if site.op not in shadows:
-            shadows[site.op] = {}
-            if op.kind not in UNREPEATABLE:
-                node = originals[at[site.op]]
-                for slot, operand in enumerate(op.inputs):
-                    variable = read_variable(op, slot)
-                    if operand in lowered and (operand, (site.op, variable)) in read:
-                        node.input[slot] = lowered[operand]
-                shadows[site.op] = {out: numbered(f"{out}/shadow", taken) for out in node.output if out}
-                node.output[:] = [shadows[site.op].get(out, "") for out in node.output]
-                node.ClearField("name")
-                behind.append(node)
-        names.append(name)
-        shadow = shadows[site.op].get(name, name)
-        pairs.append((shadow, rounded(shadow, clamps=site.value in saturate)))
-    nodes = [n for position, node in enumerate(graph.node) for n in (*ahead.get(position, ()), node)]
-    refill(graph, "node", [*bounds, *nodes, *behind])
-    return _Copied(replace(view.model, proto=proto), tuple(names), tuple(pairs))
-
-
 def _with_loss(
     model: Model, view: View, outputs: Mapping[str, tuple[int, ...]], batch: Batch, taken: set[str]
 ) -> tuple[Model, str, dict[str, str]]:
@@ -192,7 +115,12 @@ def _with_loss(
     for value in view.scopes[MAIN].inputs:
         name, type_ = view.value_name(value), view.types[value]
         array = batch.get(name)
-        if type_ is not None and type_.container == TENSOR and type_.dtype is not None and isinstance(array, np.ndarray):
+        if (
+            type_ is not None
+            and type_.container == TENSOR
+            and type_.dtype is not None
+            and isinstance(array, np.ndarray)
+        ):
             fixed.append(declared(name, type_.dtype, array.shape))
         else:
             fixed.extend(info for info in graph.input if info.name == name)
@@ -238,7 +166,7 @@ def _dark(view: View, names: Sequence[str], loss: str, blocked: Mapping[str, str
     for op_id in reversed(view.scopes[MAIN].ops):
         op = view.ops[op_id]
         outputs = [v for v in op.outputs if v is not None]
-        if op.kind in ELEMENTLESS or not reaches.intersection(outputs):
+        if op.kind in _UNMOVED or not reaches.intersection(outputs):
             continue
         because = next((reason[v] for v in outputs if v in reason), None)
         if op.name in blocked:
@@ -273,6 +201,10 @@ def _passes(domain: str, op_type: str, slot: int, inputs: int) -> bool:
 def _floats(view: View, value: ValueId) -> bool:
     dtype = view.dtype(value)
     return dtype is None or dtype.floating
+
+
+_UNMOVED = ELEMENTLESS | {"IsNaN"}
+"""Ops whose results no rounding of a finite value changes."""
 
 
 class _Measuring:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,19 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.evidence.instrument.vertices import Choice, Vertex
 from amp_rewrite.evidence.metric import Criterion
 from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
 from amp_rewrite.evidence.prediction.probes import PROBES, Outputs, worst_of
-from amp_rewrite.evidence.prediction.sites import Site, Sites, Vertex
+from amp_rewrite.evidence.prediction.sites import Sites
 from amp_rewrite.ir.view import OpId, ValueId, View
 
-Lowered = Coloring
 Floats = NDArray[np.float64]
-Alone = Callable[[OpId, Batch], Mapping[str, Any] | None]
+RunsAlone = Callable[[OpId, Batch], Mapping[str, Any] | None]
 """Runs a batch with one op alone low; returns the outputs, None if that cannot be done."""
 
 _DOUBT = 0.05
@@ -33,8 +33,8 @@ class Prediction:
     """Squared errors of outputs, relative to |y|², by probe and site.
 
     `square[p, s]` is sum (g·δ)² of site s as probe p sees it, `signed[p, s]` sum g·δ, `bound[p, s]` sum |g·δ|. `lost`:
-    sites where a finite value becomes infinite. `measured`: the squared errors of ops without a usable gradient, from
-    a run of each alone. `unknown`: ops that could not be run alone either, with the reason.
+    sites where a finite value becomes infinite. `reasons`: ops without a usable gradient; `measured`: their squared
+    errors, from a run of each alone. Those that could not be run alone either are unknown.
     """
 
     sites: Sites
@@ -43,11 +43,8 @@ class Prediction:
     signed: Floats
     bound: Floats
     lost: NDArray[np.bool_]
-    dark: Mapping[int, str] = field(default_factory=dict)
     measured: Mapping[OpId, Floats] = field(default_factory=dict)
-    unknown: Mapping[OpId, str] = field(default_factory=dict)
     reasons: Mapping[OpId, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     @property
     def view(self) -> View:
@@ -56,21 +53,38 @@ class Prediction:
 
     def alone(self, op: OpId) -> Floats:
         """Return the squared error of each probe if this op alone is low; inf if it makes infinity, NaN if unknown."""
-        if op in self.unknown:
-            return np.full(len(self.square), np.nan)
-        return self.measured[op] if op in self.measured else self._of(self._by_op.get(op, []))
+        if op in self.reasons:
+            return self.measured.get(op, np.full(len(self.square), np.nan))
+        return self._of(self._by_op.get(op, []))
 
-    def under(self, coloring: Coloring) -> Floats:
-        """Return the squared error of each probe under a coloring. O(sites + probes)."""
-        on = [i for i, site in enumerate(self.sites.all) if site.on(coloring)]
-        total = self._of([i for i in on if self.sites.all[i].op not in self._elsewhere])
-        low = {op for op, _ in self.sites.may if op in self._elsewhere and self._low(coloring, op)}
-        for op in sorted(low):
-            total = total + self.alone(op)
+    def under(self, choice: Choice) -> Floats:
+        """Return the squared error of each probe under a choice of low ops. O(sites + probes)."""
+        by_op = self._on(choice)
+        total = self._of([i for op, sites in by_op.items() if op not in self.reasons for i in sites])
+        for op in by_op:
+            if op in self.reasons:
+                total = total + self.alone(op)
         return total
 
-    def _low(self, coloring: Coloring, op: OpId) -> bool:
-        return any(coloring.lowered(op, variable.name) for variable in self.view.variables[op])
+    def parts(self, choice: Choice) -> dict[OpId, Floats]:
+        """Return the squared error of each probe by the roundings of each op that has some under a choice."""
+        by_op = self._on(choice)
+        return {op: self.alone(op) if op in self.reasons else self._of(sites) for op, sites in by_op.items()}
+
+    def _on(self, choice: Choice) -> dict[OpId, list[int]]:
+        """Return the sites where values are rounded under a choice, by op, in topological order.
+
+        An op whose roundings lie elsewhere has an entry if it is low.
+        """
+        by_op: dict[OpId, list[int]] = {
+            op: []
+            for op in self.sites.hidden
+            if any(choice.lowered(op, variable.name) for variable in self.view.variables[op])
+        }
+        for i, site in enumerate(self.sites.all):
+            if site.on(choice):
+                by_op.setdefault(site.op, []).append(i)
+        return dict(sorted(by_op.items()))
 
     def worst_case(self, op: OpId) -> float:
         """Return an estimate of the largest relative error of the outputs that the roundings of one op can sum to.
@@ -78,10 +92,10 @@ class Prediction:
         By the triangle inequality the error is at most sum |J_i| |δ_i|; |g_i| is |J_i| on average over signs but for a
         factor of at most √2 (Khintchine).
         """
-        if op in self._elsewhere:
-            return float("nan")
+        if op in self.reasons:
+            return math.nan
         if any(self.lost[i] for i in self._by_op.get(op, [])):
-            return float("inf")
+            return math.inf
         bound = self.bound[:, self._by_op.get(op, [])].sum(axis=1)
         return float(np.sqrt(2 * (bound @ bound) / self._shares))
 
@@ -103,11 +117,6 @@ class Prediction:
         return max(1, sum(len(each.values) for each in self.outputs))
 
     @property
-    def _elsewhere(self) -> Collection[OpId]:
-        """Ops whose error the sites do not tell."""
-        return self.measured.keys() | self.unknown.keys()
-
-    @property
     def _by_op(self) -> Mapping[OpId, list[int]]:
         if not self._grouped:
             for i, site in enumerate(self.sites.all):
@@ -127,14 +136,12 @@ class Prediction:
             return np.zeros(len(self.square))
         if self.lost[sites].any():
             return np.full(len(self.square), np.inf)
-        squares = self.square[:, sites].sum(axis=1)
+        squares: Floats = self.square[:, sites].sum(axis=1)
         projected = float((self.signed[:, sites].sum(axis=1) ** 2).sum())
         total = float(squares.sum())
-        if not total:
-            return squares
         weight = self._weight
-        factor: Floats = squares * (((1 - weight) * total + weight * projected) / total)
-        return factor
+        mean = (1 - weight) * total + weight * projected
+        return squares * (mean / total) if total else squares
 
     @property
     def _weight(self) -> float:
@@ -159,7 +166,7 @@ class Asked:
 def predict(
     asked: Asked,
     batches: Iterable[tuple[Batch, Mapping[str, Any]]],
-    alone: Alone | None = None,
+    alone: RunsAlone | None = None,
     *,
     probes: int = PROBES,
     seed: int = 0,
@@ -195,25 +202,24 @@ def predict(
     square, signed, bound = (np.stack(part) for part in zip(*rows, strict=True))
     dark = {i: reason for each in opened.values() for i, reason in each.dark.items()}
     dark |= {int(i): "its gradient is not finite" for i in np.flatnonzero(wild)}
-    found = Prediction(sites, tuple(outputs), square, signed, bound, lost, dark)
-    return _with_measured(found, fed, alone)
+    found = Prediction(sites, tuple(outputs), square, signed, bound, lost)
+    return _with_measured(found, dark, fed, alone)
 
 
-def _with_measured(found: Prediction, fed: Sequence[Batch], alone: Alone | None) -> Prediction:
+def _with_measured(
+    found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: RunsAlone | None
+) -> Prediction:
     """Return the prediction with ops measured that no gradient tells of."""
     reasons = dict(found.sites.hidden)
-    for i, reason in found.dark.items():
+    for i, reason in dark.items():
         reasons.setdefault(found.sites.all[i].op, reason)
     measured: dict[OpId, Floats] = {}
-    unknown: dict[OpId, str] = {}
-    for op, reason in reasons.items():
+    for op in reasons:
         runs = [alone(op, batch) if alone is not None else None for batch in fed]
-        if any(run is None for run in runs):
-            unknown[op] = reason
-        else:
+        if all(run is not None for run in runs):
             pairs = zip(found.outputs, runs, strict=True)
             measured[op] = np.concatenate([each.energies(run) for each, run in pairs if run is not None])
-    return replace(found, measured=measured, unknown=unknown, reasons=reasons)
+    return replace(found, measured=measured, reasons=reasons)
 
 
 def _counts(value: object) -> bool:

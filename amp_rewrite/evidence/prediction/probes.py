@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,9 @@ class Outputs:
         for blocks in self.probes:
             total = 0.0
             for block in blocks:
-                expected, result = (x[block.output].reshape(-1)[block.start : block.stop].astype(np.float64) for x in (self.values, results))
+                part = slice(block.start, block.stop)
+                both = (side[block.output].reshape(-1)[part] for side in (self.values, results))
+                expected, result = (side.astype(np.float64) for side in both)
                 finite = np.isfinite(expected)
                 error = result[finite] - expected[finite]
                 total += float((error * block.weight) @ (error * block.weight)) if np.isfinite(error).all() else np.inf
@@ -131,9 +134,9 @@ def _weight(value: Array) -> float:
 
 def _parts(block: Block, count: int) -> Iterator[Block]:
     bounds = np.linspace(block.start, block.stop, count + 1).astype(int)
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds.tolist()):
         if stop > start:
-            yield Block(block.batch, block.output, int(start), int(stop), block.weight)
+            yield Block(block.batch, block.output, start, stop, block.weight)
 
 
 _TINY = 1e-30

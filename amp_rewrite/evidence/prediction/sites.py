@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.exact_ops import exact
-from amp_rewrite.ir.view import MAIN, OpId, Use, ValueId, View
+import numpy as np
 
-Vertex = tuple[OpId, str]
-"""A type variable of an op."""
+from amp_rewrite.dtypes import DType
+from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, reader_of
+from amp_rewrite.ir.view import MAIN, OpId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """A rounding of one value of the main graph.
 
-    `maker`: the vertex that produces the value, None if it cannot be low. `exact`: a low maker gives low values already.
-    `reader`: the vertex that reads the rounded value; None for the rounding of a result where it is made, for all of
-    its readers. `op` owns the site: the reader, or the maker.
+    `maker`: the vertex that produces the value, None if it cannot be low. `exact`: a low maker gives low values
+    already. `reader`: the vertex that reads the rounded value; None for the rounding of a result where it is made, for
+    all of its readers. `op` owns the site: the reader, or the maker.
     """
 
     value: ValueId
@@ -30,8 +27,8 @@ class Site:
     reader: Vertex | None
     exact: bool = False
 
-    def on(self, coloring: Coloring) -> bool:
-        """True if the value is rounded here under a coloring."""
+    def on(self, coloring: Choice) -> bool:
+        """True if the value is rounded here under a choice of low ops."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if self.reader is None:
             return made_low and not self.exact
@@ -73,23 +70,12 @@ class Sites:
         constant = view.constant(value) is not None
         if constant and _holds(view, value, to):
             return
-        maker, is_exact = (None, False) if constant else self._maker(value)
+        maker, is_exact = (None, False) if constant else maker_of(view, value, self.may)
         if maker is not None and not is_exact:
             yield Site(value, maker[0], maker, None)
-        readers = dict.fromkeys(filter(None, map(self._reader, view.uses[value])))
+        uses = (use for use in view.uses[value] if view.ops[use.op].scope == MAIN)
+        readers = dict.fromkeys(reader for use in uses if (reader := reader_of(view, use, self.may)) is not None)
         yield from (Site(value, reader[0], maker, reader, is_exact) for reader in readers)
-
-    def _maker(self, value: ValueId) -> tuple[Vertex | None, bool]:
-        vertex, op = made_variable(self.view, value), self.view.producer(value)
-        if op is None or vertex is None or vertex not in self.may:
-            return None, False
-        reads = (read_variable(op, i) == vertex[1] for i, v in enumerate(op.inputs) if v is not None)
-        return vertex, exact(op) and any(reads)
-
-    def _reader(self, use: Use) -> Vertex | None:
-        op = self.view.ops[use.op]
-        name = read_variable(op, use.slot) if op.kind != "Cast" else None
-        return (op.id, name) if name is not None and (op.id, name) in self.may and op.scope == MAIN else None
 
 
 def _holds(view: View, value: ValueId, to: DType) -> bool:
@@ -98,7 +84,8 @@ def _holds(view: View, value: ValueId, to: DType) -> bool:
     if tensor is None or len(tensor.dims) > 1:
         return False
     array = view.model.array(tensor)
-    return bool(array.size < _READ and (array.astype(to.numpy).astype(array.dtype) == array).all())
+    with np.errstate(over="ignore"):
+        return bool(array.size < _READ and (array.astype(to.numpy).astype(array.dtype) == array).all())
 
 
 _READ = 1 << 12

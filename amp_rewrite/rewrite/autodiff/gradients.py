@@ -10,7 +10,6 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.batch_norm import spelled_out
 from amp_rewrite.rewrite.autodiff.lowering.function_bodies import with_bodies
@@ -18,6 +17,7 @@ from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
 from amp_rewrite.rewrite.autodiff.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.rewrite.passes.inline import inlined
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
@@ -27,8 +27,8 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     shape of its variable. A gradient is zero where the loss does not depend on the variable.
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
-    the loss applies its row of `rewrite.autodiff.vjp.table`. The forward pass is rewritten as in `differentiable`. Works at
-    the model's opset, 12 or later. O(nodes + uses).
+    the loss applies its row of `rewrite.autodiff.vjp.table`. The forward pass is rewritten as in `differentiable`.
+    Works at the model's opset, 12 or later. O(nodes + uses).
 
     Args:
         model: as `Model.load` takes it; it is not changed.
@@ -119,7 +119,7 @@ def backward(
     `seeds`: for each differentiated value the name of its own gradient, of the value's type and a shape that
     broadcasts to the value's. The seed of a loss is 1, or a loss scale for scaled gradients. `wrt`: floating values
     of the builder's graph. One Sum adds the gradients of several uses; a value without a path from a seed gets
-    zeros. GradientError for an op without a gradient rule; with `blocked`, no gradient passes it, and it is added there.
+    zeros. GradientError for an op without a gradient rule; with `blocked` it is added there, and no gradient passes.
     """
     full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
     return _accumulated(b, full, wrt, blocked)

@@ -13,9 +13,9 @@ import pytest
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.rewrite.autodiff.vjp.row import Joint, Refuse, Row, Stop, row
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.runtime.kernels import load_kernels
 from support.paths import ROOT
 from support.train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32
 

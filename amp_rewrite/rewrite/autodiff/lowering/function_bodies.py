@@ -20,8 +20,8 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op
 from amp_rewrite.ir.schema import TENSOR, attribute
-from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.rewrite.autodiff.facts import Facts
+from amp_rewrite.rewrite.passes.inline import inlined
 
 _DOMAIN = "amp_rewrite.bodies"
 

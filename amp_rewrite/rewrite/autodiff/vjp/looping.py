@@ -21,7 +21,14 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.vjp.paths import paths
 from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, Joint, Row, Stop, element_type
-from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan, arrivals, body_graph, copied, declared_like, refuse_random
+from amp_rewrite.rewrite.autodiff.vjp.subgraph import (
+    append_scan,
+    arrivals,
+    body_graph,
+    copied,
+    declared_like,
+    refuse_random,
+)
 
 
 @dataclass(frozen=True, slots=True)
