@@ -27,8 +27,8 @@ LOWEST_TESTS ?= tests --ignore=tests/suites/repository/test_packaging.py --ignor
 	--ignore=tests/suites/pages/test_docstring_examples.py --ignore=tests/suites/pages/test_generated_pages.py \
 	--ignore=tests/unit/rewrite/test_emulate_ops.py \
 	--ignore=tests/suites/models/test_invariants.py --ignore=tests/suites/models/test_upcast_models.py \
-	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/train/test_vjp_*' \
-	--ignore=tests/unit/train/test_gradients_of_models.py \
+	--ignore=tests/suites/models/test_hard_models.py --ignore-glob='tests/unit/rewrite/test_vjp_*' \
+	--ignore=tests/unit/rewrite/test_gradients_of_models.py \
 	-m "not torch and not transformers and not stub and not gpu and not slow"
 
 .DEFAULT_GOAL := help

@@ -61,7 +61,7 @@ from amp_rewrite.settings.policy import Policy as Policy
 from amp_rewrite.settings.choices import Safety as Safety
 from amp_rewrite.settings.choices import Target as Target
 from amp_rewrite.train.interchange.external_gradients import scale_gradients as scale_gradients
-from amp_rewrite.train.gradients import gradients as gradients
+from amp_rewrite.rewrite.autodiff.gradients import gradients as gradients
 from amp_rewrite.train.keras.loss_scale_optimizer import disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite
 from amp_rewrite.train.keras.loss_scale_optimizer import enable_mixed_precision_graph_rewrite as enable_mixed_precision_graph_rewrite
 from amp_rewrite.train.step.step import TrainingStep as TrainingStep

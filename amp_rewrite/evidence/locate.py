@@ -17,7 +17,7 @@ from amp_rewrite.evidence.instrument.side_by_side import reads, upstream
 from amp_rewrite.evidence.verdict import SCHEMA, Fed, json_of
 from amp_rewrite.evidence.verify import drawing, low_types, name_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.view import OpId, ValueId
+from amp_rewrite.ir.view import MAIN, OpId, ValueId
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
@@ -25,6 +25,7 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.keywords import checked
 
 if TYPE_CHECKING:
+    from amp_rewrite.evidence.prediction.shares import Shares
     from amp_rewrite.reports.page.figure import Figure
 
 JUMP = 10.0
@@ -67,6 +68,7 @@ class Located(Result):
         matchable: floating values of the candidate.
         notes: caveats.
         tolerance: accumulated error beyond which `first_beyond` names an op; None without one.
+        shares: the predicted part of each op in the error of the outputs; None unless asked for.
     """
 
     reference: str
@@ -79,6 +81,7 @@ class Located(Result):
     matchable: int
     notes: tuple[str, ...] = ()
     tolerance: float | None = None
+    shares: Shares | None = None
 
     @property
     def first_beyond(self) -> Spot | None:
@@ -97,14 +100,20 @@ class Located(Result):
         return map(asdict, self.rows)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the accumulated and the local errors along the depth."""
+        """Return the accumulated and the local errors along the depth, and the predicted shares if there are some."""
         from amp_rewrite.reports.page.waterfall import Errors, Marked, waterfall  # late: few runs draw
 
         rows = [Errors(r.op, r.kind, r.dtype, r.own, r.accumulated, r.overflows) for r in self.rows]
         beyond, jump = (
             None if spot is None else self.rows.index(spot) for spot in (self.first_beyond, self.first_jump)
         )
-        return (waterfall(rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes),)
+        errors = waterfall(rows, Marked(self.tolerance, beyond, jump), self.low, str(self.fed), self.notes)
+        if self.shares is None:
+            return (errors,)
+        from amp_rewrite.reports.page.effects import Effect, effects_figure
+
+        effects = [Effect(r.op, r.kind, r.error, r.worst, r.share, r.by) for r in self.shares.rows]
+        return errors, effects_figure(effects, self.shares.error, self.shares.measured, self.shares.notes)
 
     def top(self, number: int) -> tuple[Spot, ...]:
         """Return the ops with the largest local error, in topological order among equals.
@@ -138,6 +147,8 @@ class Located(Result):
             lines += ["", f"no op is {beyond}"] if spot is None else ["", f"the first op {beyond}", *_table([spot])]
         if shown := self.top(top):
             lines += ["", "ops that add most", *_table(shown)]
+        if self.shares is not None:
+            lines += ["", *self.shares.lines(top)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:
@@ -159,6 +170,8 @@ class Located(Result):
             "first_beyond": asdict(self.first_beyond) if self.first_beyond else None,
             "notes": self.notes,
         }
+        if self.shares is not None:
+            head["shares"] = self.shares.to_dict(top)
         return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
 
 
@@ -172,6 +185,7 @@ def locate(
     names: tuple[str, str] | None = None,
     chunk: int = CHUNK,
     tolerance: float | None = None,
+    predict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Located:
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
@@ -188,6 +202,7 @@ def locate(
         names: those of both models in the result.
         chunk: pairs of values measured in one session.
         tolerance: name the first op whose output is off by more than this, too.
+        predict: also predict, by a backward pass, the part of each op in the error of the outputs.
         progress: called as `progress(done, total)` with runs.
 
     Returns:
@@ -195,6 +210,7 @@ def locate(
 
     Raises:
         ModelError: nothing matches, or the models do not fit into one graph (other opsets, other inputs).
+        GradientError: `predict` for a model before opset 12, or without floating outputs.
         FeedError: the data do not fit the model.
         PolicyError: the tolerance is not a finite number, 0 or more.
 
@@ -221,6 +237,11 @@ def locate(
     bench = bench.of_one_shape(feed)
     accumulated = bench.accumulated_errors(feed, conditions)
     spots = _spots(bench, accumulated, bench.local_errors(feed, conditions))
+    shares = None
+    if predict:
+        from amp_rewrite.evidence.prediction.shares import shares_of  # late: gradients take long to import
+
+        shares = shares_of(bench, feed, _of_outputs(bench, accumulated))
     notes = list(feed.notes)
     if feed.random:
         notes.insert(0, "the data are random")
@@ -238,7 +259,15 @@ def locate(
         matchable,
         (*notes, *random),
         tolerance,
+        shares,
     )
+
+
+def _of_outputs(bench: Bench, accumulated: Mapping[ValueId, ErrorStats]) -> float:
+    """Return the root of the mean squared error of the outputs that are paired; NaN without one."""
+    outputs = set(bench.reference.scopes[MAIN].outputs)
+    errors = [stats.error(bench.low.tiny) for v, stats in accumulated.items() if bench.measured[v] in outputs]
+    return math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else math.nan
 
 
 def _spots(

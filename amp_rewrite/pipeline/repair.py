@@ -20,7 +20,8 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded, carried
 from amp_rewrite.evidence.instrument.shadow import local_errors
-from amp_rewrite.evidence.instrument.switchable import Vertex, switchable_model
+from amp_rewrite.evidence.instrument.switchable import switchable_model
+from amp_rewrite.evidence.instrument.vertices import Vertex
 from amp_rewrite.evidence.metric import MEASURES, Bound, Criterion, MetricName, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import minimal_set

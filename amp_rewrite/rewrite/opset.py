@@ -49,7 +49,7 @@ def at_opset(
         return view, ()
     if not isinstance(wanted, int):
         return _best(view, _Judge.of(view, to, target, fusing))
-    model = _moved(view, wanted)
+    model = moved_to(view, wanted)
     moved = model if isinstance(model, str) else _indexed(model)
     if isinstance(moved, str):
         raise ModelError(
@@ -125,7 +125,7 @@ def _best(view: View, judge: _Judge) -> tuple[View, tuple[Finding, ...]]:
     most = sum(own.served)
     barred: list[str] = []
     for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
-        moved = _moved(view, opset)
+        moved = moved_to(view, opset)
         if isinstance(moved, str):
             barred += [f"opset {opset}: {moved}"] if opset > current else []
             continue
@@ -187,7 +187,7 @@ def _relabelled(view: View, opset: int) -> View:
     return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
 
 
-def _moved(view: View, opset: int) -> Model | str:
+def moved_to(view: View, opset: int) -> Model | str:
     """Return the model at another opset, which onnx's checker and inference pass; or why it cannot be moved there."""
     current = view.opsets[""]
     if current < OLDEST_MOVED:

@@ -18,6 +18,7 @@ from amp_rewrite.cli.page import check_page, write_page
     parameters.config,
     parameters.option("--top", "N", "How many ops to show.  [default: 10]", type=click.IntRange(min=1)),
     parameters.option("--tolerance", "X", "Name the first op that is off by more, too.", type=float),
+    parameters.flag("--predict", "Predict the part of each op in the error of the outputs."),
     parameters.as_json,
     parameters.quiet(),
     *parameters.PAGE,

@@ -16,19 +16,15 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
+from amp_rewrite.evidence.instrument.vertices import Choice, Vertex, maker_of, reader_of
 from amp_rewrite.files.model import HEAVY, Model, baked
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import nbytes
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.builder import Builder, declared, new_branch, new_if
-from amp_rewrite.ir.dataflow import made_variable, read_variable
-from amp_rewrite.ir.exact_ops import exact
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CLIP_WITH_INPUTS, FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, Use, Value, ValueId, View
-
-Vertex = tuple[OpId, str]
-"""A type variable of an op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class Switch:
     exact: bool = False
     always: bool = False
 
-    def on(self, coloring: Coloring) -> bool:
+    def on(self, coloring: Choice) -> bool:
         """True if the value is rounded under a coloring."""
         made_low = self.maker is not None and coloring.lowered(*self.maker)
         if made_low and self.exact:
@@ -67,7 +63,7 @@ class SwitchableModel:
         low = (vertex for vertex, paint in coloring.paints.items() if paint.dtype is coloring.to)
         return self.may.issuperset(low)
 
-    def mask(self, coloring: Coloring) -> NDArray[np.bool_]:
+    def mask(self, coloring: Choice) -> NDArray[np.bool_]:
         """Return the extra input for a coloring."""
         return np.array([switch.on(coloring) for switch in self.switches], np.bool_)
 
@@ -188,22 +184,11 @@ class _Builder:
         """Return the switch for a reader of a value, which may be never on."""
         port = reader == _OUT or (value.role is not Role.RESULT and value.public)
         low = port and self.io.get(value.id, DType.FLOAT).low
-        maker, is_exact = self._maker(value)
+        maker, is_exact = maker_of(self.view, value.id, self.may)
         return Switch(maker, None if reader == _OUT else reader, is_exact, always=low)
 
-    def _maker(self, value: Value) -> tuple[Vertex | None, bool]:
-        """Return the vertex that may produce a value in the low type, and True if it is then exact."""
-        vertex, op = made_variable(self.view, value.id), self.view.producer(value.id)
-        if op is None or vertex is None or vertex not in self.may:
-            return None, False
-        reads = [read_variable(op, i) == vertex[1] for i, v in enumerate(op.inputs) if v is not None]
-        return vertex, exact(op) and any(reads)
-
     def _reader(self, use: Use) -> Vertex | None:
-        """Return the vertex that may read an input in the low type, or None."""
-        op = self.view.ops[use.op]
-        name = read_variable(op, use.slot) if op.kind != "Cast" else None
-        return (op.id, name) if name is not None and (op.id, name) in self.may else None
+        return reader_of(self.view, use, self.may)
 
     def _rounding(self, nodes: Builder, value: Value, switch: str) -> str:
         """Append an If that rounds or copies; return its result."""

@@ -20,8 +20,8 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.build import bodies
 from amp_rewrite.ir.schema import attribute, float_attribute
 from amp_rewrite.rewrite.apply import import_standard
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.gradients import backward, differentiable
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
 
 DOMAIN = "ai.onnx.preview.training"
 

@@ -13,8 +13,8 @@ from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.facts import Shape
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.facts import Shape
 
 REGION = "amp.loss"
 _SPEC = re.compile(r"\s*(\w+)\s*\((.+)\)\s*", re.DOTALL)

@@ -12,11 +12,11 @@ from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.op_classes import LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
+from amp_rewrite.rewrite.autodiff.vjp.row import Refuse, Stop
+from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.train.objective.losses import type_name
 from amp_rewrite.train.update.loss_scale import Array
-from amp_rewrite.train.vjp.paths import Paths, paths
-from amp_rewrite.train.vjp.row import Refuse, Stop
-from amp_rewrite.train.vjp.table import VJPS
 
 _SCORES = 4  # axes of attention scores: batch, heads, rows, columns
 _LARGEST = 1e4

@@ -17,10 +17,10 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.pipeline.convert import finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.report import Report
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.gradients import differentiable
 from amp_rewrite.settings.options import PAINTING, Painting, Request
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.gradients import differentiable
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.training_mode import statistics
 from amp_rewrite.train.update.graph import REGION, Buffers

@@ -14,11 +14,11 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.gradients import backward
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.gradients import backward
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.objective.losses import objective
 from amp_rewrite.train.objective.parameters import trained

@@ -19,10 +19,10 @@ from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.gradients import backward
 from amp_rewrite.settings.options import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.builder import Builder
-from amp_rewrite.train.gradients import backward
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.losses import Objective, Target

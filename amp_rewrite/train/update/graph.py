@@ -16,7 +16,7 @@ import numpy as np
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.builder import Builder
+from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.train.update.loss_scale import FLOOR, Array, DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.train.update.optimizers import Arithmetic, Optimizer, initial_slots
 

@@ -18,7 +18,7 @@ from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.train.facts import Facts
+from amp_rewrite.rewrite.autodiff.facts import Facts
 from suites.fuzz import mutate, targets
 from suites.fuzz.cage import Cage, Outcome
 from support.paths import TESTS

@@ -28,7 +28,7 @@ ELSEWHERE = {
         "rewrite/attention/recognize.py",
         "Cast Identity",
     ): "attentions have no Dropout, which SEEN_THROUGH has",
-    ("train/vjp/elementwise.py", "Ceil Floor Round Sign"): "operators that share a gradient rule",
+    ("rewrite/autodiff/vjp/elementwise.py", "Ceil Floor Round Sign"): "operators that share a gradient rule",
 }
 """Literals that are near a class on purpose, each with the reason."""
 

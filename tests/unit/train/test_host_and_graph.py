@@ -14,9 +14,9 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.builder import Builder
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.loss_scale import (
     Array,

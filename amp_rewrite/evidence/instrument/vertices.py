@@ -1,0 +1,37 @@
+"""Vertices that may be low: the one that makes a value, and the ones that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Protocol
+
+from amp_rewrite.ir.dataflow import made_variable, read_variable
+from amp_rewrite.ir.exact_ops import exact
+from amp_rewrite.ir.view import OpId, Use, ValueId, View
+
+Vertex = tuple[OpId, str]
+"""A type variable of an op."""
+
+
+class Choice(Protocol):
+    """A choice of low type variables, as a Coloring is one."""
+
+    def lowered(self, op: OpId, variable: str | None) -> bool:
+        """True if a variable of an op is low."""
+        ...
+
+
+def maker_of(view: View, value: ValueId, may: Container[Vertex]) -> tuple[Vertex | None, bool]:
+    """Return the vertex that may produce a value in the low type, and True if it is then exact."""
+    vertex, op = made_variable(view, value), view.producer(value)
+    if op is None or vertex is None or vertex not in may:
+        return None, False
+    reads = [read_variable(op, i) == vertex[1] for i, v in enumerate(op.inputs) if v is not None]
+    return vertex, exact(op) and any(reads)
+
+
+def reader_of(view: View, use: Use, may: Container[Vertex]) -> Vertex | None:
+    """Return the vertex that may read an input in the low type, or None."""
+    op = view.ops[use.op]
+    name = read_variable(op, use.slot) if op.kind != "Cast" else None
+    return (op.id, name) if name is not None and (op.id, name) in may else None

@@ -1,0 +1,1 @@
+"""Errors of the outputs, predicted by a backward pass over the rounding errors of the forward pass."""

@@ -1,0 +1,227 @@
+"""Prediction: the errors of a model's outputs for any choice of low ops, from a few runs of the adjoint model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import GradientError
+from amp_rewrite.evidence.data.feed import Batch
+from amp_rewrite.evidence.instrument.vertices import Choice, Vertex
+from amp_rewrite.evidence.metric import Criterion
+from amp_rewrite.evidence.prediction.adjoint import Adjoint, adjoint
+from amp_rewrite.evidence.prediction.probes import PROBES, Outputs, worst_of
+from amp_rewrite.evidence.prediction.sites import Sites
+from amp_rewrite.ir.view import OpId, ValueId, View
+
+Floats = NDArray[np.float64]
+RunsAlone = Callable[[OpId, Batch], Mapping[str, Any] | None]
+"""Runs a batch with one op alone low; returns the outputs, None if that cannot be done."""
+
+_DOUBT = 0.05
+"""Variance of the ratio of true to summed squares, by which the roundings of a model fail to be independent."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Squared errors of outputs, relative to |y|², by probe and site.
+
+    `square[p, s]` is sum (g·δ)² of site s as probe p sees it, `signed[p, s]` sum g·δ, `bound[p, s]` sum |g·δ|. `lost`:
+    sites where a finite value becomes infinite. `reasons`: ops without a usable gradient; `measured`: their squared
+    errors, from a run of each alone. Those that could not be run alone either are unknown.
+    """
+
+    sites: Sites
+    outputs: tuple[Outputs, ...]
+    square: Floats
+    signed: Floats
+    bound: Floats
+    lost: NDArray[np.bool_]
+    measured: Mapping[OpId, Floats] = field(default_factory=dict)
+    reasons: Mapping[OpId, str] = field(default_factory=dict)
+
+    @property
+    def view(self) -> View:
+        """Return the model."""
+        return self.sites.view
+
+    def alone(self, op: OpId) -> Floats:
+        """Return the squared error of each probe if this op alone is low; inf if it makes infinity, NaN if unknown."""
+        if op in self.reasons:
+            return self.measured.get(op, np.full(len(self.square), np.nan))
+        return self._of(self._by_op.get(op, []))
+
+    def under(self, choice: Choice) -> Floats:
+        """Return the squared error of each probe under a choice of low ops. O(sites + probes)."""
+        by_op = self._on(choice)
+        total = self._of([i for op, sites in by_op.items() if op not in self.reasons for i in sites])
+        for op in by_op:
+            if op in self.reasons:
+                total = total + self.alone(op)
+        return total
+
+    def parts(self, choice: Choice) -> dict[OpId, Floats]:
+        """Return the squared error of each probe by the roundings of each op that has some under a choice."""
+        by_op = self._on(choice)
+        return {op: self.alone(op) if op in self.reasons else self._of(sites) for op, sites in by_op.items()}
+
+    def _on(self, choice: Choice) -> dict[OpId, list[int]]:
+        """Return the sites where values are rounded under a choice, by op, in topological order.
+
+        An op whose roundings lie elsewhere has an entry if it is low.
+        """
+        by_op: dict[OpId, list[int]] = {
+            op: []
+            for op in self.sites.hidden
+            if any(choice.lowered(op, variable.name) for variable in self.view.variables[op])
+        }
+        for i, site in enumerate(self.sites.all):
+            if site.on(choice):
+                by_op.setdefault(site.op, []).append(i)
+        return dict(sorted(by_op.items()))
+
+    def worst_case(self, op: OpId) -> float:
+        """Return an estimate of the largest relative error of the outputs that the roundings of one op can sum to.
+
+        By the triangle inequality the error is at most sum |J_i| |δ_i|; |g_i| is |J_i| on average over signs but for a
+        factor of at most √2 (Khintchine).
+        """
+        if op in self.reasons:
+            return math.nan
+        if any(self.lost[i] for i in self._by_op.get(op, [])):
+            return math.inf
+        bound = self.bound[:, self._by_op.get(op, [])].sum(axis=1)
+        return float(np.sqrt(2 * (bound @ bound) / self._shares))
+
+    def error(self, energies: Floats) -> float:
+        """Return the root of the mean relative squared error of the outputs, over outputs and batches."""
+        return float(np.sqrt(energies.sum() / self._shares))
+
+    def score(self, energies: Floats, by: Criterion) -> float:
+        """Return the worst expected score of an output in a batch; NaN if it is not finite."""
+        return worst_of(self.outputs, energies, by)
+
+    def of_site(self, number: int) -> float:
+        """Return the squared error of one site, summed over probes."""
+        return float(self._of([number]).sum())
+
+    @property
+    def _shares(self) -> int:
+        """Number of outputs over all batches: each has a relative error of its own."""
+        return max(1, sum(len(each.values) for each in self.outputs))
+
+    @property
+    def _by_op(self) -> Mapping[OpId, list[int]]:
+        if not self._grouped:
+            for i, site in enumerate(self.sites.all):
+                if site.alone(site.op):
+                    self._grouped.setdefault(site.op, []).append(i)
+        return self._grouped
+
+    _grouped: dict[OpId, list[int]] = field(default_factory=dict, repr=False)
+
+    def _of(self, sites: Sequence[int]) -> Floats:
+        """Return the squared errors of roundings that happen together.
+
+        The squares assume independent roundings. The square of the signed sum does not, but it is one number of a
+        random projection. The mean of both, weighted by their variances, is spread over the probes as the squares are.
+        """
+        if not len(sites):
+            return np.zeros(len(self.square))
+        if self.lost[sites].any():
+            return np.full(len(self.square), np.inf)
+        squares: Floats = self.square[:, sites].sum(axis=1)
+        projected = float((self.signed[:, sites].sum(axis=1) ** 2).sum())
+        total = float(squares.sum())
+        weight = self._weight
+        mean = (1 - weight) * total + weight * projected
+        return squares * (mean / total) if total else squares
+
+    @property
+    def _weight(self) -> float:
+        """Return the weight of projections: they are exact if each output element has a probe of its own."""
+        elements = sum(value.size for each in self.outputs for value in each.values.values())
+        probes = len(self.square)
+        of_squares = 2 / max(elements, 1) + _DOUBT
+        of_projections = 2 / probes * (1 - min(1.0, probes / max(elements, 1)))
+        return of_squares / (of_squares + of_projections)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model whose error is to be predicted: its vertices that may be low, the type, and values that are clamped."""
+
+    view: View
+    may: Collection[Vertex]
+    to: DType
+    saturate: Collection[ValueId] = ()
+
+
+def predict(
+    asked: Asked,
+    batches: Iterable[tuple[Batch, Mapping[str, Any]]],
+    alone: RunsAlone | None = None,
+    *,
+    probes: int = PROBES,
+    seed: int = 0,
+) -> Prediction:
+    """Return the prediction for a float32 model, from batches with the outputs of the reference.
+
+    `alone` runs the ops that no gradient tells of; without it they are unknown. GradientError before opset 12, and for
+    a model without floating outputs.
+    """
+    view = asked.view
+    sites = Sites.of(view, asked.may, asked.to)
+    rng = np.random.default_rng(seed)
+    opened: dict[object, Adjoint] = {}
+    outputs: list[Outputs] = []
+    rows: list[tuple[Floats, Floats, Floats]] = []
+    fed: list[Batch] = []
+    lost, wild = (np.zeros(len(sites.all), np.bool_) for _ in range(2))
+    for number, (batch, results) in enumerate(batches):
+        values = {name: y for name, y in results.items() if _counts(y)}
+        if not values:
+            raise GradientError("the model has no floating output with elements; its error cannot be predicted")
+        key = tuple((name, np.shape(value)) for name, value in sorted(batch.items()))
+        if key not in opened:
+            shapes = {name: tuple(y.shape) for name, y in values.items()}
+            opened[key] = adjoint(view, sites.all, asked.to, shapes, batch, saturate=asked.saturate)
+        outputs.append(Outputs.of(number, values, probes))
+        fed.append(batch)
+        for probe in range(len(outputs[-1].probes)):
+            got = opened[key].run(batch, outputs[-1].seeds(probe, rng))
+            rows.append((got.square, got.signed, got.bound))
+            lost |= got.lost
+            wild |= got.wild
+    square, signed, bound = (np.stack(part) for part in zip(*rows, strict=True))
+    dark = {i: reason for each in opened.values() for i, reason in each.dark.items()}
+    dark |= {int(i): "its gradient is not finite" for i in np.flatnonzero(wild)}
+    found = Prediction(sites, tuple(outputs), square, signed, bound, lost)
+    return _with_measured(found, dark, fed, alone)
+
+
+def _with_measured(
+    found: Prediction, dark: Mapping[int, str], fed: Sequence[Batch], alone: RunsAlone | None
+) -> Prediction:
+    """Return the prediction with ops measured that no gradient tells of."""
+    reasons = dict(found.sites.hidden)
+    for i, reason in dark.items():
+        reasons.setdefault(found.sites.all[i].op, reason)
+    measured: dict[OpId, Floats] = {}
+    for op in reasons:
+        runs = [alone(op, batch) if alone is not None else None for batch in fed]
+        if all(run is not None for run in runs):
+            pairs = zip(found.outputs, runs, strict=True)
+            measured[op] = np.concatenate([each.energies(run) for each, run in pairs if run is not None])
+    return replace(found, measured=measured, reasons=reasons)
+
+
+def _counts(value: object) -> bool:
+    """True for a floating tensor with elements."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 0

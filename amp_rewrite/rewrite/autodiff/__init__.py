@@ -1,0 +1,1 @@
+"""The backward pass: gradients of a model as standard ONNX ops, appended to it."""

@@ -1,0 +1,163 @@
+"""A graph under construction: appends nodes with fresh names, and knows types and shapes of what was there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+
+from onnx import GraphProto, NodeProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import GradientError
+from amp_rewrite.files.casting import Array
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir import builder
+from amp_rewrite.ir.builder import declared
+from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
+from amp_rewrite.rewrite.autodiff.facts import Facts, Shape, known_dims
+
+_FIRST = 12
+_LARGEST_CONSTANT = 1 << 16  # elements of a constant that `Builder.constant_of` still reads
+
+
+class Builder(builder.Builder):
+    """Appends nodes to a copy of one graph of a model, or puts them in front of one of its nodes."""
+
+    error = GradientError
+
+    def __init__(self, facts: Facts, scope: ScopeId, *, taken: set[str], region: str) -> None:
+        super().__init__(taken, opset=facts.view.opsets.get("", 1), region=region)
+        self.facts = facts
+        self.scope = scope
+        self.graph = clone(facts.view.scopes[scope].graph)
+        self._instead: dict[int, list[NodeProto]] = {}
+
+    @classmethod
+    def of(cls, model: Model, *, region: str = "backward") -> Builder:
+        """A builder for the main graph of a model, which is not changed.
+
+        GradientError for an ai.onnx opset below 12; ModelError as `View.of` raises it.
+        """
+        facts = Facts.of(model)
+        opset = facts.view.opsets.get("", 1)
+        if opset < _FIRST:
+            raise GradientError(
+                f"the model imports ai.onnx opset {opset}, and gradients are made from opset {_FIRST} on; raise it"
+                " with onnx.version_converter, or export the model again"
+            )
+        return cls(facts, MAIN, taken=set(facts.view.names), region=region)
+
+    def body(self, scope: ScopeId) -> Builder:
+        """A builder for a copy of one body of this graph. Its names collide with none of the model."""
+        return Builder(self.facts, scope, taken=self._taken, region=self._region)
+
+    def model(self) -> Model:
+        """The model as it stands now, a new one. Only for the main graph."""
+        assert self.scope == MAIN
+        proto = clone(self.facts.view.model.proto)
+        proto.graph.CopyFrom(self.finished())
+        return replace(self.facts.view.model, proto=proto)
+
+    def finished(self) -> GraphProto:
+        """The graph as it stands now, a new one."""
+        out = clone(self.graph)
+        placed = (self._instead.get(position, [node]) for position, node in enumerate(self.graph.node))
+        refill(out, "node", [*chain.from_iterable(placed), *self.nodes])
+        return out
+
+    @contextmanager
+    def instead_of(self, position: int) -> Iterator[NodeProto]:
+        """Put what is appended inside `with` in the place of the model's node at this position, which is left out.
+
+        Gives that node. Places are to be taken from front to back, so that what was appended before is computed
+        before.
+        """
+        assert not self.nodes and all(position > place for place in self._instead)
+        behind, self.nodes = self.nodes, self._instead.setdefault(position, [])
+        try:
+            yield self.graph.node[position]
+        finally:
+            self.nodes = behind
+
+    # -- what was there --------------------------------------------------------------------------------
+
+    def known(self, name: str) -> Value | None:
+        """The value of the model itself that the name means; None for what was appended, and for no value."""
+        value = self.facts.ids[self.scope].get(name)
+        return None if value is None else self.facts.view.values[value]
+
+    def dtype(self, name: str) -> DType | None:
+        """The element type of a value of the model, or of an input or constant that was appended."""
+        value = self.known(name)
+        return super().dtype(name) if value is None else self.facts.view.dtype(value.id)
+
+    def shape(self, name: str) -> Shape | None:
+        """The shape of a value of the model; None where its rank is unknown, and for what was appended."""
+        value = self.known(name)
+        return None if value is None else self.facts.shapes.get(value.id)
+
+    def constant_of(self, name: str) -> Array | None:
+        """A constant of the model of at most 65536 elements; None for other values and larger constants."""
+        value = self.known(name)
+        tensor = self.facts.view.constant(value.id) if value is not None else None
+        if tensor is None or math.prod(tensor.dims) > _LARGEST_CONSTANT:
+            return None
+        return self.facts.view.model.array(tensor)
+
+    # -- nodes -----------------------------------------------------------------------------------------
+
+    def extra_output(self, position: int, slot: int) -> str:
+        """The name of an output of the model's node at this position; one that was left out is added to it."""
+        proto = self.graph.node[position]
+        while len(proto.output) <= slot:
+            proto.output.append("")
+        if not proto.output[slot]:
+            proto.output[slot] = self.fresh(f"{proto.output[0]}_{slot}")
+        return str(proto.output[slot])
+
+    # -- inputs and outputs ----------------------------------------------------------------------------
+
+    def input(self, name: str, dtype: DType, shape: Shape) -> str:
+        """Add a graph input under the name, or a fresh one made from it; its name."""
+        name = self.fresh(name)
+        self.graph.input.append(declared(name, dtype, shape))
+        self._dtypes[name] = dtype
+        return name
+
+    def promote(self, name: str) -> None:
+        """Turn an initializer into a graph input of the same name, type and shape, after the other inputs."""
+        at = next((i for i, t in enumerate(self.graph.initializer) if t.name == name), None)
+        if at is None:
+            raise GradientError(f"{name!r} is not an initializer of the main graph, so it cannot become an input")
+        tensor = self.graph.initializer[at]
+        if all(v.name != name for v in self.graph.input):
+            self.graph.input.append(declared(name, DType(tensor.data_type), tensor.dims))
+        del self.graph.initializer[at]
+
+    def output(self, name: str, dtype: DType, shape: Shape | None, *, source: str | None = None) -> str:
+        """Make a value a graph output. With `source` that value is given out under `name` by an Identity."""
+        if source is not None:
+            name = self.fresh(name)
+            self.name(source, name)
+        self.graph.output.append(declared(name, dtype, shape))
+        return name
+
+    def reshape_like(self, x: str, like: str) -> str:
+        """Reshape to the shape of a value; with one dim at most that is not known, no Shape is computed."""
+        shape = self.shape(like)
+        if shape is None or 0 in shape or sum(not isinstance(d, int) for d in shape) > 1:
+            return self.reshape(x, self.shape_of(like))
+        return self.reshape(x, [d if isinstance(d, int) else -1 for d in shape])
+
+    def shape_of(self, x: str) -> str:
+        """The shape as an int64 value: a constant where it is known."""
+        dims = known_dims(self.shape(x))
+        return self.op("Shape", x) if dims is None else self.ints(dims)
+
+    def zeros_like(self, x: str, dtype: DType) -> str:
+        """Zeros of the shape of `x`."""
+        return self.full(self.shape_of(x), 0.0, dtype)

@@ -1,0 +1,234 @@
+"""Gradients as a graph transform: the backward pass is appended to the model, in standard ONNX ops only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from amp_rewrite.errors import GradientError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.lowering.batch_norm import spelled_out
+from amp_rewrite.rewrite.autodiff.lowering.function_bodies import with_bodies
+from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
+from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Joint, Refuse, Row, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.rewrite.passes.inline import inlined
+
+
+def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
+    """Return a new model that also computes the gradients of a loss.
+
+    The model's outputs stay first; the gradients follow as `<name>_grad`, in the order of `wrt`, each with the type and
+    shape of its variable. A gradient is zero where the loss does not depend on the variable.
+
+    Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
+    the loss applies its row of `rewrite.autodiff.vjp.table`. The forward pass is rewritten as in `differentiable`.
+    Works at the model's opset, 12 or later. O(nodes + uses).
+
+    Args:
+        model: as `Model.load` takes it; it is not changed.
+        loss: a floating value of the main graph with one element.
+        wrt: floating inputs or initializers, one name or several.
+        folder: where the external data of a ModelProto lies.
+
+    Returns:
+        The model with more outputs.
+
+    Raises:
+        GradientError: a name does not fit, the loss does not depend on `wrt`, or an op has no rule; names the path.
+
+    Example:
+        >>> import amp_rewrite, onnx
+        >>> head, body = '<ir_version: 10, opset_import: ["" : 20]>', "s = ReduceSumSquare <keepdims = 0> (x)"
+        >>> squares = onnx.parser.parse_model(f"{head} g (float[3] x) => (float s) {{ {body} }}")
+        >>> model = amp_rewrite.gradients(squares, "s", "x")
+        >>> [output.name for output in model.proto.graph.output]
+        ['s', 'x_grad']
+    """
+    wrt = (wrt,) if isinstance(wrt, str) else wrt
+    source = Model.load(model, folder=folder)
+    _check_parameters(source, loss, wrt)
+    ready = differentiable(source, loss, wrt)
+    b = Builder.of(ready)
+    shape = b.shape(loss)
+    if shape is None or any(dim != 1 for dim in shape):
+        dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
+        raise GradientError(f"the loss {loss!r} is not one number, its shape is {dims}; reduce it to its mean or sum")
+    by_name = backward(b, {loss: b.scalar(1.0, element_type(b, loss))}, wrt)
+    for name in dict.fromkeys(wrt):
+        b.output(f"{name}_grad", element_type(b, name), b.shape(name), source=by_name[name])
+    return b.model()
+
+
+Blocked = dict[str, str]
+"""Nodes that no gradient passes, by name, each with the reason."""
+
+
+def differentiable(model: Model, loss: str, wrt: Sequence[str], *, partly: bool = False) -> Model:
+    """Return an equivalent model that `backward` can differentiate; value names stay. `partly`: as far as it can.
+
+    Local functions are inlined. BatchNormalization with batch statistics is decomposed, since no CUDA kernel of
+    onnxruntime runs it. On paths to the loss, LSTM, GRU and RNN become a Scan, and an op without a gradient rule
+    becomes the function body given by the standard. `loss` and `wrt` name floating values of the main graph. Errors
+    are those of `gradients`.
+    """
+    ready = spelled_out(inlined(model))
+    while True:
+        view = View.of(ready)
+        ids = {v.name: v.id for v in view.values if v.scope == MAIN}
+        target = _value(view, ids, loss, "that could be the loss")
+        kind = view.types[target]
+        if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
+            raise GradientError(
+                f"the loss {loss!r} is {kind or 'of unknown type'}; only floating tensors have gradients, cast it"
+            )
+        sources = [_value(view, ids, name, "by which to differentiate") for name in wrt]
+        route = paths(view, MAIN, [target], sources, VJPS)
+        if target not in route.reached:
+            raise GradientError(
+                f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
+                " initializers that it is computed from"
+            )
+        stepped = {op.id for op in route.ops if recurrent(op)}
+        if stepped:
+            ready = stepwise(ready, stepped)
+            continue
+        bodies = nested(view, [body for op in route.ops for body in op.bodies])
+        expandable = _expandable(view, [*route.ops, *(view.ops[i] for body in bodies for i in view.scopes[body].ops)])
+        for op in route.ops:
+            if not partly and (op.domain, op.op_type) not in VJPS and (op.domain or op.op_type not in expandable):
+                raise GradientError(
+                    f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
+                    " replace the op, or do not train the parameters before it"
+                )
+        if not expandable:
+            return ready
+        ready = with_bodies(ready, expandable)
+
+
+def backward(
+    b: Builder, seeds: Mapping[str, str], wrt: Sequence[str], *, blocked: Blocked | None = None
+) -> dict[str, str]:
+    """Append the backward pass to a builder; return gradient names by the names in `wrt`.
+
+    `seeds`: for each differentiated value the name of its own gradient, of the value's type and a shape that
+    broadcasts to the value's. The seed of a loss is 1, or a loss scale for scaled gradients. `wrt`: floating values
+    of the builder's graph. One Sum adds the gradients of several uses; a value without a path from a seed gets
+    zeros. GradientError for an op without a gradient rule; with `blocked` it is added there, and no gradient passes.
+    """
+    full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
+    return _accumulated(b, full, wrt, blocked)
+
+
+def _accumulated(
+    b: Builder, arrived: Mapping[str, str], wrt: Sequence[str], blocked: Blocked | None = None
+) -> dict[str, str]:
+    """Append the backward pass from gradients that already have the shapes of their values."""
+    view, ids = b.facts.view, b.facts.ids[b.scope]
+    route = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
+    arriving: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in arrived.items()}
+    positions = {op_id: i for i, op_id in enumerate(view.scopes[b.scope].ops)}
+    for op in reversed(route.ops):
+        grads = tuple(None if v is None else _total(b, arriving.get(v)) for v in op.outputs)
+        if any(grads):
+            try:
+                partials = _partials(Call(b, op, positions[op.id], grads, _accumulated), route)
+            except GradientError as error:
+                if blocked is None:
+                    raise
+                blocked[op.name] = str(error)
+                continue
+            for value, gradient in partials:
+                arriving.setdefault(value, []).append(gradient)
+    totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
+    return {name: total or b.zeros_like(name, element_type(b, name)) for name, total in totals.items()}
+
+
+def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
+    """Append the gradients of one op's inputs, where needed; return value and gradient name."""
+    row = VJPS.get((v.op.domain, v.op.op_type))
+    if row is None:
+        raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")
+    for slot, gradient in enumerate(v.gradients):
+        if gradient is not None and slot >= row.outputs:
+            raise v.error(
+                f"no gradient through output {slot}, {v.op.node.output[slot]!r}, which lies on the path"
+                f" {route.through(v.op)}; compute it with other ops"
+            )
+    partials = []
+    for slot in route.slots[v.op.id]:
+        entry, value = row.entry(slot), v.op.inputs[slot]
+        assert value is not None and not isinstance(entry, Stop)
+        if isinstance(entry, Refuse):
+            raise v.error(
+                f"no gradient through input {slot}, {v.x(slot)!r}: {entry.because}; it lies on the path"
+                f" {route.through(v.op)}; replace the op"
+            )
+        if not isinstance(entry, Joint):
+            partials.append((value, entry(v, slot)))
+    return [*partials, *_together(v, row, route)]
+
+
+def _together(v: Call, row: Row, route: Paths) -> list[tuple[ValueId, str]]:
+    """Append the gradients that one rule computes together: of joint inputs and of values captured by bodies."""
+    slots = [s for s in route.slots[v.op.id] if isinstance(row.entry(s), Joint)]
+    captured = route.captured[v.op.id]
+    if not slots and not captured:
+        return []
+    if row.together is None:
+        raise v.error(
+            f"no gradient through values captured by its bodies, on the path {route.through(v.op)}; pass them as inputs"
+        )
+    names = [v.b.facts.view.value_name(c) for c in captured]
+    values = [*[v.op.inputs[s] for s in slots], *captured]
+    return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]
+
+
+def _expandable(view: View, ops: Iterable[Op]) -> set[str]:
+    """Types of ops that lack a gradient rule but have a function body in the standard."""
+    return {
+        op.op_type
+        for op in ops
+        if not op.domain
+        and ("", op.op_type) not in VJPS
+        and op.signature is not None
+        and op.signature.expandable
+        and any(v is not None and floating(view, v) for v in op.outputs)
+    }
+
+
+def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
+    if not gradients:
+        return None
+    return gradients[0] if len(gradients) == 1 else b.op("Sum", *gradients)
+
+
+def _value(view: View, ids: Mapping[str, ValueId], name: str, purpose: str) -> ValueId:
+    if name not in ids:
+        outputs = ", ".join(repr(view.value_name(v)) for v in view.scopes[MAIN].outputs)
+        raise GradientError(f"the model has no value {name!r} {purpose}; its outputs are {outputs}")
+    return ids[name]
+
+
+def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:
+    """Raise GradientError unless `wrt` names floating inputs or initializers."""
+    if not wrt:
+        raise GradientError(f"no variables to differentiate {loss!r} with respect to; name inputs or initializers")
+    view = View.of(model)
+    values = {v.name: v for v in view.values if v.scope == MAIN}
+    for name in wrt:
+        value = values.get(name)
+        if value is None or value.role is Role.RESULT:
+            problem = "is not a value of the main graph" if value is None else "is computed by a node"
+            raise GradientError(f"{name!r} {problem}; name an input or an initializer")
+        dtype = view.dtype(value.id)
+        if dtype is None or not dtype.floating:
+            kind = dtype.spelling if dtype else "of unknown type"
+            raise GradientError(
+                f"{name!r} is {kind}; only floating inputs and initializers have gradients, leave it out"
+            )

@@ -1,0 +1,96 @@
+"""Operators replaced by their function bodies from the standard.
+
+onnx's own inliner cannot build a type-dependent body if an optional input is absent or is an initializer. It also
+ignores the default values of attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import onnx
+import onnx.defs
+import onnx.helper
+from onnx import FunctionProto, NodeProto, TypeProto
+
+from amp_rewrite.errors import GradientError, ModelError
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.graphs import all_graphs
+from amp_rewrite.ir.nodes import Op
+from amp_rewrite.ir.schema import TENSOR, attribute
+from amp_rewrite.rewrite.autodiff.facts import Facts
+from amp_rewrite.rewrite.passes.inline import inlined
+
+_DOMAIN = "amp_rewrite.bodies"
+
+
+def with_bodies(model: Model, op_types: Collection[str]) -> Model:
+    """Return the model with all ai.onnx ops of these types replaced, in bodies too; value names stay.
+
+    GradientError if onnx cannot build a function body.
+    """
+    facts = Facts.of(model)
+    proto = clone(model.proto)
+    functions: list[FunctionProto] = []
+    scopes = zip(facts.view.scopes, all_graphs(proto.graph), strict=True)
+    for op_id, node in (pair for scope, graph in scopes for pair in zip(scope.ops, graph.node, strict=True)):
+        op = facts.view.ops[op_id]
+        if not op.domain and op.op_type in op_types:
+            function = _body(facts, op)
+            function.name, function.domain = f"{op.op_type}_{len(functions)}", _DOMAIN
+            node.op_type, node.domain = function.name, _DOMAIN
+            _add_defaults(facts, op, node)
+            functions.append(function)
+    proto.functions.extend(functions)
+    proto.opset_import.add(domain=_DOMAIN, version=1)
+    out = inlined(replace(model, proto=proto), [(_DOMAIN, f.name) for f in functions]).proto
+    refill(out, "opset_import", [o for o in out.opset_import if o.domain != _DOMAIN])
+    return replace(model, proto=out)
+
+
+def _body(facts: Facts, op: Op) -> FunctionProto:
+    """Build the function body of an op at the model's opset."""
+    opset = facts.view.opsets[""]
+    schema = onnx.defs.get_schema(op.op_type, opset, "")
+    function = FunctionProto()
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]  # type: ignore[attr-defined]
+    try:
+        if versions:
+            types = [_type(facts, op, slot).SerializeToString() for slot in range(len(op.inputs))]
+            build = schema.get_context_dependent_function_with_opset_version  # type: ignore[attr-defined]
+            function.ParseFromString(build(max(versions), op.node.SerializeToString(), types))
+        else:
+            versions = [v for v in schema.function_opset_versions if v <= opset]  # type: ignore[attr-defined]
+            built = schema.get_function_with_opset_version(max(versions))  # type: ignore[attr-defined]
+            function.ParseFromString(built if isinstance(built, bytes) else built.SerializeToString())
+        if not function.node:
+            raise ValueError("the body is empty")
+    except (RuntimeError, ValueError) as cause:
+        raise GradientError(
+            f"node {op.name!r} ({op.kind}) has no gradient rule, and onnx {onnx.__version__} cannot build its function"
+            " body; replace the op"
+        ) from cause
+    del function.opset_import[:]
+    function.opset_import.add(domain="", version=opset)
+    return function
+
+
+def _type(facts: Facts, op: Op, slot: int) -> TypeProto:
+    """Type of an input; an empty TypeProto for an absent one."""
+    value = op.inputs[slot]
+    vtype = facts.view.types[value] if value is not None else None
+    if value is None or vtype is None or vtype.dtype is None:
+        return TypeProto()
+    if vtype.container != TENSOR:
+        raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}; only tensors have gradients, replace the op")
+    return onnx.helper.make_tensor_type_proto(vtype.dtype.code, facts.shapes.get(value))
+
+
+def _add_defaults(facts: Facts, op: Op, node: NodeProto) -> None:
+    """Write the default values of absent attributes into a node."""
+    schema = onnx.defs.get_schema(op.op_type, facts.view.opsets[""], "")
+    for name, formal in schema.attributes.items():
+        if formal.default_value.name and attribute(node, name) is None:
+            node.attribute.append(formal.default_value)

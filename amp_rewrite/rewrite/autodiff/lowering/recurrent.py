@@ -1,0 +1,313 @@
+"""LSTM, GRU and RNN as a Scan over their steps, in operators that have gradient rules.
+
+Formulas: onnx, docs/Operators. The product of the whole sequence with the input weights is computed before the
+Scan; the product of the state with the recurrence weights is computed in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import onnx.helper
+from onnx import GraphProto, NodeProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.builder import declared
+from amp_rewrite.ir.nodes import MAIN, Op, OpId
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.vjp.row import Forward
+from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
+
+
+def stepwise(model: Model, ops: Collection[OpId]) -> Model:
+    """Return the model with these LSTM, GRU and RNN of its main graph replaced; value names stay.
+
+    Covers the standard: directions, `layout`, sequence lengths, peepholes, `input_forget`, `clip`, and activations
+    without parameters. GradientError for other activations, an unknown hidden size and an unknown element type.
+    """
+    b = Builder.of(model, region="steps")
+    view = b.facts.view
+    for position, op_id in enumerate(view.scopes[MAIN].ops):
+        if op_id in ops:
+            with b.instead_of(position) as node:
+                _Layer(b, view.ops[op_id]).replace(node)
+    return b.model()
+
+
+def recurrent(op: Op) -> bool:
+    """True if `stepwise` can replace the op."""
+    return not op.domain and op.op_type in _CELLS
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One direction of a layer: its weights and activations, and the body of its Scan under construction.
+
+    The nodes of the body may capture values of the outer graph.
+    """
+
+    layer: _Layer
+    recurrence: str
+    """[hidden, gates · hidden]."""
+    inner_bias: str | None
+    peepholes: Sequence[str]
+    activations: Sequence[str]
+    nodes: list[NodeProto] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer.op.name}/step"
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        return self.ops(op_type, *inputs, results=1, **attributes)[0]
+
+    def ops(self, op_type: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
+        fresh = self.layer.b.fresh
+        name = fresh(f"{self.name}/{op_type}")
+        outputs = [name] if results == 1 else [fresh(f"{name}_{i}") for i in range(results)]
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name=name, **attributes))
+        return outputs
+
+    def active(self, which: int, x: str) -> str:
+        """Append an activation of a clipped value."""
+        bound = self.layer.attr("clip", 0.0)
+        if bound:
+            x = self.op("Clip", x, *[self.layer.b.scalar(s * bound, self.layer.dtype()) for s in (-1, 1)])
+        return self.op(self.activations[which], x)
+
+    def cut(self, x: str, count: int) -> list[str]:
+        """Split a value into `count` gates."""
+        sizes = [self.layer.hidden] * count
+        if self.layer.b.opset < FIRST_AXES_INPUT:
+            return self.ops("Split", x, results=count, axis=-1, split=sizes)
+        # the constant is in the body, because onnx does not infer shapes from captured constants
+        return self.ops("Split", x, self.op("Constant", value_ints=sizes), results=count, axis=-1)
+
+
+Formula = Callable[[_Step, Sequence[str], str], Sequence[str]]
+"""Append one step to a body, from states and input product to the next states; the output comes first."""
+
+
+def _lstm(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+    """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
+    h, c = states
+    i, o, f, g = step.cut(step.op("Add", step.op("MatMul", h, step.recurrence), x), 4)
+
+    def peeped(gate: str, which: int, cell: str) -> str:
+        return step.op("Add", gate, step.op("Mul", step.peepholes[which], cell)) if step.peepholes else gate
+
+    i = step.active(0, peeped(i, 0, c))
+    coupled = step.layer.attr("input_forget", 0)
+    f = step.op("Sub", step.layer.one, i) if coupled else step.active(0, peeped(f, 2, c))
+    c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, step.active(1, g)))
+    o = step.active(0, peeped(o, 1, c))
+    return step.op("Mul", o, step.op(step.activations[2], c)), c
+
+
+def _gru(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+    """Gates in the order z, r, h; the reset applies before or after the product."""
+    (h,) = states
+    z, r, g = step.cut(x, 3)
+    if step.layer.resets_after:
+        product = step.op("MatMul", h, step.recurrence)
+        seen = product if step.inner_bias is None else step.op("Add", product, step.inner_bias)
+        of_z, of_r, of_g = step.cut(seen, 3)
+        r = step.active(0, step.op("Add", r, of_r))
+        reset = step.op("Mul", r, of_g)
+    else:
+        for_gates, for_state = step.layer.parted(step.recurrence, (2, 1))
+        of_z, of_r = step.cut(step.op("MatMul", h, for_gates), 2)
+        r = step.active(0, step.op("Add", r, of_r))
+        reset = step.op("MatMul", step.op("Mul", r, h), for_state)
+    z = step.active(0, step.op("Add", z, of_z))
+    g = step.active(1, step.op("Add", g, reset))
+    return (step.op("Add", step.op("Mul", step.op("Sub", step.layer.one, z), g), step.op("Mul", z, h)),)
+
+
+def _rnn(step: _Step, states: Sequence[str], x: str) -> Sequence[str]:
+    (h,) = states
+    return (step.active(0, step.op("Add", step.op("MatMul", h, step.recurrence), x)),)
+
+
+class _Cell(NamedTuple):
+    gates: int
+    states: int
+    activations: tuple[str, ...]
+    formula: Formula
+
+
+_CELLS: Mapping[str, _Cell] = {
+    "LSTM": _Cell(4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm),
+    "GRU": _Cell(3, 1, ("Sigmoid", "Tanh"), _gru),
+    "RNN": _Cell(1, 1, ("Tanh",), _rnn),
+}
+
+_KNOWN = {name.lower(): name for name in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")}
+_W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
+
+
+@dataclass(frozen=True)
+class _Layer(Forward):
+    """One LSTM, GRU or RNN of the main graph."""
+
+    def replace(self, node: NodeProto) -> None:
+        """Append the equivalent Scans and give their results the node's output names."""
+        sequences, ends = [], []
+        for i, step in enumerate(self._steps()):
+            sequence, *last = self._scan(step, i)
+            sequences.append(self.b.unsqueeze(sequence, [1]))
+            ends.append([self.b.unsqueeze(state, [0]) for state in last])
+        results = [self._joined(sequences, 1, [2, 0, 1, 3])]
+        results += [self._joined(states, 0, [1, 0, 2]) for states in zip(*ends, strict=True)]
+        for name, result in zip(node.output, results, strict=False):
+            if name:
+                self.b.name(result, name)
+
+    @property
+    def cell(self) -> _Cell:
+        return _CELLS[self.op.op_type]
+
+    @cached_property
+    def direction(self) -> str:
+        return str(self.attr("direction", "forward"))
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.direction == "bidirectional" else 1
+
+    @cached_property
+    def batch_axis(self) -> int:
+        return 0 if self.attr("layout", 0) else 1
+
+    @cached_property
+    def hidden(self) -> int:
+        shape = self.shape(_R)
+        size = self.attr("hidden_size", shape[-1] if shape else None)
+        if not isinstance(size, int):
+            raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
+        return size
+
+    @property
+    def one(self) -> str:
+        return self.b.scalar(1.0, self.dtype())
+
+    def _activations(self) -> list[str]:
+        words = [w.decode() for w in self.attr("activations", [])]
+        if self.attr("activation_alpha", []) or self.attr("activation_beta", []):
+            raise self.error("no gradient with activation_alpha or activation_beta; use activations without parameters")
+        for word in words:
+            if word.lower() not in _KNOWN:
+                raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
+        return [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
+
+    def _each(self, slot: int, axis: int = 0) -> list[str | None]:
+        """An input split by direction, without the direction axis; None if absent."""
+        if not self.has(slot):
+            return [None] * self.directions
+        parts = self.b.split(self.x(slot), [1] * 2, axis, results=2) if self.directions == 2 else (self.x(slot),)
+        return [self.b.squeeze(part, [axis]) for part in parts]
+
+    def _steps(self) -> list[_Step]:
+        biases, peepholes, active = self._each(_B), self._each(_PEEPHOLES), self._activations()
+        count = len(active) // self.directions
+        directions = []
+        for i, weight in enumerate(self._each(_R)):
+            assert weight is not None
+            turned = self.b.op("Transpose", weight, perm=[1, 0])
+            inner = self._biases(biases[i])[1] if self.resets_after else None
+            three = self.parted(peepholes[i], (1, 1, 1)) if peepholes[i] else ()
+            directions.append(_Step(self, turned, inner, three, active[i * count : (i + 1) * count]))
+        return directions
+
+    @cached_property
+    def resets_after(self) -> bool:
+        return self.op.op_type == "GRU" and bool(self.attr("linear_before_reset", 0))
+
+    def _biases(self, bias: str | None) -> Sequence[str | None]:
+        """Split the bias into that of the input and that of the recurrence."""
+        return (None, None) if bias is None else self.parted(bias, (self.cell.gates, self.cell.gates))
+
+    def parted(self, x: str | None, shares: Sequence[int]) -> tuple[str, ...]:
+        """Split along the last axis into parts of `shares` hidden sizes each."""
+        assert x is not None
+        return self.b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
+
+    @property
+    def _x(self) -> str:
+        """[steps, batch, features]."""
+        return self.x(0) if self.batch_axis else self.b.op("Transpose", self.x(0), perm=[1, 0, 2])
+
+    def _product(self, direction: int) -> str:
+        """Product of the input and its weights: [steps, batch, gates · hidden]."""
+        weight, bias = self._each(_W)[direction], self._each(_B)[direction]
+        assert weight is not None
+        product = self.b.op("MatMul", self._x, self.b.op("Transpose", weight, perm=[1, 0]))
+        outer, inner = self._biases(bias)
+        if outer is None or inner is None:
+            return product
+        return self.b.op("Add", product, outer if self.resets_after else self.b.op("Add", outer, inner))
+
+    def _begin(self, slot: int, direction: int) -> str:
+        """Initial state of a direction; zeros if the input is absent."""
+        initial = self._each(slot, axis=1 - self.batch_axis)[direction]
+        if initial is not None:
+            return initial
+        batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([self.batch_axis]))
+        return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
+
+    def _running(self) -> str | None:
+        """Mask of the batch rows that are not past their length: bool [steps, batch, 1]."""
+        if not self.has(_LENGTHS):
+            return None
+        int32 = DType.INT32
+        steps = self.b.op("Gather", self.b.op("Shape", self._x), self.b.scalar(0, DType.INT64))
+        numbers = [self.b.scalar(0, int32), self.b.op("Cast", steps, to=int32.code), self.b.scalar(1, int32)]
+        numbers_by_row = self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2])
+        return self.b.op("Less", numbers_by_row, self.b.unsqueeze(self.x(_LENGTHS), [1]))
+
+    def _scan(self, step: _Step, direction: int) -> list[str]:
+        """Append the Scan; return the outputs of all steps, then the last states."""
+        begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
+        running = self._running()
+        scanned = [self._product(direction), *([running] if running else [])]
+        graph = self._graph(step, bool(running))
+        turned = [int(self.direction == "reverse" or direction == 1)]
+        *last, sequence = append_scan(
+            self.b,
+            self.b.fresh(self.op.name),
+            graph,
+            begin,
+            scanned,
+            scan_input_directions=turned * len(scanned),
+            scan_output_directions=turned,
+        )
+        return [sequence, *last]
+
+    def _graph(self, step: _Step, bounded: bool) -> GraphProto:
+        """Build the body of one step; rows past their length keep their states and output zeros."""
+        shape = self.shape(0)
+        batch = shape[self.batch_axis] if shape else None
+        formals = [self.b.fresh(f"{step.name}/{name}") for name in (*("h", "c")[: self.cell.states], "x")]
+        states, x = formals[:-1], formals[-1]
+        widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
+        inputs = [declared(name, self.dtype(), (batch, n)) for name, n in zip(formals, widths, strict=True)]
+        now = list(self.cell.formula(step, states, x))
+        output = now[0]
+        if bounded:
+            runs = self.b.fresh(f"{step.name}/runs")
+            inputs.append(declared(runs, DType.BOOL, (batch, 1)))
+            output = step.op("Where", runs, output, self.b.scalar(0.0, self.dtype()))
+            now = [step.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
+        results = [*now, output if output not in now else step.op("Identity", output)]
+        outputs = [declared(name, self.dtype(), (batch, self.hidden)) for name in results]
+        return onnx.helper.make_graph(step.nodes, step.name, inputs, outputs)
+
+    def _joined(self, parts: Sequence[str], axis: int, perm: Sequence[int]) -> str:
+        """Concatenate the directions; move the batch axis to the front if `layout` is 1."""
+        whole = parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
+        return whole if self.batch_axis else self.b.op("Transpose", whole, perm=perm)

@@ -1,0 +1,238 @@
+"""VJPs of elementwise operators: arithmetic, powers, choices and activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, Row, Stop, row
+
+
+def _same(v: Call, slot: int) -> str:
+    return v.sum_to(v.g, slot)
+
+
+def _times_other(v: Call, slot: int) -> str:
+    return v.sum_to(v.do("Mul", v.g, v.x(1 - slot)), slot)
+
+
+def _divisor(v: Call, slot: int) -> str:
+    return v.do("Neg", v.sum_to(v.do("Mul", v.do("Div", v.g, v.x(1)), v.y()), slot))
+
+
+def _modulus(v: Call, slot: int) -> str:
+    """y = a − b·trunc(a/b): fmod is 1 for floats."""
+    quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # a whole number but for rounding
+    return v.do("Neg", v.sum_to(v.do("Mul", v.g, v.do("Round", quotient)), 1))
+
+
+def _base(v: Call, slot: int) -> str:
+    """p·x^(p−1), without the slow Pow for the common powers 1 and 2."""
+    constant = v.constant(1)
+    power = constant.item() if constant is not None and constant.size == 1 else None
+    if power == 2:
+        return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
+    if power == 1:
+        return v.sum_to(v.g, 0)
+    p = v.b.cast(v.x(1), v.dtype(0))
+    slope = v.do("Mul", p, v.do("Pow", v.x(0), v.do("Sub", p, 1.0)))
+    # x^0 is 1 everywhere, so its slope is 0; 0·x^(−1) is NaN at x = 0
+    slope = v.do("Where", v.do("Equal", p, 0.0), 0.0, slope)
+    return v.sum_to(v.do("Mul", v.g, slope), 0)
+
+
+def _exponent(v: Call, slot: int) -> str:
+    """y·ln x; 0 at x = 0, where y is 0 for every p > 0."""
+    zero = v.do("Equal", v.x(0), 0.0)
+    logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
+    gradient = v.sum_to(v.do("Mul", v.g, v.do("Mul", v.y(), logarithm)), 1)
+    return v.b.cast(gradient, v.dtype(1), of=v.dtype(0))
+
+
+def _extreme(v: Call, slot: int) -> str:
+    """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax)."""
+    ties = v.do("Sum", *[v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))])
+    share = v.do("Div", v.g, ties)
+    return v.sum_to(v.do("Where", v.do("Equal", v.x(slot), v.y()), share, 0.0), slot)
+
+
+def _chosen(v: Call, slot: int) -> str:
+    zero = v.b.scalar(0.0, v.dtype(slot))  # the type of the branches; the condition is bool
+    branches = (v.g, zero) if slot == 1 else (zero, v.g)
+    return v.sum_to(v.b.op("Where", v.x(0), *branches), slot)
+
+
+def _clipped(v: Call, slot: int) -> str:
+    """Gradient of x: passes within the bounds, both inclusive (as torch.clamp)."""
+    inside = [v.do(op, v.x(0), v.x(bound)) for op, bound in (("GreaterOrEqual", 1), ("LessOrEqual", 2)) if v.has(bound)]
+    if not inside:
+        return v.g
+    held = inside[0] if len(inside) == 1 else v.do("And", *inside)
+    return v.do("Where", held, v.g, 0.0)
+
+
+def _bound(v: Call, slot: int) -> str:
+    """Gradient of a bound: passes where x is beyond it; the upper bound wins, as in min(max(x, low), high)."""
+    if slot == 2:
+        beyond = v.do("Greater", v.x(0), v.x(2))
+        if v.has(1):
+            beyond = v.do("Or", beyond, v.do("Greater", v.x(1), v.x(2)))
+    else:
+        beyond = v.do("Less", v.x(0), v.x(1))
+        if v.has(2):
+            beyond = v.do("And", beyond, v.do("LessOrEqual", v.x(1), v.x(2)))
+    return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
+
+
+def _slope(derivative: Callable[[Call], str]) -> Row:
+    """A row for y = f(x): the gradient times f'(x)."""
+    return row(lambda v, slot: v.do("Mul", v.g, derivative(v)))
+
+
+def _dividing(inverse_slope: Callable[[Call], str]) -> Row:
+    """A row for y = f(x): the gradient divided by 1/f'(x)."""
+    return row(lambda v, slot: v.do("Div", v.g, inverse_slope(v)))
+
+
+def _where_positive(v: Call, otherwise: str) -> str:
+    """The gradient where x > 0, else `otherwise`."""
+    return v.do("Where", v.do("Greater", v.x(0), 0.0), v.g, otherwise)
+
+
+# Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
+_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
+
+
+def _selu(v: Call) -> str:
+    alpha, gamma = v.attr("alpha", _SELU_ALPHA), v.attr("gamma", _SELU_GAMMA)
+    below = v.do("Add", v.y(), alpha * gamma)
+    return v.do("Where", v.do("Greater", v.x(0), 0.0), gamma, below)
+
+
+def _square(v: Call, x: str) -> str:
+    return v.do("Mul", x, x)
+
+
+def _gauss(v: Call, x: str, factor: float) -> str:
+    """factor·exp(−x²)."""
+    return v.do("Mul", v.do("Exp", v.do("Neg", _square(v, x))), factor)
+
+
+def _gelu(v: Call) -> str:
+    """Φ(x) + x·φ(x), or that of the approximation."""
+    if v.attr("approximate", "none") == "tanh":
+        return _gelu_tanh(v)
+    scaled = v.do("Mul", v.x(0), math.sqrt(0.5))
+    cumulative = v.do("Mul", v.do("Add", v.do("Erf", scaled), 1.0), 0.5)
+    return v.do("Add", cumulative, v.do("Mul", v.x(0), _gauss(v, scaled, 1 / math.sqrt(2 * math.pi))))
+
+
+_CUBIC = 0.044715  # Hendrycks & Gimpel, Gaussian Error Linear Units, 2016
+
+
+def _gelu_tanh(v: Call) -> str:
+    """y = x·(1 + t)/2, t = tanh(u), u = √(2/π)·(x + c·x³)."""
+    square, root = _square(v, v.x(0)), math.sqrt(2 / math.pi)
+    t = v.do("Tanh", v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root)))
+    slope = v.do("Add", v.do("Mul", square, 3 * root * _CUBIC), root)
+    bend = v.do("Mul", v.do("Mul", v.x(0), slope), _one_less_square(v, t))
+    return v.do("Mul", v.do("Add", v.do("Add", t, 1.0), bend), 0.5)
+
+
+def _hard_sigmoid(v: Call, slot: int) -> str:
+    inside = v.do("And", v.do("Greater", v.y(), 0.0), v.do("Less", v.y(), 1.0))
+    return v.do("Where", inside, v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
+
+
+def _hard_swish(v: Call) -> str:
+    """y = x·clip(x/6 + 1/2, 0, 1): the slope is (2x + 3)/6 between −3 and 3, then 1."""
+    middle = v.do("Add", v.do("Div", v.x(0), 3.0), 0.5)
+    above = v.do("Where", v.do("GreaterOrEqual", v.x(0), 3.0), 1.0, middle)
+    return v.do("Where", v.do("LessOrEqual", v.x(0), -3.0), 0.0, above)
+
+
+def _swish(v: Call) -> str:
+    """y = x·s(αx): s + αx·s·(1 − s)."""
+    alpha = v.attr("alpha", 1.0)
+    scaled = v.x(0) if alpha == 1.0 else v.do("Mul", v.x(0), alpha)
+    s = v.do("Sigmoid", scaled)
+    return v.do("Mul", s, v.do("Add", v.do("Mul", scaled, v.do("Sub", 1.0, s)), 1.0))
+
+
+def _mish(v: Call) -> str:
+    """y = x·t, t = tanh(softplus(x)): t + x·(1 − t²)·sigmoid(x)."""
+    t = v.do("Tanh", v.do("Softplus", v.x(0)))
+    bend = v.do("Mul", _one_less_square(v, t), v.do("Sigmoid", v.x(0)))
+    return v.do("Add", t, v.do("Mul", v.x(0), bend))
+
+
+def _square_and(v: Call, shift: float) -> str:
+    """x² + shift."""
+    return v.do("Add", _square(v, v.x(0)), shift)
+
+
+def _one_less_square(v: Call, x: str) -> str:
+    """1 − x²."""
+    return v.do("Sub", 1.0, _square(v, x))
+
+
+ROWS: Family = {
+    "Add": row(_same, _same),
+    "Sub": row(_same, lambda v, slot: v.do("Neg", v.sum_to(v.g, slot))),
+    "Mul": row(_times_other, _times_other),
+    "Div": row(lambda v, slot: v.sum_to(v.do("Div", v.g, v.x(1)), slot), _divisor),
+    "Sum": row(_same),
+    "Mean": row(lambda v, slot: v.sum_to(v.do("Div", v.g, float(len(v.op.inputs))), slot)),
+    "Mod": row(_same, _modulus),
+    "Pow": row(_base, _exponent),
+    "Neg": row(lambda v, slot: v.do("Neg", v.g)),
+    "Identity": row(lambda v, slot: v.g),
+    "Cast": row(lambda v, slot: v.typed(v.g)),
+    "CastLike": row(lambda v, slot: v.typed(v.g), Stop("only its type is read")),
+    "Max": row(_extreme),
+    "Min": row(_extreme),
+    "Where": row(Stop("a choice"), _chosen, _chosen),
+    "Clip": row(_clipped, _bound, _bound),
+    **dict.fromkeys(("Floor", "Ceil", "Round", "Sign"), row(Stop("piecewise constant"))),
+    "Abs": _slope(lambda v: v.do("Sign", v.x(0))),
+    "Exp": _slope(lambda v: v.y()),
+    "Log": _dividing(lambda v: v.x(0)),
+    "Sqrt": row(lambda v, slot: v.do("Div", v.do("Mul", v.g, 0.5), v.y())),
+    "Reciprocal": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, _square(v, v.y())))),
+    "Sin": _slope(lambda v: v.do("Cos", v.x(0))),
+    "Cos": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),
+    "Tan": _slope(lambda v: v.do("Add", _square(v, v.y()), 1.0)),
+    "Sinh": _slope(lambda v: v.do("Cosh", v.x(0))),
+    "Cosh": _slope(lambda v: v.do("Sinh", v.x(0))),
+    "Asin": _dividing(lambda v: v.do("Sqrt", _one_less_square(v, v.x(0)))),
+    "Acos": row(lambda v, slot: v.do("Neg", v.do("Div", v.g, v.do("Sqrt", _one_less_square(v, v.x(0)))))),
+    "Atan": _dividing(lambda v: _square_and(v, 1.0)),
+    "Asinh": _dividing(lambda v: v.do("Sqrt", _square_and(v, 1.0))),
+    "Acosh": _dividing(lambda v: v.do("Sqrt", _square_and(v, -1.0))),
+    "Atanh": _dividing(lambda v: _one_less_square(v, v.x(0))),
+    "Erf": _slope(lambda v: _gauss(v, v.x(0), 2 / math.sqrt(math.pi))),
+    "Sigmoid": _slope(lambda v: v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))),
+    "Tanh": _slope(lambda v: _one_less_square(v, v.y())),
+    "Softplus": _slope(lambda v: v.do("Sigmoid", v.x(0))),
+    "Softsign": _dividing(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
+    # a mask by y cast to bool: unlike a comparison, that cast has kernels in every type
+    "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.g, 0.0)),
+    "LeakyRelu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))),
+    "PRelu": row(
+        lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.x(1))),
+        lambda v, slot: v.sum_to(v.do("Mul", v.g, v.do("Min", v.x(0), 0.0)), slot),
+    ),
+    # α·exp(x) = y + α below zero
+    "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
+    "Selu": _slope(_selu),
+    "Celu": row(
+        lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.do("Div", v.y(), v.attr("alpha", 1.0)), 1.0)))
+    ),
+    "ThresholdedRelu": row(lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)),
+    "Gelu": _slope(_gelu),
+    "HardSigmoid": row(_hard_sigmoid),
+    "HardSwish": _slope(_hard_swish),
+    "Swish": _slope(_swish),
+    "Mish": _slope(_mish),
+}

@@ -1,0 +1,209 @@
+"""VJPs of operators that read or write elements by position: gathers, scatters, slices, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
+from amp_rewrite.rewrite.autodiff.facts import known_dims
+from amp_rewrite.rewrite.autodiff.vjp.row import END, Call, Family, Stop, positive, row
+
+_EXTREMES = ("max", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions in a tensor, as the indices of ScatterND or ScatterElements."""
+
+    op_type: str
+    index: str
+    axis: int | None = None
+
+
+def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str:
+    """Scatter the gradient g into zeros of a shape; with `repeats`, add the gradients of a repeated position.
+
+    The sum for a low type is in float32: it has many terms, and no CPU kernel adds in a low type.
+    """
+    if repeats:
+        v.b.requires(FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds at repeated positions,")
+    own = v.dtype(0)
+    dtype = DType.FLOAT if own.low and repeats else own
+    wide, reduction = v.b.cast(g, dtype, of=own), "add" if repeats else None
+    added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.index, wide, axis=to.axis, reduction=reduction)
+    return v.b.cast(added, own, of=dtype)
+
+
+def by_position(v: Call, *, repeats: bool) -> str:
+    """Gradient of input 0 of an op whose output consists of its elements: scatter each back to its origin.
+
+    The origins are found by running the op itself on the positions of the elements. `repeats`: an element may occur
+    in the output several times.
+    """
+    x = v.x(0)
+    count = v.b.op("Size", x)
+    positions = v.b.reshape(v.counted(count), v.b.shape_of(x))
+    node = clone(v.op.node)
+    inputs = [positions, *node.input[1:]]
+    if v.op.op_type == "Pad":
+        inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is not used
+    origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(node, inputs)[0], v.g))
+    total = v.b.reshape(count, [1])
+    return v.b.reshape_like(scattered(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
+
+
+def _gather(v: Call, slot: int) -> str:
+    """Scatter-add the gradient; for an axis other than 0, transpose that axis to the front first."""
+    rank, axis = v.rank(0), v.axis(0)
+    picked = v.rank(1)
+    index = v.b.unsqueeze(v.b.cast(v.x(1), DType.INT64), [picked])
+    if axis == 0:
+        return scattered(v, Positions("ScatterND", index), v.b.shape_of(v.x(0)), v.g, repeats=True)
+    front = [axis, *[a for a in range(rank) if a != axis]]
+    of_g = [*range(axis, axis + picked), *range(axis), *range(axis + picked, rank - 1 + picked)]
+    shape = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.ints(front))
+    added = scattered(v, Positions("ScatterND", index), shape, v.do("Transpose", v.g, perm=of_g), repeats=True)
+    return v.do("Transpose", added, perm=[int(i) for i in np.argsort(front)])
+
+
+def _gather_elements(v: Call, slot: int) -> str:
+    to = Positions("ScatterElements", v.x(1), v.attr("axis", 0))
+    return scattered(v, to, v.b.shape_of(v.x(0)), v.g, repeats=True)
+
+
+def _gather_nd(v: Call, slot: int) -> str:
+    if v.attr("batch_dims", 0):
+        return by_position(v, repeats=True)
+    return scattered(v, Positions("ScatterND", v.x(1)), v.b.shape_of(v.x(0)), v.g, repeats=True)
+
+
+def _overwritten(v: Call, slot: int) -> str:
+    """Gradient of the data: zero where overwritten, all with reduction add, a share with reduction max or min."""
+    if _reduction(v) == "add":
+        return v.g
+    if _reduction(v) in _EXTREMES:
+        return v.do("Mul", _shares(v), _hits(v)[0])
+    return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_axis(v))
+
+
+def _axis(v: Call) -> int | None:
+    return v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
+
+
+def _updates(v: Call, slot: int) -> str:
+    if _reduction(v) in _EXTREMES:
+        return v.do("Mul", _picked(v, _shares(v)), _hits(v)[1])
+    return _picked(v, v.g)
+
+
+def _picked(v: Call, x: str) -> str:
+    """Gather the elements at the scattered positions."""
+    return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_axis(v))
+
+
+def _hits(v: Call) -> tuple[str, str]:
+    """Masks of data and of updates: 1 for the extreme value of a position, else 0."""
+    masks = (v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y())))
+    return v.typed(masks[0]), v.typed(masks[1])
+
+
+def _shares(v: Call) -> str:
+    """Gradient divided by the number of extreme values of each position (as torch.scatter_reduce)."""
+    data, updates = _hits(v)
+    to = Positions(v.op.op_type, v.x(1), _axis(v))
+    others = scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True)
+    return v.do("Div", v.g, v.do("Add", data, others))
+
+
+def _reduction(v: Call) -> str:
+    reduction = v.attr("reduction", "none")
+    if reduction not in ("none", "add", *_EXTREMES):
+        raise v.error(f"no gradient with reduction {reduction!r}, only with none, add, max and min; replace the op")
+    return str(reduction)
+
+
+def _slice(v: Call, slot: int) -> str:
+    """Pad with zeros if starts and axes are constants and steps are 1; else scatter by position."""
+    starts, steps = v.constant(1), v.constant(4) if v.has(4) else np.ones(1)
+    axes = v.constant(3) if v.has(3) else None if starts is None else np.arange(len(starts))
+    if starts is None or axes is None or steps is None or (steps != 1).any():
+        return by_position(v, repeats=False)
+    begins = [0] * v.rank(0)
+    for axis, start in zip(axes, starts, strict=True):
+        begins[positive(int(axis), v.rank(0))] = int(start)
+    own, cut = known_dims(v.shape(0)), known_dims(v.out_shape)
+    if own is None or cut is None:
+        return v.do("Pad", v.g, _pads_at_run_time(v, begins))
+    front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, own, strict=True)]
+    back = [n - b - c for n, b, c in zip(own, front, cut, strict=True)]
+    return v.do("Pad", v.g, v.b.ints([*front, *back])) if any((*front, *back)) else v.g
+
+
+def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
+    own, cut = v.b.op("Shape", v.x(0)), v.b.op("Shape", v.g)
+    front = v.b.ints(begins)
+    if min(begins, default=0) < 0:
+        from_back = v.b.constant(np.array([b < 0 for b in begins]))
+        front = v.b.op("Max", v.b.op("Where", from_back, v.b.op("Add", front, own), front), v.b.ints([0]))
+    front = v.b.op("Min", front, own)
+    return v.b.op("Concat", front, v.b.op("Sub", v.b.op("Sub", own, front), cut), axis=0)
+
+
+def _pad(v: Call, slot: int) -> str:
+    """Crop to the original part; with a mode that repeats elements, add each position to its origin."""
+    return _cropped(v) if v.attr("mode", "constant") == "constant" else by_position(v, repeats=True)
+
+
+def _cropped(v: Call) -> str:
+    axes = (v.x(3),) if v.has(3) else ()
+    constant = v.constant(1)
+    if constant is None:
+        return v.do("Pad", v.g, v.b.op("Neg", v.x(1)), "", *axes)
+    pads = [int(p) for p in constant]
+    half, inner = len(pads) // 2, v.g
+    if max(pads, default=0) > 0:
+        ends = [-p if p > 0 else END for p in pads[half:]]
+        along = axes or (v.b.ints(range(half)),)
+        inner = v.do("Slice", inner, v.b.ints([max(p, 0) for p in pads[:half]]), v.b.ints(ends), *along)
+    if min(pads, default=0) < 0:
+        inner = v.do("Pad", inner, v.b.ints([max(-p, 0) for p in pads]), *(("", *axes) if axes else ()))
+    return inner
+
+
+def _filling(v: Call, slot: int) -> str:
+    """Gradient of the fill value: the sum over the padding."""
+    if v.attr("mode", "constant") != "constant":
+        return v.zeros(slot)
+    totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _cropped(v))]
+    return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
+
+
+def _one_hot(v: Call, slot: int) -> str:
+    """Gradients of the off and on values: sums over their positions."""
+    places = v.b.constant(np.array([0, 1], v.dtype(2).numpy))
+    hot = v.b.op("OneHot", v.x(0), v.x(1), places, axis=v.attr("axis", -1))
+    on = v.b.reduce("ReduceSum", v.b.op("Mul", v.g, hot), None, keepdims=False)
+    both = v.b.reduce("ReduceSum", v.g, None, keepdims=False)
+    return v.b.op("Concat", *[v.b.unsqueeze(part, [0]) for part in (v.b.op("Sub", both, on), on)], axis=0)
+
+
+_WHERE = Stop("positions are integers")
+
+ROWS: Family = {
+    "Gather": row(_gather, _WHERE),
+    "GatherElements": row(_gather_elements, _WHERE),
+    "GatherND": row(_gather_nd, _WHERE),
+    "ScatterElements": row(_overwritten, _WHERE, _updates),
+    "ScatterND": row(_overwritten, _WHERE, _updates),
+    "Slice": row(_slice, _WHERE),
+    "Pad": row(_pad, _WHERE, _filling, _WHERE),
+    "Compress": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
+    "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
+    "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),
+    "OneHot": row(_WHERE, _WHERE, _one_hot),
+}

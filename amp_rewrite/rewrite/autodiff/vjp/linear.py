@@ -1,0 +1,77 @@
+"""VJPs of matrix products."""
+
+from __future__ import annotations
+
+from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, row, sum_to
+
+
+def _swapped(v: Call, x: str, rank: int) -> str:
+    """Transpose the last two axes."""
+    return v.do("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _matmul(v: Call, slot: int) -> str:
+    """dA = G·Bᵀ, dB = Aᵀ·G. Operands of rank 1 are matrices of one row or one column, as in numpy.matmul."""
+    ranks = (v.rank(0), v.rank(1))
+    if ranks[0] > 2 and ranks[1] == 2 and slot == 1:
+        return _folded(v)
+    matrices = [v.x(i) if rank > 1 else v.b.unsqueeze(v.x(i), [i]) for i, rank in enumerate(ranks)]
+    g = v.g
+    if ranks[1] == 1:
+        g = v.b.unsqueeze(g, [-1])
+    if ranks[0] == 1:
+        g = v.b.unsqueeze(g, [-2])
+    other = _swapped(v, matrices[1 - slot], max(ranks[1 - slot], 2))
+    product = v.do("MatMul", *((g, other) if slot == 0 else (other, g)))
+    if ranks[slot] == 1:
+        product = v.b.squeeze(product, [-2 if slot == 0 else -1])
+    return sum_to(v.b, product, _product_shape(v, slot), v.x(slot))
+
+
+def _product_shape(v: Call, slot: int) -> Shape | None:
+    """Shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, then the operand's last dims."""
+    own, out = v.shape(slot), v.out_shape
+    if own is None or out is None:
+        return None
+    kept = sum(v.rank(i) > 1 for i in range(2))  # number of output axes that are not batch
+    return (*out[: len(out) - kept], *own[-2:])
+
+
+def _folded(v: Call) -> str:
+    """dB for a batch of A and a single matrix B: one product of 2-D matrices, not one per batch item."""
+    rows, width = v.shape(0) or (), v.shape(1) or ()
+    flat = [_flat(v, v.x(0), rows[-1], width[0]), _flat(v, v.g, width[1], None)]
+    return v.do("MatMul", v.do("Transpose", flat[0], perm=[1, 0]), flat[1])
+
+
+def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> str:
+    """Merge all axes but the last."""
+    size = next((d for d in (last, also) if isinstance(d, int)), None)
+    if size is not None and size > 0:
+        return v.b.reshape(x, [-1, size])
+    # −1 does not work beside a dim that is 0 or unknown: multiply the dims instead
+    shape = v.do("Shape", x)
+    ends = [v.part(shape, 0, -1), v.part(shape, -1, 1 << 62)]
+    return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
+
+
+def _gemm(v: Call, slot: int) -> str:
+    """Gradient of A or B in Y = α·A'·B' + β·C, where ' is the transposition set by transA and transB."""
+    a, b = bool(v.attr("transA", 0)), bool(v.attr("transB", 0))
+    if slot == 0:  # G·B'ᵀ, or B'·Gᵀ for a transposed A
+        left, right, turned = (v.x(1), v.g, (b, True)) if a else (v.g, v.x(1), (False, not b))
+    else:  # A'ᵀ·G, or Gᵀ·A' for a transposed B
+        left, right, turned = (v.g, v.x(0), (True, a)) if b else (v.x(0), v.g, (not a, False))
+    return v.do("Gemm", left, right, transA=int(turned[0]), transB=int(turned[1]), alpha=v.attr("alpha", 1.0))
+
+
+def _gemm_c(v: Call, slot: int) -> str:
+    beta, summed = v.attr("beta", 1.0), v.sum_to(v.g, slot)
+    return summed if beta == 1.0 else v.do("Mul", summed, beta)
+
+
+ROWS: Family = {
+    "MatMul": row(_matmul, _matmul),
+    "Gemm": row(_gemm, _gemm, _gemm_c),
+}

@@ -1,0 +1,256 @@
+"""The VJPs of Scan and Loop: a Scan from the last step to the first, which recomputes each step and differentiates it.
+
+The op gets further outputs: the initial values of each step (the carried values, a Loop's counter). So memory grows
+by the carried values per step, not by all values of a step. The length of these outputs is the number of a Loop's
+steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx import GraphProto, NodeProto, ValueInfoProto
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.build import bodies
+from amp_rewrite.ir.graphs import names_read
+from amp_rewrite.ir.nodes import ValueId
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.vjp.paths import paths
+from amp_rewrite.rewrite.autodiff.vjp.row import ALL_OUTPUTS, Call, Family, Joint, Row, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.subgraph import (
+    append_scan,
+    arrivals,
+    body_graph,
+    copied,
+    declared_like,
+    refuse_random,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A value passed from step to step: its names in the body before and after, and the op's input and output."""
+
+    before: str
+    after: str
+    slot: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sliced:
+    """A tensor read or written by slices, one per step, from the front (direction 0) or from the back (1).
+
+    `inner`: name of the slice in the body. `slot`: index among the op's inputs or outputs.
+    """
+
+    inner: str
+    slot: int
+    axis: int = 0
+    direction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Common form of Scan and Loop: a body that runs once per step."""
+
+    carried: tuple[_Carried, ...]
+    read: tuple[_Sliced, ...]
+    written: tuple[_Sliced, ...]
+    control: tuple[str, ...]
+    """Further inputs of a Loop's body: the step number and the condition."""
+
+
+def _steps(v: Call) -> _Steps:
+    graph = v.b.facts.view.scopes[v.op.bodies[0]].graph
+    before, after = [i.name for i in graph.input], [o.name for o in graph.output]
+    first = 0  # slot of the first carried value
+    if v.op.op_type == "Loop":
+        first, control, before, after = 2, tuple(before[:2]), before[2:], after[1:]
+        count = len(before)
+    else:
+        control, count = (), len(before) - v.attr("num_scan_inputs")
+
+    def sliced(names: Sequence[str], kind: str) -> tuple[_Sliced, ...]:
+        axes, directions = (v.attr(f"scan_{kind}_{what}") or [0] * len(names) for what in ("axes", "directions"))
+        places = enumerate(zip(names, axes, directions, strict=True), start=count)
+        return tuple(_Sliced(name, slot, axis, direction) for slot, (name, axis, direction) in places)
+
+    pairs = enumerate(zip(before[:count], after[:count], strict=True))
+    carried = tuple(_Carried(b, a, first + i, i) for i, (b, a) in pairs)
+    return _Steps(carried, sliced(before[count:], "input"), sliced(after[count:], "output"), control)
+
+
+def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
+    steps = _steps(v)
+    refuse_random(v, v.op.bodies[0], "body")
+    moved = _moved(v, steps, slots, names)
+    return _Backwards(v, steps, moved, tuple(s for s in steps.read if s.slot in slots), tuple(names)).append(slots)
+
+
+def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
+    """Carried tensors that depend on a differentiated value, also after several steps."""
+    view, scope = v.b.facts.view, v.op.bodies[0]
+    ids, ends = v.b.facts.ids[scope], view.scopes[scope].outputs
+    fixed = [*names, *[s.inner for s in steps.read if s.slot in slots]]
+    moved = [c for c in steps.carried if c.slot in slots]
+    while True:
+        wrt = [ids[name] for name in (*fixed, *[c.before for c in moved])]
+        reached = paths(view, scope, ends, wrt, {}).reached
+        tensors = [c for c in steps.carried if _tensor(v, ids[c.before])]
+        now = [c for c in tensors if c in moved or ids[c.after] in reached]
+        if len(now) == len(moved):
+            return tuple(moved)
+        moved = now
+
+
+def _tensor(v: Call, value: ValueId) -> bool:
+    kind = v.b.facts.view.types[value]
+    return kind is None or kind.container == TENSOR
+
+
+@dataclass(frozen=True, slots=True)
+class _Backwards:
+    """The backward Scan: it computes the gradients of `carried`, of `read`, and of the captured `names`."""
+
+    v: Call
+    steps: _Steps
+    carried: tuple[_Carried, ...]
+    read: tuple[_Sliced, ...]
+    names: tuple[str, ...]
+
+    def append(self, slots: Sequence[int]) -> list[str]:
+        """Append the Scan; return the gradients of these inputs, then those of the names."""
+        v, b = self.v, self.v.b.body(self.v.op.bodies[0])
+        arrived = [s for s in self.steps.written if v.gradients[s.slot] is not None]
+        handed = [_formal(b, c.before) for c in self.carried]
+        sums = [_formal(b, name, summed(b, name)) for name in self.names]
+        slices = [_formal(b, s.inner) for s in arrived]
+        ends = [*[c.after for c in self.carried], *[s.inner for s in arrived]]
+        gradients = [formal.name for formal in (*handed, *slices)]
+        results = self._body(b, handed, sums, arrivals(v, zip(ends, gradients, strict=True)))
+        graph = body_graph(b, results)
+        needed = {o.name for o in graph.output}.union(names_read(graph.node))
+        if not arrived:  # one value that has a slice per step
+            needed.add(next(iter((*[s.inner for s in self.steps.read], *self.steps.control))))
+        kept = _saved(v, self.steps, needed)
+        again = [s for s in self.steps.read if s.inner in needed]
+        formals = [declared_like(b, name, name) for name in (*kept, *[s.inner for s in again])]
+        refill(graph, "input", [*handed, *sums, *formals, *slices])
+        _lift(b, graph, v.b)
+        begin = [v.gradients[c.output] or v.zeros(c.slot) for c in self.carried]
+        begin += [v.b.zeros_like(name, summed(v.b, name)) for name in self.names]
+        scanned = [*kept.values(), *[v.x(s.slot) for s in again], *[v.gradients[s.slot] or "" for s in arrived]]
+        graph.name = v.b.fresh(f"{v.op.name}_grad")
+        read = [_Sliced("", 0)] * len(kept) + again + arrived
+        last = append_scan(
+            v.b,
+            graph.name,
+            graph,
+            begin,
+            scanned,
+            scan_input_axes=[s.axis for s in read],
+            scan_input_directions=[1 - s.direction for s in read],
+            scan_output_axes=[s.axis for s in self.read] or None,
+            scan_output_directions=[1 - s.direction for s in self.read] or None,
+        )
+        return self._gradients(last, slots)
+
+    def _body(
+        self, b: Builder, handed: Sequence[ValueInfoProto], sums: Sequence[ValueInfoProto], arrived: dict[str, str]
+    ) -> list[ValueInfoProto]:
+        """Append a backward step; return gradients of carried values, sums, and gradients of slices."""
+        wrt = [*[c.before for c in self.carried], *self.names, *[s.inner for s in self.read]]
+        gradients = self.v.backward(b, arrived, wrt)
+        results = [(gradients[c.before], formal) for c, formal in zip(self.carried, handed, strict=True)]
+        for name, formal in zip(self.names, sums, strict=True):
+            term = b.cast(gradients[name], summed(b, name), of=b.dtype(name))
+            results.append((b.op("Add", formal.name, term), formal))
+        slices = [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in self.read]
+        return _outputs(b, [*results, *slices])
+
+    def _gradients(self, ends: Sequence[str], slots: Sequence[int]) -> list[str]:
+        b, first = self.v.b, len(self.carried)
+        inputs = [*[c.slot for c in self.carried], *[s.slot for s in self.read]]
+        last = first + len(self.names)
+        by_slot = dict(zip(inputs, [*ends[:first], *ends[last:]], strict=True))
+        narrowed = [
+            b.cast(total, element_type(b, name), of=summed(b, name))
+            for name, total in zip(self.names, ends[first:last], strict=True)
+        ]
+        return [*[by_slot[slot] for slot in slots], *narrowed]
+
+
+def _formal(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
+    return declared_like(b, b.fresh(f"{name}_back"), name, dtype)
+
+
+def summed(b: Builder, name: str) -> DType:
+    """Type of the sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
+    own = element_type(b, name)
+    return DType.FLOAT if own.low else own
+
+
+def _outputs(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[ValueInfoProto]:
+    """Declare values as outputs; values from outside the appended nodes, and repeated values, are copied."""
+    outputs: dict[str, ValueInfoProto] = {}
+    appended = {name for node in b.finished().node for name in node.output if not b.known(name)}
+    for source, like in results:
+        out = clone(like)
+        out.name = source
+        if source not in appended or source in outputs:
+            out.name = b.fresh(f"{like.name}_out")
+            b.append(copied(source, out.name))
+        outputs[out.name] = out
+    return list(outputs.values())
+
+
+def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
+    """Move appended nodes that do not depend on the step, such as a weight's Transpose, out of the body.
+
+    Constants stay, because onnx does not infer shapes from captured ones. Nodes of the step itself stay, because their
+    names are taken outside.
+    """
+    inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    outputs = {o.name for o in graph.output}
+    kept = list[NodeProto]()
+    for node in graph.node:
+        free = inside.isdisjoint(node.input) and not any(b.known(name) for name in node.output)
+        if free and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
+            outside.append(node)
+        else:
+            inside.update(node.output)
+            kept.append(node)
+    refill(graph, "node", kept)
+
+
+def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
+    """Stack the initial values of all steps that the backward pass reads as further outputs; return these by name."""
+    node = v.b.graph.node[v.position]
+    graph = next(body for _, body in bodies(node))
+    inner = v.b.body(v.op.bodies[0])
+    saved = {}
+    for name in (*steps.control, *[c.before for c in steps.carried]):
+        if name in needed:
+            if not _tensor(v, v.b.facts.ids[v.op.bodies[0]][name]):
+                raise v.error(
+                    f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
+                )
+            output = declared_like(inner, v.b.fresh(f"{name}_before"), name)
+            graph.node.append(copied(name, output.name))
+            graph.output.append(output)
+            saved[name] = v.b.extra_output(v.position, len(graph.output) - 1 - (v.op.op_type == "Loop"))
+    for attribute in node.attribute:
+        if attribute.name in ("scan_output_axes", "scan_output_directions"):
+            attribute.ints.extend([0] * len(saved))
+    return saved
+
+
+ROWS: Family = {
+    "Scan": Row((Joint(),), outputs=ALL_OUTPUTS, together=_back),
+    "Loop": Row((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
+}

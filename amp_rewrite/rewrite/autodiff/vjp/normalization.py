@@ -1,0 +1,193 @@
+"""VJPs of normalizations, and of Dropout. `lowering` decomposes BatchNormalization with batch statistics.
+
+All share one form. Let x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂. Then
+dx = r·(s − mean(s) − x̂·mean(s·x̂)), with means over the same axes (Ba et al., Layer Normalization, 2016; derived for
+a batch by Ioffe & Szegedy, Batch Normalization, 2015). Without centring, the term mean(s) is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amp_rewrite.dtypes import DType
+from amp_rewrite.rewrite.autodiff.vjp.row import END, Call, Family, Stop, row
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """x̂ and r of an op, their type, and the axes of the statistics."""
+
+    v: Call
+    axes: Sequence[int]
+    xh: str
+    r: str
+    dtype: DType
+    centred: bool
+
+    def dx(self, s: str) -> str:
+        """Gradient of x from that of x̂."""
+        v = self.v
+        along = v.b.reduce("ReduceMean", v.do("Mul", s, self.xh), self.axes, keepdims=True)
+        rest = v.do("Sub", s, v.do("Mul", self.xh, along))
+        if self.centred:
+            rest = v.do("Sub", rest, v.b.reduce("ReduceMean", s, self.axes, keepdims=True))
+        return v.do("Mul", self.r, rest)
+
+
+def _inverse_root(v: Call, variance: str, dtype: DType) -> str:
+    """1/√(variance + ε)."""
+    epsilon = v.b.scalar(v.attr("epsilon", 1e-5), dtype)
+    return v.do("Reciprocal", v.do("Sqrt", v.do("Add", variance, epsilon)))
+
+
+def _computed(v: Call, axes: Sequence[int], dtype: DType, *, centred: bool) -> _Norm:
+    """Recompute x̂ and r from x."""
+    x = v.b.cast(v.x(0), dtype)
+    if centred:
+        x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
+    variance = v.b.reduce("ReduceMean", v.do("Mul", x, x), axes, keepdims=True)
+    r = _inverse_root(v, variance, dtype)
+    return _Norm(v, axes, v.do("Mul", x, r), r, dtype, centred)
+
+
+def _trailing(v: Call) -> _Norm:
+    """Use outputs 1 and 2 of a LayerNormalization; for float64 recompute, since they are float32 at most."""
+    axes, centred = range(v.axis(-1), v.rank(0)), v.op.op_type == "LayerNormalization"
+    double = v.dtype(0) is DType.DOUBLE
+    dtype = DType.DOUBLE if double else DType(v.attr("stash_type", DType.FLOAT.code))
+    if double or not centred:
+        return _computed(v, axes, dtype, centred=centred)
+    mean, r = v.y(1), v.y(2)
+    xh = v.do("Mul", v.do("Sub", v.b.cast(v.x(0), dtype), mean), r)
+    return _Norm(v, axes, xh, r, dtype, centred)
+
+
+def _trailing_x(v: Call, slot: int) -> str:
+    """dx for a scale of the shape of the last axes."""
+    norm, own = _trailing(v), v.dtype(0)
+    s = v.do("Mul", *(v.b.cast(x, norm.dtype, of=own) for x in (v.g, v.x(1))))
+    return v.b.cast(norm.dx(s), own, of=norm.dtype)
+
+
+def _trailing_scale(v: Call, slot: int) -> str:
+    norm, own = _trailing(v), v.dtype(0)
+    gradient = v.sum_to(v.do("Mul", v.b.cast(v.g, norm.dtype, of=own), norm.xh), slot)
+    return v.b.cast(gradient, own, of=norm.dtype)
+
+
+def _lp(v: Call, slot: int) -> str:
+    """(g − d·Σ g·y)/|x|, where d is the slope of the norm: y for p = 2, the sign for p = 1."""
+    p, axes = v.attr("p", 2), [v.axis(-1)]
+    norm = v.b.reduce(f"ReduceL{p}", v.x(0), axes, keepdims=True)
+    slope = v.y() if p == 2 else v.do("Sign", v.x(0))
+    along = v.b.reduce("ReduceSum", v.do("Mul", v.g, v.y()), axes, keepdims=True)
+    safe = v.do("Where", v.do("Equal", norm, 0.0), 1.0, norm)  # the gradient of a zero vector is 0
+    return v.do("Div", v.do("Sub", v.g, v.do("Mul", slope, along)), safe)
+
+
+def _instance(v: Call) -> _Norm:
+    return _computed(v, range(2, v.rank(0)), v.dtype(0), centred=True)
+
+
+def _by_channel(v: Call, x: str) -> str:
+    """Reshape a value per channel to broadcast with x of shape [N, C, d…]."""
+    return v.b.reshape(x, [-1, *[1] * (v.rank(0) - 2)])
+
+
+def _to_channels(v: Call, x: str) -> str:
+    """Sum over all axes but the channels."""
+    return v.b.reduce("ReduceSum", x, [0, *range(2, v.rank(0))], keepdims=False)
+
+
+def _batch_r(v: Call) -> str:
+    """1/√(var + ε) per channel, in the type of the statistics."""
+    return _inverse_root(v, v.x(4), v.dtype(4))
+
+
+def _batch_factor(v: Call) -> str:
+    return v.do("Mul", _as(v, v.x(1), 4), _batch_r(v))
+
+
+def _batch_total(v: Call) -> str:
+    """Σ g·(x − mean)."""
+    centred = v.do("Sub", v.x(0), _by_channel(v, _as(v, v.x(3), 0)))
+    return _as(v, _to_channels(v, v.do("Mul", v.g, centred)), 4)
+
+
+def _batch_x(v: Call, slot: int) -> str:
+    return v.do("Mul", v.g, _by_channel(v, _as(v, _batch_factor(v), slot)))
+
+
+def _batch_mean(v: Call, slot: int) -> str:
+    factor = _batch_factor(v)
+    return v.do("Neg", v.do("Mul", _as(v, _to_channels(v, v.g), slot), factor))
+
+
+def _batch_variance(v: Call, slot: int) -> str:
+    """−½·scale·r³·Σ g·(x − mean)."""
+    r, total = _batch_r(v), _batch_total(v)
+    cube = v.do("Mul", r, v.do("Mul", r, r))
+    half = v.b.scalar(-0.5, v.dtype(slot))
+    return v.do("Mul", v.do("Mul", v.do("Mul", total, _as(v, v.x(1), slot)), cube), half)
+
+
+def _as(v: Call, x: str, slot: int) -> str:
+    """Cast a value to the type of an input if the types of inputs differ."""
+    return x if v.dtype(0) is v.dtype(1) is v.dtype(3) else v.b.op("Cast", x, to=v.dtype(slot).code)
+
+
+def _dropout(v: Call, slot: int) -> str:
+    """g/(1 − ratio) where the mask is set; g outside training mode."""
+    training = v.constant(2) if v.has(2) else False
+    if training is not None and not training:
+        return v.g
+    ratio = v.b.cast(v.x(1), v.dtype(0)) if v.has(1) else v.number(0.5)
+    grown = v.do("Where", v.y(1), v.do("Div", v.g, v.do("Sub", 1.0, ratio)), 0.0)
+    return grown if training is not None else v.b.op("Where", v.x(2), grown, v.g)
+
+
+_SETTINGS = Stop("ratio and mode are settings")
+
+
+def _local_response(v: Call, slot: int) -> str:
+    """g·d⁻ᵝ − 2αβ/size·x·Σ(g·y/d), for y = x·d⁻ᵝ with d = bias + α/size·Σx² over neighbouring channels."""
+    size, alpha, beta, bias = (v.attr(n, d) for n, d in (("size", 1), ("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    before, after = (size - 1) // 2, size // 2
+    square = v.do("Mul", v.x(0), v.x(0))
+    d = v.do("Add", v.do("Mul", _near(v, square, before, after), alpha / size), bias)
+    direct = v.do("Div", v.g, v.do("Pow", d, beta))
+    around = _near(v, v.do("Div", v.do("Mul", v.g, v.y()), d), after, before)
+    return v.do("Sub", direct, v.do("Mul", v.do("Mul", v.x(0), around), 2 * alpha * beta / size))
+
+
+def _near(v: Call, x: str, before: int, after: int) -> str:
+    """Sum over each channel with `before` and `after` neighbours."""
+    if before + after == 0:
+        return x
+    none = [0] * (v.rank(0) - 2)
+    padded = v.do("Pad", x, v.b.ints([0, before, *none, 0, after, *none]))
+    last, axes = before + after, v.b.ints([1])
+    ends = [v.b.ints([at - last if at < last else END]) for at in range(last + 1)]
+    return v.do("Sum", *[v.do("Slice", padded, v.b.ints([at]), end, axes) for at, end in enumerate(ends)])
+
+
+ROWS: Family = {
+    "LayerNormalization": row(_trailing_x, _trailing_scale, lambda v, slot: v.sum_to(v.g, slot)),
+    "RMSNormalization": row(_trailing_x, _trailing_scale),
+    "LpNormalization": row(_lp),
+    "LRN": row(_local_response),
+    "InstanceNormalization": row(
+        lambda v, slot: _instance(v).dx(v.do("Mul", v.g, _by_channel(v, v.x(1)))),
+        lambda v, slot: _to_channels(v, v.do("Mul", v.g, _instance(v).xh)),
+        lambda v, slot: _to_channels(v, v.g),
+    ),
+    "BatchNormalization": row(
+        _batch_x,
+        lambda v, slot: _as(v, v.do("Mul", _batch_total(v), _batch_r(v)), slot),
+        lambda v, slot: _as(v, _to_channels(v, v.g), slot),
+        _batch_mean,
+        _batch_variance,
+    ),
+    "Dropout": row(_dropout, _SETTINGS, _SETTINGS),
+}

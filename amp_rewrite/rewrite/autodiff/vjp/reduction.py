@@ -1,0 +1,105 @@
+"""VJPs of reductions, running sums and the global maximum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from amp_rewrite.rewrite.autodiff.facts import known_dims
+from amp_rewrite.rewrite.autodiff.vjp.row import Call, Family, Stop, positive, row
+
+
+def _axes(v: Call) -> Sequence[int] | str | None:
+    """Reduced axes: numbers, the name of a value that holds them, or None for all axes of an unknown rank."""
+    if v.op.op_type == "GlobalMaxPool":
+        return range(2, v.rank(0))
+    axes = v.attr("axes")
+    if v.has(1):
+        constant = v.constant(1)
+        if constant is None:
+            return v.x(1)
+        axes = [int(a) for a in constant.ravel()]
+    shape = v.shape(0)
+    if axes:
+        return tuple(axes) if shape is None else tuple(sorted(positive(a, len(shape)) for a in axes))
+    if v.attr("noop_with_empty_axes", 0):
+        return ()
+    return None if shape is None else tuple(range(len(shape)))
+
+
+def _kept(v: Call, x: str) -> str:
+    """Restore the reduced axes of a value of the output's shape as dims of 1."""
+    axes = () if v.attr("keepdims", 1) else _axes(v)
+    return x if axes is None else v.b.unsqueeze(x, axes)  # one number broadcasts to any rank
+
+
+def _again(v: Call, op_type: str, x: str) -> str:
+    """Append another reduction over the same axes, which stay as dims of 1."""
+    return v.b.reduce(op_type, x, _axes(v), keepdims=True)
+
+
+def _spread(v: Call, gradient: str) -> str:
+    """Expand a gradient with dims of 1 to the shape of the input."""
+    return v.do("Expand", gradient, v.b.shape_of(v.x(0)))
+
+
+def _count(v: Call) -> int | str:
+    """Number of elements reduced into one, or the dims whose product it is."""
+    axes, shape = _axes(v), v.shape(0)
+    if axes is None:
+        return v.b.shape_of(v.x(0))
+    if not isinstance(axes, str) and shape is not None:
+        dims = known_dims(tuple(shape[a] for a in axes))
+        if dims is not None:
+            return max(math.prod(dims), 1)  # an empty gradient may be divided by any number
+    index = axes if isinstance(axes, str) else v.b.ints(axes)
+    return v.b.op("Gather", v.b.shape_of(v.x(0)), index)
+
+
+def _extreme(v: Call, slot: int) -> str:
+    """Split the gradient equally among the elements with the extreme value (as torch.amax)."""
+    held = v.do("Equal", v.x(0), _kept(v, v.y()))
+    ties = _again(v, "ReduceSum", v.typed(held))
+    return v.do("Where", held, v.do("Div", _kept(v, v.g), ties), 0.0)
+
+
+def _product(v: Call, slot: int) -> str:
+    """Product of all other elements, correct also if some are zero."""
+    zero = v.do("Equal", v.x(0), 0.0)
+    nonzero = v.do("Where", zero, 1.0, v.x(0))
+    rest = _again(v, "ReduceProd", nonzero)
+    zeros = _again(v, "ReduceSum", v.typed(zero))
+    at_zero = v.do("Where", v.do("Equal", zeros, 1.0), rest, 0.0)
+    elsewhere = v.do("Where", v.do("Equal", zeros, 0.0), v.do("Div", rest, nonzero), 0.0)
+    return v.do("Mul", _kept(v, v.g), v.do("Where", zero, at_zero, elsewhere))
+
+
+def _l2(v: Call, slot: int) -> str:
+    """x/|x|, and 0 at the origin (as torch.linalg.vector_norm)."""
+    norm = _kept(v, v.y())
+    origin = v.do("Equal", norm, 0.0)
+    unit = v.do("Div", v.x(0), v.do("Where", origin, 1.0, norm))
+    return v.do("Mul", _kept(v, v.g), unit)
+
+
+_AXES = Stop("axes are integers")
+
+ROWS: Family = {
+    "ReduceSum": row(lambda v, slot: _spread(v, _kept(v, v.g)), _AXES),
+    "ReduceMean": row(lambda v, slot: _spread(v, v.shared(_kept(v, v.g), _count(v))), _AXES),
+    "ReduceMax": row(_extreme, _AXES),
+    "ReduceMin": row(_extreme, _AXES),
+    "GlobalMaxPool": row(_extreme),
+    "ReduceProd": row(_product, _AXES),
+    "ReduceL1": row(lambda v, slot: v.do("Mul", _kept(v, v.g), v.do("Sign", v.x(0))), _AXES),
+    "ReduceL2": row(_l2, _AXES),
+    "ReduceSumSquare": row(lambda v, slot: v.do("Mul", v.do("Mul", _kept(v, v.g), 2.0), v.x(0)), _AXES),
+    "ReduceLogSum": row(lambda v, slot: _spread(v, v.do("Div", _kept(v, v.g), v.do("Exp", _kept(v, v.y())))), _AXES),
+    "ReduceLogSumExp": row(
+        lambda v, slot: v.do("Mul", _kept(v, v.g), v.do("Exp", v.do("Sub", v.x(0), _kept(v, v.y())))), _AXES
+    ),
+    "CumSum": row(
+        lambda v, slot: v.do("CumSum", v.g, v.x(1), exclusive=v.attr("exclusive", 0), reverse=1 - v.attr("reverse", 0)),
+        _AXES,
+    ),
+}

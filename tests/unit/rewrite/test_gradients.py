@@ -1,0 +1,408 @@
+"""The backward pass of whole graphs: what it adds up, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite import GradientError, Model, gradients
+from amp_rewrite.rewrite.autodiff.builder import Builder
+from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
+from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from support.cases import build
+from support.train.vjp_case import run_float32
+
+LOSS: dict[str, tuple[int, ...]] = {"loss": ()}
+TOTAL = "loss=ReduceSum[keepdims=0](y)"
+
+
+def graph(text: str, **inputs: tuple[int, ...]) -> ModelProto:
+    """A graph that ends in y, and its sum as the loss."""
+    return build(f"{text};{TOTAL}", ["loss"], shapes={**inputs, **LOSS}, opset=20)
+
+
+def ops(model: Model) -> list[str]:
+    return [n.op_type for n in model.proto.graph.node]
+
+
+# -- what it gives -------------------------------------------------------------------------------------------
+
+
+def test_the_gradients_stand_after_the_outputs_in_the_order_asked_for() -> None:
+    model = graph("y=Mul(a,b)", a=(2, 3), b=(3,))
+    made = gradients(model, "loss", ["b", "a"]).proto.graph
+    assert [o.name for o in made.output] == ["loss", "b_grad", "a_grad"]
+    dims = [[d.dim_value for d in o.type.tensor_type.shape.dim] for o in made.output]
+    assert dims == [[], [3], [2, 3]]
+
+
+def test_a_name_that_is_taken_is_not_taken_twice() -> None:
+    model = graph("a_grad=Mul(a,a);y=Neg(a_grad)", a=(2,))
+    assert [o.name for o in gradients(model, "loss", ["a"]).proto.graph.output] == ["loss", "a_grad_2"]
+
+
+def test_the_model_that_is_given_stays_as_it_is() -> None:
+    model = graph("y=Relu(a)", a=(2,))
+    before = model.SerializeToString()
+    gradients(model, "loss", ["a"])
+    assert model.SerializeToString() == before
+
+
+def test_the_forward_pass_stays_as_it_is_and_in_front() -> None:
+    model = graph("h=MatMul(a,b);y=Tanh(h)", a=(2, 3), b=(3, 2))
+    made = gradients(model, "loss", ["a"]).proto.graph
+    assert list(made.node[: len(model.graph.node)]) == list(model.graph.node)
+
+
+def test_uses_of_a_value_are_added_up_by_one_sum() -> None:
+    model = graph("p=Exp(x);q=Tanh(x);r=Mul(x,p);y=Sum(p,q,r,x)", x=(3,))
+    made = gradients(model, "loss", ["x"])
+    assert ops(made).count("Sum") - ops(Model(model)).count("Sum") == 2  # of p, used twice, and of x, used four times
+
+
+def test_what_the_loss_does_not_depend_on_gets_zeros() -> None:
+    model = graph("y=Neg(a);z=Exp(b)", a=(2,), b=(3, 2))
+    feed = {"a": np.ones(2, "f"), "b": np.ones((3, 2), "f")}
+    found = run_float32(gradients(model, "loss", ["a", "b"]).to_proto(), feed, ["a_grad", "b_grad"])
+    assert [f.tolist() for f in found] == [[-1, -1], [[0, 0], [0, 0], [0, 0]]]
+
+
+def test_ops_off_the_way_need_no_gradient() -> None:
+    model = graph("n=NonZero(b);c=Cast[to=float](n);s=ReduceSum[keepdims=0](c);y=Mul(a,s)", a=(2,), b=(3,))
+    made = gradients(model, "loss", ["a"])
+    assert run_float32(made.to_proto(), {"a": np.ones(2, "f"), "b": np.ones(3, "f")}, ["a_grad"])[0].tolist() == [3, 3]
+
+
+def test_no_node_is_appended_for_inputs_that_are_not_asked_for() -> None:
+    model = graph("h=MatMul(x,w);y=MatMul(h,v)", x=(2, 3), w=(3, 4), v=(4, 2))
+    assert ops(gradients(model, "loss", ["v"])).count("MatMul") == 2 + 1
+
+
+def test_equal_nodes_are_appended_once() -> None:
+    model = graph("a=Sigmoid(x);b=Mul(a,x);c=Mul(a,b);y=Add(b,c)", x=(2, 3))
+    nodes = gradients(model, "loss", ["x"]).proto.graph.node
+    kinds = [(n.op_type, tuple(n.input), str(n.attribute)) for n in nodes if n.name.startswith("backward/")]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_a_loss_of_one_element_counts_as_a_number() -> None:
+    model = build("loss=ReduceSum[keepdims=1](x)", ["loss"], shapes={"x": (2, 3), "loss": (1, 1)}, opset=20)
+    found = run_float32(gradients(model, "loss", ["x"]).to_proto(), {"x": np.zeros((2, 3), "f")}, ["x_grad"])
+    assert found[0].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_tied_weights_get_the_sum_of_both_uses() -> None:
+    text = f"h=MatMul(x,w);y=MatMul(h,w);{TOTAL}"
+    model = build(text, ["loss"], shapes={"x": (1, 2), **LOSS}, constants={"w": np.eye(2)}, opset=20)
+    found = run_float32(gradients(model, "loss", ["w"]).to_proto(), {"x": np.array([[1, 2]], "f")}, ["w_grad"])
+    assert found[0].tolist() == [[2, 2], [4, 4]]
+
+
+def test_several_seeds_and_values_inside_the_graph() -> None:
+    model = build("h=Exp(x);y=Mul(h,h);z=Neg(h)", ["y", "z"], shapes=dict.fromkeys("xyz", (2,)), opset=20)
+    b = Builder.of(Model(model))
+    two = b.scalar(2.0, amp_rewrite.DType.FLOAT)
+    found = backward(b, {"y": b.scalar(1.0, amp_rewrite.DType.FLOAT), "z": two}, ["h"])
+    b.output("h_grad", amp_rewrite.DType.FLOAT, (2,), source=found["h"])
+    x = np.array([0.0, 1.0], "f")
+    h_grad = run_float32(b.model().to_proto(), {"x": x}, ["h_grad"])[0]
+    np.testing.assert_allclose(h_grad, 2 * np.exp(x) - 2, rtol=1e-6)
+
+
+def test_gradients_of_gradients() -> None:
+    cube = graph("s=Mul(x,x);y=Mul(s,x)", x=(2,))
+    slope = gradients(cube, "loss", ["x"]).to_proto()
+    slope.graph.node.append(onnx.helper.make_node("ReduceSum", ["x_grad"], ["total"], keepdims=0))
+    found = run_float32(gradients(slope, "total", ["x"]).to_proto(), {"x": np.array([1, -2], "f")}, ["x_grad_2"])
+    np.testing.assert_allclose(found[0], [6, -12])
+
+
+def test_a_seed_scales_every_gradient() -> None:
+    model = Model(graph("y=Mul(a,b)", a=(2,), b=(2,)))
+    b = Builder.of(model)
+    scale = b.input("scale", amp_rewrite.DType.FLOAT, ())
+    for name, source in backward(b, {"loss": scale}, ["a", "b"]).items():
+        b.output(f"{name}_grad", amp_rewrite.DType.FLOAT, (2,), source=source)
+    feed = {"a": np.array([1, 2], "f"), "b": np.array([3, 4], "f"), "scale": np.array(8, "f")}
+    found = run_float32(b.model().to_proto(), feed, ["a_grad", "b_grad"])
+    assert [f.tolist() for f in found] == [[24, 32], [8, 16]]
+
+
+LOCAL = """
+<ir_version: 9, opset_import: ["": 20, "my": 1]>
+g (float[2] x) => (float loss) { h = my.cube (x)  loss = ReduceSum <keepdims = 0> (h) }
+<domain: "my", opset_import: ["": 20]>
+cube (a) => (b) { s = Mul (a, a)  b = Mul (s, a) }
+"""
+
+
+def test_local_functions_are_inlined() -> None:
+    made = gradients(onnx.parser.parse_model(LOCAL), "loss", ["x"]).to_proto()
+    np.testing.assert_allclose(run_float32(made, {"x": np.array([2, -1], "f")}, ["x_grad"])[0], [12, 3])
+
+
+def test_an_op_without_a_row_is_replaced_by_its_function_body() -> None:
+    assert ("", "MeanVarianceNormalization") not in VJPS
+    model = Model(graph("y=MeanVarianceNormalization[axes=0](x)", x=(2, 3)))
+    assert "MeanVarianceNormalization" not in ops(differentiable(model, "loss", ["x"]))
+
+
+def test_an_op_with_a_row_keeps_its_body_closed() -> None:
+    model = Model(graph("y=LayerNormalization(x,s)", x=(2, 3), s=(3,)))
+    assert "LayerNormalization" in ops(differentiable(model, "loss", ["x"]))
+
+
+def test_a_computed_shape_of_known_length_tells_the_rank() -> None:
+    text = f"h=Reshape(x,s);y=MatMul(h,w);{TOTAL}"
+    shapes = {"x": (2, 6), "s": (3,), "w": (3, 2), **LOSS}
+    made = gradients(build(text, ["loss"], shapes=shapes, types={"s": "int"}, opset=20), "loss", ["x", "w"])
+    feed = {"x": np.ones((2, 6), "f"), "s": np.array([2, 2, 3]), "w": np.ones((3, 2), "f")}
+    found = run_float32(made.to_proto(), feed, ["x_grad", "w_grad"])
+    assert [f.tolist() for f in found] == [[[2] * 6] * 2, [[4, 4]] * 3]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "compared"),
+    [
+        (["N", 4], [4], False),
+        (["N", 1], ["N", 4], False),
+        (["N", 4], ["N", 4], False),
+        ([1, 4], ["N", 4], False),
+        ([None, 4], [1, 4], True),
+        (["N", 4], ["M", 4], True),
+        ([None, 4], [None, 4], True),
+        (["N", 4], [4, 4], True),
+    ],
+)
+def test_shapes_are_compared_at_run_time_only_where_dims_do_not_tell(
+    a: list[object], b: list[object], compared: bool
+) -> None:
+    model = graph("y=Add(a,b)", a=(4, 4), b=(4, 4))
+    for formal, dims in zip(model.graph.input, (a, b), strict=True):
+        formal.CopyFrom(onnx.helper.make_tensor_value_info(formal.name, onnx.TensorProto.FLOAT, dims))
+    assert ("NonZero" in ops(gradients(model, "loss", ["a", "b"]))) == compared
+
+
+def test_the_training_algorithms_of_a_model_stay() -> None:
+    model = graph("y=Neg(a)", a=(2,))
+    model.training_info.add()
+    assert len(gradients(model, "loss", ["a"]).proto.training_info) == 1
+
+
+def test_nodes_are_named_after_their_region() -> None:
+    b = Builder.of(Model(graph("y=Neg(a)", a=(2,))))
+    first = b.op("Exp", "a")
+    with b.region("update"):
+        second, again = b.op("Exp", "y"), b.op("Exp", "a")
+    assert (first, second, again) == ("backward/Exp_0", "update/Exp_0", "backward/Exp_0")
+
+
+def test_random_nodes_are_never_taken_for_equal() -> None:
+    b = Builder.of(Model(graph("y=Neg(a)", a=(2,))))
+    assert b.op("RandomNormalLike", "a") != b.op("RandomNormalLike", "a")
+
+
+def test_an_initializer_becomes_an_input() -> None:
+    b = Builder.of(
+        Model(build(f"y=Mul(a,w);{TOTAL}", ["loss"], shapes={"a": (2,), **LOSS}, constants={"w": [1.0, 2.0]}))
+    )
+    b.promote("w")
+    made = b.model().proto.graph
+    assert ([v.name for v in made.input], list(made.initializer)) == (["a", "w"], [])
+    with pytest.raises(GradientError) as caught:
+        b.promote("a")
+    assert str(caught.value) == "'a' is not an initializer of the main graph, so it cannot become an input"
+
+
+def test_opset_12_is_the_first() -> None:
+    model = build(f"h=Gemm(x,w,b);r=Relu(h);y=Squeeze[axes=0](r);{TOTAL}", ["loss"],
+                  shapes={"x": (1, 3), "w": (3, 2), "b": (2,), **LOSS}, opset=12)  # fmt: skip
+    made = gradients(model, "loss", ["w", "b"]).to_proto()
+    feed = {"x": np.ones((1, 3), "f"), "w": np.ones((3, 2), "f"), "b": np.ones(2, "f")}
+    found = run_float32(made, feed, ["w_grad", "b_grad"])
+    assert [f.tolist() for f in found] == [[[1, 1]] * 3, [1, 1]]
+
+
+# -- what it refuses -----------------------------------------------------------------------------------------
+
+
+def refusal(model: ModelProto, loss: str = "loss", wrt: list[str] | None = None) -> str:
+    with pytest.raises(GradientError) as caught:
+        gradients(model, loss, ["a"] if wrt is None else wrt)
+    return str(caught.value)
+
+
+def test_a_loss_that_is_not_there() -> None:
+    assert refusal(graph("y=Neg(a)", a=(2,)), "lass") == (
+        "the model has no value 'lass' that could be the loss; its outputs are 'loss'"
+    )
+
+
+def test_a_loss_of_several_numbers() -> None:
+    assert refusal(graph("y=Neg(a)", a=(2,)), "y") == (
+        "the loss 'y' is not one number, its shape is [2]; reduce it to its mean or sum"
+    )
+
+
+def test_a_loss_of_unknown_shape() -> None:
+    model = graph("y=Neg(a)", a=(2,))
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert refusal(model, "y") == ("the loss 'y' is not one number, its shape is unknown; reduce it to its mean or sum")
+
+
+def test_a_loss_that_is_an_integer() -> None:
+    model = graph("y=Neg(a);n=Shape(a)", a=(2,))
+    assert refusal(model, "n") == "the loss 'n' is int64; only floating tensors have gradients, cast it"
+
+
+def test_a_loss_that_does_not_depend_on_the_parameters() -> None:
+    assert refusal(graph("y=Neg(b);z=Neg(a)", a=(2,), b=(2,))) == (
+        "the loss 'loss' has no differentiable path from 'a'; name inputs or initializers that it is computed from"
+    )
+
+
+def test_a_loss_behind_a_step() -> None:
+    assert "has no differentiable path from 'a'" in refusal(graph("y=Floor(a)", a=(2,)))
+
+
+def test_a_parameter_that_is_not_there() -> None:
+    assert refusal(graph("y=Neg(a)", a=(2,)), wrt=["w"]) == (
+        "'w' is not a value of the main graph; name an input or an initializer"
+    )
+
+
+def test_a_parameter_that_is_computed() -> None:
+    assert refusal(graph("y=Neg(a)", a=(2,)), wrt=["y"]) == (
+        "'y' is computed by a node; name an input or an initializer"
+    )
+
+
+def test_a_parameter_that_is_an_integer() -> None:
+    model = build(
+        f"y=Gather(a,i);{TOTAL}", ["loss"], shapes={"a": (2,), "i": (1,), **LOSS}, types={"i": "int"}, opset=20
+    )
+    assert (
+        refusal(model, wrt=["i"]) == "'i' is int64; only floating inputs and initializers have gradients, leave it out"
+    )
+
+
+def test_no_parameters_at_all() -> None:
+    assert refusal(graph("y=Neg(a)", a=(2,)), wrt=[]) == (
+        "no variables to differentiate 'loss' with respect to; name inputs or initializers"
+    )
+
+
+def test_an_op_without_a_gradient_is_named_with_the_way_through_it() -> None:
+    model = graph("h=Exp(a);d=Det(h);y=Neg(d)", a=(2, 2))
+    assert refusal(model) == (
+        "node 'd' (Det) has no gradient rule, and it lies on the path a → Exp 'h' → Det 'd' →"
+        " Neg 'y' → ReduceSum 'loss' → loss; replace the op, or do not train the parameters"
+        " before it"
+    )
+
+
+def test_a_long_way_is_told_in_short() -> None:
+    steps = ";".join(f"x{i + 1}=Neg({'a' if i == 0 else f'x{i}'})" for i in range(9))
+    more = ";".join(f"z{i + 1}=Neg({'d' if i == 0 else f'z{i}'})" for i in range(9))
+    text = refusal(graph(f"{steps};d=Det(x9);{more};y=Neg(z9)", a=(2, 2)))
+    assert "a → … → Neg 'x7' → Neg 'x8' → Neg 'x9' → Det 'd' → Neg 'z1' → Neg 'z2' → Neg 'z3' → … → loss;" in text
+
+
+def test_an_input_without_a_gradient_is_named() -> None:
+    model = build(f"y=NegativeLogLikelihoodLoss[reduction=none](x,t,a);{TOTAL}", ["loss"],
+                  shapes={"x": (2, 3), "t": (2,), "a": (3,), **LOSS}, types={"t": "int"}, opset=20)  # fmt: skip
+    assert refusal(model) == (
+        "node 'y' (NegativeLogLikelihoodLoss): no gradient through input 2, 'a': class weights"
+        " have no gradient rule; it lies on the path a → NegativeLogLikelihoodLoss 'y' →"
+        " ReduceSum 'loss' → loss; replace the op"
+    )
+
+
+def test_an_output_without_a_gradient_is_named() -> None:
+    model = graph("h,m,y=LayerNormalization(a,s)", a=(2, 3), s=(3,))
+    assert refusal(model) == (
+        "node 'h' (LayerNormalization): no gradient through output 2, 'y', which lies on the"
+        " path a → LayerNormalization 'h' → ReduceSum 'loss' → loss; compute it with other ops"
+    )
+
+
+def test_an_opset_before_the_first() -> None:
+    model = build(f"y=Neg(a);{TOTAL}", ["loss"], shapes={"a": (2,), **LOSS}, opset=11)
+    assert refusal(model) == (
+        "the model imports ai.onnx opset 11, and gradients are made from opset 12 on; raise it with"
+        " onnx.version_converter, or export the model again"
+    )
+
+
+def test_an_opset_too_low_for_a_rule() -> None:
+    model = build(f"y=Gather(a,i);{TOTAL}", ["loss"], shapes={"a": (2,), **LOSS}, constants={"i": [0, 0]}, opset=13)
+    assert refusal(model) == (
+        "the gradient of Gather, which adds at repeated positions, needs ai.onnx opset 16, and"
+        " the model imports 13; raise it with onnx.version_converter, or export the model again"
+    )
+
+
+def test_a_kernel_of_unknown_shape() -> None:
+    model = graph("y=Conv(a,w)", a=(1, 2, 4, 4), w=(3, 2, 2, 2))
+    model.graph.input[1].type.tensor_type.shape.dim[2].ClearField("dim_value")
+    assert refusal(model) == (
+        "node 'y' (Conv): its gradient needs the shape of input 'w'; declare fixed dims for the inputs"
+    )
+
+
+def test_an_op_without_a_gradient_in_a_branch() -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 9, opset_import: ["": 20]>
+    g (float[2,2] a, bool c) => (float loss) {
+      loss = If (c) <
+        then_branch = t () => (float d) { d = Det (a) },
+        else_branch = e () => (float s) { s = ReduceSum <keepdims = 0> (a) }
+      >
+    }""")
+    assert refusal(model) == (
+        "node 'If_0/then_branch/Det_0' (Det): no gradient rule, and it lies on the path a → Det"
+        " 'If_0/then_branch/Det_0' → d; replace the op"
+    )
+
+
+NORM = "BatchNormalization[training_mode=1](a,s,b,m,v)"
+CHANNELS = dict.fromkeys("sbmv", (3,))
+
+
+def test_a_batch_norm_in_training_of_unknown_rank() -> None:
+    model = build(f"y,n,w={NORM};{TOTAL}", ["loss"], shapes={"a": (2, 3), **CHANNELS, **LOSS}, opset=20)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert refusal(model) == (
+        "node 'y' (BatchNormalization): the rank of input 'a' is unknown; declare the shapes of the inputs"
+    )
+
+
+def test_a_batch_norm_in_training_inside_a_branch() -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 9, opset_import: ["": 20]>
+    g (float[2,3] a, float[3] s, float[3] m, bool c) => (float loss) {
+      y = If (c) <
+        then_branch = t () => (float[2,3] d) { d, n, w = BatchNormalization <training_mode = 1> (a, s, s, m, m) },
+        else_branch = e () => (float[2,3] k) { k = Neg (a) }
+      >
+      loss = ReduceSum <keepdims = 0> (y)
+    }""")
+    assert refusal(model) == (
+        "node 'If_0/then_branch/BatchNormalization_0' (BatchNormalization) is in training mode"
+        " inside a body, where it has no gradient; move it out, or set training_mode to 0"
+    )
+
+
+def test_a_sequence_on_the_way() -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 9, opset_import: ["": 20]>
+    g (float[2] a) => (float loss) {
+      q = SequenceConstruct (a, a)
+      y = ConcatFromSequence <axis = 0> (q)
+      loss = ReduceSum <keepdims = 0> (y)
+    }""")
+    assert refusal(model).startswith("node 'SequenceConstruct_0' (SequenceConstruct) has no gradient rule")

@@ -1,0 +1,129 @@
+"""The table of gradient rules as a whole: every row has a case, and what rows append runs on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from amp_rewrite import View, gradients
+from amp_rewrite.files.model import Model
+from amp_rewrite.rewrite.autodiff.vjp.row import Joint, Refuse, Row, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.runtime.kernels import load_kernels
+from support.paths import ROOT
+from support.train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32
+
+MODULES = (path.stem for path in sorted(Path(__file__).parent.glob("test_vjp_*.py")) if path != Path(__file__))
+FAMILIES = tuple(import_module(f"unit.train.{name}") for name in MODULES)
+OPSET = 20
+
+LAST_ENTRY_GOES_ON = {"Slice"}
+"""Rows whose last entry, a Stop, stands for all further inputs, too."""
+
+NO_KERNEL = {
+    "no cuda kernel for Constant",  # folded before anything runs
+    "no cuda kernel for Sinh",  # of Cosh, which has none itself
+    "no cuda kernel for Cosh",
+    # Shapes and positions, which onnxruntime computes on the CPU.
+    "no cuda kernel for ReduceProd with T=tensor(int64)",
+    "no cuda kernel for Pad with T=tensor(int64), tensor(int64)=tensor(int64)",
+}
+
+
+@pytest.mark.parametrize(("key", "row"), VJPS.items(), ids=["::".join(key) for key in VJPS])
+def test_a_row_has_an_entry_for_every_input_of_the_schema(key: tuple[str, str], row: Row) -> None:
+    schema = onnx.defs.get_schema(key[1], onnx.defs.onnx_opset_version(), key[0])
+    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    formals = [p for p in schema.inputs if p.option != variadic]
+    assert len(row.inputs) >= len(formals) or key[1] in LAST_ENTRY_GOES_ON
+    assert all(callable(e) or isinstance(e, (Joint, Stop, Refuse)) for e in row.inputs)
+
+
+def test_every_row_has_a_case() -> None:
+    tried = {node.op_type for family in FAMILIES for case in family.CASES for node in every_node(case)}
+    assert {op for _, op in VJPS} <= tried
+
+
+def every_node(case: Case) -> Iterator[onnx.NodeProto]:
+    graphs = [case.model(case.opsets[0]).graph]
+    while graphs:
+        for node in graphs.pop().node:
+            yield node
+            graphs.extend(a.g for a in node.attribute if a.HasField("g"))
+
+
+NO_FLOAT16 = {
+    "Celu",  # nor has the standard
+    "Celu of another alpha",
+    "MeanVarianceNormalization",  # its function body holds float32 constants
+    "ScatterElements that adds",  # the model itself has no CPU kernel
+    "ScatterElements, the max",
+    "ScatterElements, the min",
+    "ScatterND that adds",
+    "ScatterND, the max",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_gradients_of_a_float16_model_are_float16(family: object) -> None:
+    for case in family.CASES:  # type: ignore[attr-defined]
+        if case.name in NO_FLOAT16:
+            continue
+        model = retyped(case.model(case.opsets[-1]), onnx.TensorProto.FLOAT16)
+        made = gradients(model, "loss", case.parameters).to_proto()
+        onnx.checker.check_model(made, full_check=True)
+        feed = {n: a.astype(np.float16) if a.dtype == np.float32 else a for n, a in case.feed().items()}
+        found = run_float32(made, feed, [f"{name}_grad" for name in case.parameters])
+        assert {a.dtype for a in found} == {np.dtype(np.float16)}, case.name
+        assert all(np.isfinite(a).all() for a in found), case.name
+
+
+@pytest.mark.parametrize(
+    "judge", [check_against_differences, pytest.param(check_against_torch, marks=pytest.mark.torch)]
+)
+def test_the_judges_see_a_rule_that_is_wrong(judge: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    if judge is check_against_torch:
+        pytest.importorskip("torch")
+    case = Case("Tanh", "y=Tanh(x)", {"x": (2, 3)}, torch=lambda t, x: x.tanh())
+    judge(case)  # type: ignore[operator]
+    monkeypatch.setitem(VJPS, ("", "Tanh"), row(lambda v, slot: v.do("Mul", v.g, v.do("Sub", 1.0, v.y()))))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        judge(case)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_what_is_appended_has_cuda_kernels(family: object, dtype: str) -> None:
+    refused = {}
+    for case in family.CASES:  # type: ignore[attr-defined]
+        if OPSET in case.opsets:
+            made = gradients(case.model(OPSET), "loss", case.parameters)
+            refused.update(dict.fromkeys(refusals(made, dtype), case.name))
+    assert refused.keys() <= NO_KERNEL, refused
+
+
+def refusals(model: Model, dtype: str) -> Iterator[str]:
+    """What the kernel table has against the appended nodes, float32 read as `dtype`."""
+    view, kernels = View.of(model), load_kernels()
+    for op in view.ops:
+        if op.signature is None or op.bodies or not op.node.name.startswith(("backward/", "batch_norm/")):
+            continue
+        names = {v.name: v.type.dtype.onnx_name for v in view.variables[op.id] if v.type and v.type.dtype}
+        types = {name: f"tensor({dtype if kind == 'float' else kind})" for name, kind in names.items()}
+        said = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        if said is not None:
+            yield said
+
+
+def test_the_page_on_training_names_the_operators_that_have_gradients() -> None:
+    page = (ROOT / "docs" / "how-to" / "training.md").read_text("utf-8")
+    table = page.partition("## Which operators have gradients")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| [a-z][a-z, ]*(?:Scan)? \| ([\w ]+) \|$", table, re.MULTILINE)
+    passing = {op for (_, op), row in VJPS.items() if row.together or not all(isinstance(e, Stop) for e in row.inputs)}
+    assert {op for names in named for op in names.split()} == passing | {"LSTM", "GRU", "RNN"}
